@@ -137,11 +137,16 @@ if TYPE_CHECKING:
     )
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
+        SaveMode as SaveMode,
+        SaveOptions as SaveOptions,
+        StageOptions as StageOptions,
         ensure_java as ensure_java,
+        large_batches as large_batches,
         local_session as local_session,
         read_table as read_table,
         stage as stage,
         target_schema as target_schema,
+        write_table as write_table,
     )
     from lance_dagster.table import (
         Diff as Diff,
@@ -266,7 +271,19 @@ _HOMES = {
         "LanceResourceComponent",
         "LanceTablesComponent",
     ),
-    "lance_dagster.spark": ("LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"),
+    "lance_dagster.spark": (
+        "LanceDataSource",
+        "SaveMode",
+        "SaveOptions",
+        "StageOptions",
+        "ensure_java",
+        "large_batches",
+        "local_session",
+        "read_table",
+        "stage",
+        "target_schema",
+        "write_table",
+    ),
     "lance_dagster.table": (
         "Diff",
         "LanceTable",

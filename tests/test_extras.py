@@ -19,7 +19,10 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 """
-SPARK = ["LanceDataSource", "ensure_java", "local_session", "read_table", "stage", "target_schema"]
+SPARK = [
+    *("LanceDataSource", "SaveMode", "SaveOptions", "StageOptions", "ensure_java", "large_batches", "local_session"),
+    *("read_table", "stage", "target_schema", "write_table"),
+]
 
 
 def without_extras(code: str) -> subprocess.CompletedProcess[str]:
@@ -93,3 +96,11 @@ def test_what_is_missing_is_an_import_error() -> None:
     error = MissingExtraError("pyspark", "spark", "Spark")
     assert isinstance(error, ImportError)
     assert ("pyspark", "spark", "pip install 'lance-dagster[spark]'") == (error.package, error.extra, error.hint)
+
+
+def test_a_spark_that_is_too_old_is_refused_by_its_version(tmp_path: Path) -> None:
+    """An import of what it lacks would say less."""
+    (tmp_path / "pyspark.py").write_text('__version__ = "3.5.8"')
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lance_dagster.spark"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert "InvalidInputError: PySpark 3.5.8 is too old, 4.3 is needed" in done.stderr

@@ -95,9 +95,12 @@ PUBLIC_NAMES = [
     "RunChain",
     "S3Options",
     "Satisfies",
+    "SaveMode",
+    "SaveOptions",
     "SchemaIs",
     "SchemaMismatchError",
     "SparkResource",
+    "StageOptions",
     "StagedFile",
     "StagedFiles",
     "StoreError",
@@ -130,6 +133,7 @@ PUBLIC_NAMES = [
     "ensure_java",
     "evaluate_check",
     "lance_assets",
+    "large_batches",
     "local_session",
     "newer_than",
     "open_candidate",
@@ -146,6 +150,7 @@ PUBLIC_NAMES = [
     "target_schema",
     "validate_definitions",
     "write_files",
+    "write_table",
 ]
 
 # One source for each rule that has to break it: a path, and the text.

@@ -32,6 +32,9 @@ FILE_VERSION = "2.2"
 # Versions that LanceFileWriter writes; the legacy format it does not.
 _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
+# pylance buffers 8 MiB for each column, which takes gigabytes for a thousand columns.
+_BUFFER_BYTES = 8 * 1024 * 1024
+_MOST_BUFFER_BYTES = 96 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,8 @@ class WriteTarget:
     """Everything a process needs to write data files for a table; it is sent to executors.
 
     It contains the storage options of the table, which its repr omits because they hold secrets. `base` is the name of
-    the base path of `data_uri`; None is the table itself.
+    the base path of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files
+    that the table has; 0 when it has none.
     """
 
     data_uri: str
@@ -49,6 +53,7 @@ class WriteTarget:
     max_rows: int = _MAX_ROWS_PER_FILE
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     base: str | None = None
+    stored_row_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,7 @@ class _OpenFile:
                 self._path,
                 target.schema,
                 version=target.file_version,
+                data_cache_bytes=min(_BUFFER_BYTES * max(1, len(target.schema)), _MOST_BUFFER_BYTES),
                 storage_options=dict(target.storage_options) or None,
             )
 

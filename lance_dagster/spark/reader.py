@@ -20,16 +20,12 @@ from pyspark.sql.types import StructType
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref
-from lance_dagster.spark.spark_schema import arrow_for_spark, row_bytes, to_spark_batch
+from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows, row_bytes, to_spark_batch
 from lance_dagster.table import LanceTable
 
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
 _SPLIT_BYTES = 32 * 1024 * 1024
-# A batch is copied from the Python worker to the JVM. The row limits keep narrow rows from batches of millions of rows,
-# and wide rows from batches of one.
-_BATCH_BYTES = 4 * 1024 * 1024
-_FEWEST_ROWS, _MOST_ROWS = 64, 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +161,7 @@ class LanceReader(DataSourceReader):
             return
         scan = self._scan
         dataset = LanceTable.open(scan.uri, scan.storage_options).to_lance(scan.version)
-        rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // row_bytes(scan.schema)))
+        rows = batch_rows(scan.schema)
         for fragments, condition in _scans(partition.pieces, scan.filter):
             scanner = dataset.scanner(
                 columns=scan.schema.names,

@@ -9,23 +9,23 @@ name that a Java data source has.
 import functools
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter, InputPartition
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.history.context import Ref
 from lance_dagster.spark.reader import LanceReader, Scan
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
-from lance_dagster.spark.writer import LanceWriter
+from lance_dagster.spark.writer import LanceWriter, check_names
 from lance_dagster.table import LanceTable
 
 _STORAGE = "storage."
 _READ_OPTIONS = ("path", "ref", "columns", "filter")
-_WRITE_OPTIONS = ("path", "branch", "vectors")
+_WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where")
 
 
 def read_table(
@@ -74,8 +74,9 @@ class LanceDataSource(DataSource):
 
     Reading takes the options `ref` (default `main`), `columns` (`a,b` or a JSON list) and `filter` (Lance's
     SQL). Writing takes `branch` (default `main`) and `vectors` (`embedding:256`, several separated by
-    commas), creates a table that does not exist, and supports the modes `append` and `overwrite`. Prefer `stage`
-    for writes: it is faster, and the caller makes the commit.
+    commas), creates a table that does not exist, and supports the modes `append` and `overwrite`, the latter also
+    with `replace_where`, the condition of the rows to replace. Spark itself refuses the other modes, which
+    `write_table` has. Prefer that or `stage` for writes: they are faster, and the caller gets the version.
 
     Both take storage options as `storage.<key>`. Classic Spark shows them nowhere, but a Spark Connect server
     writes the options of every read and write to its event log: there, give the server credentials of its own
@@ -122,10 +123,32 @@ class LanceDataSource(DataSource):
             LanceTable.create(uri, made, storage_options=storage_options, exist_ok=True)
         table = LanceTable.open(uri, storage_options)
         target = table.schema(branch)
-        if overwrite:
+        replace_where = self.options.get("replace_where")
+        if replace_where is not None and not overwrite:
+            raise InvalidInputError("replace_where replaces rows, so it needs .mode('overwrite')")
+        if overwrite and replace_where is None:
             target = replacement_schema(schema, target, vectors=vectors)
         check_fits(schema, target, vectors=vectors)
-        return LanceWriter(table, branch, schema=target, overwrite=overwrite)
+        return LanceWriter(table, branch, schema=target, overwrite=overwrite, replace_where=replace_where)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
+        """Return a reader that refuses to start."""
+        return _NoStream()
+
+    def streamWriter(  # noqa: N802
+        self,
+        schema: StructType,  # noqa: ARG002
+        overwrite: bool,  # noqa: ARG002, FBT001
+    ) -> DataSourceStreamWriter:
+        """Refuse a streaming write.
+
+        Raises:
+            InvalidInputError: Always.
+        """
+        raise InvalidInputError(
+            "a Lance table is no streaming sink; write each batch with "
+            "df.writeStream.foreachBatch(lambda batch, _: table.append(stage(batch, table)))"
+        )
 
     def _plan(self, columns: Sequence[str] | None = None) -> Scan:
         uri, storage_options = self._place(_READ_OPTIONS)
@@ -139,15 +162,24 @@ class LanceDataSource(DataSource):
         path = self.options.get("path")
         if not path:
             raise InvalidInputError("give the URI of one table: .load(uri) to read, .save(uri) to write")
-        unknown = [key for key in self.options if key not in known and not key.startswith(_STORAGE)]
-        if unknown:
-            raise InvalidInputError(
-                f"unknown option {', '.join(map(repr, unknown))}; known here: {', '.join(known)} and storage.<key>"
-            )
+        named = [key for key in self.options if not key.startswith(_STORAGE)]
+        check_names("option", named, (*known, f"{_STORAGE}<key>"))
         # Spark converts option names to lower case, in which Lance's storage options are written anyway.
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
         return path, {**self.storage_options, **given}
+
+
+class _NoStream(DataSourceStreamReader):
+    """Refuse a streaming read. An error in `streamReader` itself would not reach the user: Spark raises another one."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        raise InvalidInputError(
+            "a Lance table is no streaming source; read its versions with read_table(spark, table, ref)"
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
+        raise NotImplementedError
 
 
 @functools.cache

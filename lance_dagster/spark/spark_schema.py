@@ -29,8 +29,14 @@ from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
 _MAX_DECIMAL = 38
 # The estimated bytes of a string or binary value, and the estimated number of elements of a list or map.
-_GUESSED_WIDTH = 512
+_GUESSED_WIDTH = 64
 _GUESSED_ELEMENTS = 16
+# The size of a batch between Spark and Python. The time for each batch is negligible from about 16,000 rows on. The
+# limits of cells and bytes keep the memory of a Python worker small for wide rows and for vectors.
+_BATCH_ROWS = 16_384
+_BATCH_CELLS = 2 * 1024 * 1024
+_BATCH_BYTES = 16 * 1024 * 1024
+_FEWEST_ROWS = 64
 _WIDER: dict[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -136,9 +142,7 @@ def to_spark_batch(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch
     """Convert a batch of a table's rows to the types that Spark expects; columns that fit are not copied."""
     # Spark stores microseconds, so nanoseconds are truncated. Every other conversion widens and is exact.
     columns = [
-        column
-        if column.type == field.type
-        else pc.call_function("cast", [column], pc.CastOptions(field.type, allow_time_truncate=True))
+        column if column.type == field.type else _cast(column, field.type, allow_time_truncate=True)
         for column, field in zip(batch.columns, expected, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=expected)
@@ -230,13 +234,56 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
             columns.append(exact_cast(values, target.field(name)))
             continue
         try:
-            columns.append(values if values.type == wanted else _with_elements(values).cast(wanted))
+            columns.append(values if values.type == wanted else _cast(_with_elements(values), wanted))
         except pa.ArrowInvalid as error:
             problem = _wrong_length(values, wanted) or error
             raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {problem}") from error
     absent = [column for column in target if column.name not in batch.schema.names]
     columns += [pa.nulls(batch.num_rows, column.type) for column in absent]
     return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *(column.name for column in absent)])
+
+
+def _cast(values: "pa.Array[Any]", wanted: pa.DataType, *, allow_time_truncate: bool = False) -> "pa.Array[Any]":
+    """Cast values to a type, whose structs may have parts that take no nulls.
+
+    The parts of a variant take none, and below a null struct they are null nevertheless, which Arrow refuses to cast.
+    """
+    nullable = _nullable(wanted)
+    cast = pc.call_function("cast", [values], pc.CastOptions(nullable, allow_time_truncate=allow_time_truncate))
+    return cast if nullable == wanted else _relabelled(cast, wanted)
+
+
+def _nullable(arrow: pa.DataType) -> pa.DataType:
+    """Return a type whose parts all take nulls."""
+    if isinstance(arrow, pa.StructType):
+        return pa.struct([field.with_nullable(nullable=True).with_type(_nullable(field.type)) for field in arrow])
+    if isinstance(arrow, pa.ListType):
+        return pa.list_(arrow.value_field.with_nullable(nullable=True).with_type(_nullable(arrow.value_type)))
+    if isinstance(arrow, pa.MapType):
+        return pa.map_(
+            arrow.key_type, arrow.item_field.with_nullable(nullable=True).with_type(_nullable(arrow.item_type))
+        )
+    return arrow
+
+
+def _relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
+    """Return the same values under a type that differs in the nullability of its parts only."""
+    if values.type == wanted:
+        relabelled: pa.Array[Any] = values
+        return relabelled
+    # A slice shares the buffers of its array, and only a copy starts at their beginning.
+    whole = pa.concat_arrays([values]) if values.offset else values
+    bitmap, *offsets = whole.buffers()[: 1 if isinstance(wanted, pa.StructType) else 2]
+    if isinstance(wanted, pa.StructType):
+        parts = [_relabelled(whole.field(index), wanted.field(index).type) for index in range(wanted.num_fields)]
+    elif isinstance(wanted, pa.MapType):
+        entries = pa.StructArray.from_arrays(
+            [whole.keys, _relabelled(whole.items, wanted.item_type)], fields=[wanted.key_field, wanted.item_field]
+        )
+        parts = [entries]
+    else:
+        parts = [_relabelled(whole.values, wanted.field(0).type)]
+    return pa.Array.from_buffers(wanted, len(whole), [bitmap, *offsets], children=parts)
 
 
 def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
@@ -253,6 +300,19 @@ def _with_elements(values: "pa.Array[Any]") -> "pa.Array[Any]":
     if isinstance(values, pa.ListArray) and len(values.values):
         return values
     return pa.concat_arrays([values.slice(0, 0), values])
+
+
+def batch_rows(schema: pa.Schema, stored_row_bytes: int = 0) -> int:
+    """Return the number of rows of a batch of some columns.
+
+    Args:
+        schema: The columns.
+        stored_row_bytes: The bytes that a row of these columns takes in the files of the table, when there are any:
+            strings may be longer than the guess.
+    """
+    width = max(row_bytes(schema), stored_row_bytes)
+    cells = max(1, sum(_cells(column.type) for column in schema))
+    return max(_FEWEST_ROWS, min(_BATCH_ROWS, _BATCH_CELLS // cells, _BATCH_BYTES // width))
 
 
 def row_bytes(schema: pa.Schema) -> int:
@@ -276,6 +336,15 @@ def _width(arrow: pa.DataType) -> int:
         return (arrow.bit_width + 7) // 8
     except ValueError:
         return _GUESSED_WIDTH
+
+
+def _cells(arrow: pa.DataType) -> int:
+    """Return the estimated number of single values in one value of a type."""
+    if isinstance(arrow, pa.FixedSizeListType):
+        length: int = arrow.list_size
+        return length * _cells(arrow.value_type)
+    several = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
+    return several * sum(_cells(arrow.field(index).type) for index in range(arrow.num_fields)) or 1
 
 
 def _has_binary(arrow: pa.DataType) -> bool:

@@ -10,24 +10,30 @@ of bytes while it runs, and limits the number of rows instead. Schemas with bina
 because a few rows of them can fill the memory.
 """
 
+import difflib
 import functools
 import json
 import re
+import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypedDict, Unpack
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
-from lance_dagster.spark.spark_schema import check_fits, holds_binary, row_bytes, to_table_batch
+from lance_dagster.format.layout import VERSIONS
+from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, to_table_batch
 from lance_dagster.table import LanceTable
 
 WRITE_PROPERTY = "lance_dagster.write"
@@ -35,8 +41,21 @@ _BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 _RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 # The largest value that Spark takes for the limit of bytes; no value turns the limit off.
 _UNLIMITED = str(2**31 - 1)
-_BATCH_BYTES = 4 * 1024 * 1024
-_FEWEST_RECORDS, _MOST_RECORDS = 1024, 65536
+# The size of a partition that `coalesce="auto"` makes, as Spark estimates it, and a number that no frame reaches.
+_PARTITION_BYTES = 64 * 1024 * 1024
+_MOST_PARTITIONS = 100_000
+_DYNAMIC_EXECUTORS = "spark.dynamicAllocation.enabled"
+
+Coalesce = int | Literal["auto"] | None
+"""The largest number of partitions that a frame is written in; see `stage`."""
+
+
+class StageOptions(TypedDict, total=False):
+    """The keyword arguments of `stage` that say which columns the files have and where they go."""
+
+    vectors: Mapping[str, int] | None
+    schema: pa.Schema | None
+    base: str | None
 
 
 def stage(
@@ -44,35 +63,81 @@ def stage(
     table: LanceTable,
     branch: str = "main",
     *,
-    vectors: Mapping[str, int] | None = None,
-    schema: pa.Schema | None = None,
-    base: str | None = None,
+    coalesce: Coalesce = None,
+    **options: Unpack[StageOptions],
 ) -> StagedFiles:
     """Write a Spark frame's rows as data files of a table, for a commit to name.
 
     Works with classic Spark and Spark Connect; the executors need this package. Until the result is given to
     `table.append`, `overwrite` or `replace_where` no reader sees a row. Files of failed tasks stay behind,
     unnamed, until garbage is collected. The frame is computed once; each of its non-empty partitions becomes at
-    least one file, so `coalesce` a frame of many small ones first. Columns are matched by name. Spark's limits on
-    the size of a batch are changed while this runs, unless the session sets them explicitly.
+    least one file. Columns are matched by name. Spark's limits on the size of a batch are changed while this runs,
+    unless the session sets them explicitly.
 
     Args:
         df: The rows.
         table: Where the files go.
         branch: The branch the commit will be made on, whose columns the frame must have.
-        vectors: The length of vector columns, checked against the table's before anything is written.
-        schema: The columns after the commit, for an `overwrite` that changes them; see `replacement_schema`.
-            None means the branch's own.
-        base: The name of the base path to write to; None for the table itself.
+        coalesce: The largest number of partitions, into which the frame's are merged without a shuffle. `"auto"` merges
+            partitions that Spark estimates to be small, and keeps at least one for each core; it changes nothing where
+            Spark has no estimate, and with Spark Connect. The frame is then also computed in so few tasks, so None is
+            better where a few rows take long to compute.
+        **options: `vectors`, the length of vector columns, is checked against the table's before anything is written.
+            `schema` has the columns after the commit, for an `overwrite` that changes them (see `replacement_schema`);
+            without it they are the branch's own. `base` is the name of the base path to write to instead of the table
+            itself.
 
     Raises:
+        InvalidInputError: An option is unknown.
         SchemaMismatchError: The frame's columns or types are not the table's, or a value does not fit its
             column.
         RefNotFoundError: There is no such branch.
     """
-    target = table.write_target(schema, branch, base)
-    check_fits(df.schema, target.schema, vectors=vectors)
-    return stage_counted(df, target, RowTally())
+    check_names("option of stage", options, StageOptions.__annotations__)
+    target = table.write_target(options.get("schema"), branch, options.get("base"))
+    check_fits(df.schema, target.schema, vectors=options.get("vectors"))
+    return stage_counted(coalesced(df, coalesce), target, RowTally())
+
+
+def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not known, with the nearest known name.
+
+    Raises:
+        InvalidInputError: A name is unknown.
+    """
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise InvalidInputError(f"unknown {what} {name!r}; {hint}")
+
+
+def coalesced(df: DataFrame, partitions: Coalesce) -> DataFrame:
+    """Merge partitions of a frame without a shuffle; see `stage`.
+
+    Raises:
+        InvalidInputError: The argument is neither a positive number nor "auto".
+    """
+    if partitions is None:
+        return df
+    if partitions == "auto":
+        return _coalesced_by_size(df)
+    # A type checker sees no other value here, but not every caller has one.
+    if type(partitions) is not int or partitions < 1:
+        raise InvalidInputError(f"coalesce is a number of partitions, 'auto' or None, not {partitions!r}")
+    return df.coalesce(partitions)
+
+
+def _coalesced_by_size(df: DataFrame) -> DataFrame:
+    spark = df.sparkSession
+    if not isinstance(df, ClassicDataFrame) or spark.conf.get(_DYNAMIC_EXECUTORS, "false") == "true":
+        # Executors that are started on demand are few now, and would stay few for so few tasks.
+        return df
+    # An upper bound in most plans, and a huge number where Spark knows nothing. No job is run for it.
+    size = int(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())  # noqa: SLF001
+    wanted = max(spark.sparkContext.defaultParallelism, -(-size // _PARTITION_BYTES))
+    # `coalesce` makes no more partitions than there are, so a large estimate changes nothing.
+    return df.coalesce(wanted) if wanted < _MOST_PARTITIONS else df
 
 
 def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> StagedFiles:
@@ -90,9 +155,12 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
     Raises:
         SchemaMismatchError: A value does not fit its column.
     """
-    task = functools.partial(_stage_partition, target, tally.scope)
-    with large_batches(df.sparkSession, target.schema), _errors_of_executors():
-        rows = df.mapInArrow(task, "file string, tally string").collect()
+    names = df.columns
+    task = functools.partial(_stage_partition, target, tally.scope, names)
+    # `mapInArrow` looks columns up by name, without regard to case, and would find `a` and `A` ambiguous.
+    numbered = df.toDF(*[f"c{number}" for number in range(len(names))])
+    with large_batches(df.sparkSession, target.schema, target.stored_row_bytes), _errors_of_executors():
+        rows = numbered.mapInArrow(task, "file string, tally string").collect()
     # Spark runs a task again after a failure and may run it twice (speculation); it returns the rows of one attempt,
     # so the files and the counts of the others are never used.
     for row in rows:
@@ -103,17 +171,33 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
 
 
 def _stage_partition(
-    target: WriteTarget, scope: RowScope | None, batches: Iterable[pa.RecordBatch]
+    target: WriteTarget, scope: RowScope | None, names: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write one partition's files, and yield their descriptions and then the counts; runs on an executor."""
+    _check_visible(target)
     tally = RowTally(scope)
+    named = (batch.rename_columns(list(names)) for batch in batches)
     described: list[tuple[str | None, str | None]] = [
         (json.dumps({"name": file.name, "rows": file.rows, "size": file.size}), None)
-        for file in write_files(target, tally.passing(to_table_batch(batch, target.schema) for batch in batches))
+        for file in write_files(target, tally.passing(to_table_batch(batch, target.schema) for batch in named))
     ]
     described.append((None, tally.encoded()))
     files, counts = zip(*described, strict=True)
     yield pa.RecordBatch.from_arrays([pa.array(files, pa.string()), pa.array(counts, pa.string())], ["file", "tally"])
+
+
+def _check_visible(target: WriteTarget) -> None:
+    """Refuse to write where the table is not, which would make its folder on a disk that no other machine sees.
+
+    Raises:
+        StoreError: The path of the table leads to no table on this machine.
+    """
+    root = Path(target.data_uri).parent
+    if "://" not in target.data_uri and target.base is None and not (root / VERSIONS).is_dir():
+        raise StoreError(
+            f"the executor on {socket.gethostname()} finds no table at {root}; a table that several machines write has "
+            "to be on object storage or on a file system that all of them mount at the same path"
+        )
 
 
 class _BatchSettings:
@@ -132,10 +216,15 @@ _changed: weakref.WeakKeyDictionary[SparkSession, _BatchSettings] = weakref.Weak
 
 
 @contextmanager
-def large_batches(spark: SparkSession, schema: pa.Schema) -> Iterator[None]:
-    """Let Spark send batches of about 4 MiB; the last of several calls restores the session's settings."""
-    records = max(_FEWEST_RECORDS, min(_MOST_RECORDS, _BATCH_BYTES // row_bytes(schema)))
-    wanted = {_RECORDS_PER_BATCH: str(records)}
+def large_batches(spark: SparkSession, schema: pa.Schema, stored_row_bytes: int = 0) -> Iterator[None]:
+    """Let Spark send batches of about 16,000 rows; the last of several calls restores the session's settings.
+
+    Args:
+        spark: The session.
+        schema: The columns of the batches. The limit of bytes stays where one is binary.
+        stored_row_bytes: See `batch_rows`.
+    """
+    wanted = {_RECORDS_PER_BATCH: str(batch_rows(schema, stored_row_bytes))}
     if not holds_binary(schema):
         wanted[_BYTES_PER_BATCH] = _UNLIMITED
     with _lock:
@@ -185,12 +274,15 @@ class LanceWriter(DataSourceArrowWriter):
     `save()`, by which a repeated commit finds the version that it already made.
     """
 
-    def __init__(self, table: LanceTable, branch: str, *, schema: pa.Schema, overwrite: bool) -> None:
+    def __init__(
+        self, table: LanceTable, branch: str, *, schema: pa.Schema, overwrite: bool, replace_where: str | None = None
+    ) -> None:
         """Fix the branch's head, the schema of the files and the uuid of this write."""
         self._uri = table.uri
         self._branch = branch
         self._target = table.write_target(schema, branch)
         self._overwrite = overwrite
+        self._replace_where = replace_where
         self._base = table.head(branch).number
         # Made on the driver, before Spark pickles this object: all tasks and every repetition of the commit share it.
         self._write = uuid.uuid4().hex
@@ -198,6 +290,7 @@ class LanceWriter(DataSourceArrowWriter):
     # Spark's own Arrow writer changes the type of this argument in the same way.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write one task's rows; runs on an executor."""
+        _check_visible(self._target)
         batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
         return _WrittenFiles(write_files(self._target, batches))
 
@@ -209,8 +302,12 @@ class LanceWriter(DataSourceArrowWriter):
             return
         files = tuple(file for message in messages if isinstance(message, _WrittenFiles) for file in message.files)
         staged = StagedFiles(self._target.schema, files)
+        properties = {WRITE_PROPERTY: self._write}
+        if self._replace_where is not None:
+            table.replace_where(self._replace_where, staged, branch=self._branch, properties=properties)
+            return
         save = table.overwrite if self._overwrite else table.append
-        save(staged, branch=self._branch, properties={WRITE_PROPERTY: self._write})
+        save(staged, branch=self._branch, properties=properties)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the commit may have landed, so the files must not be deleted."""

@@ -186,7 +186,7 @@ def test_a_replacement_keeps_the_types_a_frame_still_fits() -> None:
 def test_the_size_of_a_row_is_estimated() -> None:
     """Numbers count exactly, a vector by its length, text by a guess."""
     schema = schema_of(a=pa.int64(), b=pa.bool_(), v=pa.list_(pa.float32(), 256), s=pa.string())
-    assert 8 + 1 + 1024 + 512 == row_bytes(schema)
+    assert 8 + 1 + 1024 + 64 == row_bytes(schema)
 
 
 def test_binary_is_found_in_nested_types() -> None:

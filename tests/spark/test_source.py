@@ -3,10 +3,11 @@ import io
 import pickle
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from lance_dagster.spark import read_table, stage
@@ -102,7 +103,9 @@ def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri:
 @pytest.mark.parametrize(
     "options,said",
     [
-        ({"rev": "main"}, "unknown option 'rev'; known here: path, ref, columns, filter and storage.<key>"),
+        ({"rev": "main"}, "unknown option 'rev'; did you mean 'ref'?"),
+        ({"colums": "id"}, "unknown option 'colums'; did you mean 'columns'?"),
+        ({"nothing": "3"}, "unknown option 'nothing'; there are path, ref, columns, filter, storage.<key>"),
         ({"ref": "prodution"}, "no branch or tag 'prodution'"),
         ({"columns": "id,idd"}, "no column 'idd'"),
         ({"columns": "["}, "the option columns is no JSON list of names"),
@@ -125,7 +128,7 @@ def test_a_read_that_makes_no_sense_says_so(
         (
             {"ref": "main"},
             "SELECT 1L AS id",
-            "unknown option 'ref'; known here: path, branch, vectors and storage.<key>",
+            "unknown option 'ref'; there are path, branch, vectors, replace_where, storage.<key>",
         ),
         ({"branch": "nowhere"}, "SELECT 1L AS id", "no branch or tag 'nowhere'"),
         ({"vectors": "id=3"}, "SELECT 1L AS id", "the option vectors is name:length, separated by commas"),
@@ -140,6 +143,20 @@ def test_a_write_that_makes_no_sense_says_so_and_writes_nothing(
     with pytest.raises(AnalysisException, match=re.escape(said)):
         spark.sql(query).write.format(FORMAT).mode("append").options(**options).save(tmp_table_uri)
     assert [] == table.branches.version_numbers(after=1)
+
+
+def test_streams_are_refused_in_one_sentence(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:
+    """Spark wraps the message; the error of Spark itself, an unbound variable, does not hide it."""
+    spark.range(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
+    source = spark.readStream.format(FORMAT).load(tmp_table_uri)
+    with pytest.raises(StreamingQueryException, match="a Lance table is no streaming source; read") as refused:
+        source.writeStream.format("noop").option(
+            "checkpointLocation", str(tmp_path / "a")
+        ).start().processAllAvailable()
+    assert "UnboundLocalError" not in str(refused.value)
+    sink = spark.readStream.format("rate").load().writeStream.format(FORMAT)
+    with pytest.raises(StreamingQueryException, match="a Lance table is no streaming sink; write each batch"):
+        sink.option("checkpointLocation", str(tmp_path / "b")).start(tmp_table_uri).processAllAvailable()
 
 
 def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: str) -> None:

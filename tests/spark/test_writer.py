@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.datafiles import RowTally
+from lance_dagster.errors import SchemaMismatchError, StoreError
 from lance_dagster.spark import read_table, replacement_schema, stage, target_schema
-from lance_dagster.spark.writer import large_batches
+from lance_dagster.spark.writer import large_batches, stage_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import every_type, rows, schema_of
 
@@ -155,13 +157,56 @@ def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) ->
 def test_batches_are_bounded_by_rows_or_by_bytes(spark: SparkSession) -> None:
     """A byte limit costs much on narrow rows, and is the only limit that holds on binary ones."""
     default = spark.conf.get(BATCH_BYTES)
-    for column, limits in [
-        (pa.int64(), ("2147483647", "65536")),
-        (pa.list_(pa.float32(), 512), ("2147483647", "2048")),
-        (pa.list_(pa.binary()), (default, "1024")),
-    ]:
-        with large_batches(spark, schema_of(c=column)):
+    cases: list[tuple[list[pa.DataType], int, tuple[str | None, str]]] = [
+        ([pa.int64()], 0, ("2147483647", "16384")),
+        ([pa.string()] * 20, 0, ("2147483647", "13107")),
+        ([pa.float64()] * 200, 0, ("2147483647", "10485")),
+        ([pa.list_(pa.float32(), 512)], 0, ("2147483647", "4096")),
+        ([pa.string()], 100_000, ("2147483647", "167")),
+        ([pa.list_(pa.binary())], 0, (default, "16384")),
+    ]
+    for columns, stored, limits in cases:
+        schema = schema_of(**{f"c{number}": arrow for number, arrow in enumerate(columns)})
+        with large_batches(spark, schema, stored):
             assert limits == (spark.conf.get(BATCH_BYTES), spark.conf.get(BATCH_ROWS))
+
+
+def test_small_partitions_share_a_file_on_request(spark: SparkSession, tmp_table_uri: str) -> None:
+    """As many files are made as there are cores; a frame of unknown or large size keeps its partitions."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    frame = spark.range(0, 40, 1, 20)
+    assert [20, 3, 2] == [len(stage(frame, table, coalesce=wanted).files) for wanted in (None, 3, "auto")]
+    unknown = spark.createDataFrame(spark.sparkContext.parallelize([(1,), (2,), (3,)], 3), "id long")
+    assert 3 == len(stage(unknown, table, coalesce="auto").files)
+
+
+def test_names_that_differ_in_case_only(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Spark finds them ambiguous where it looks columns up by name."""
+    df = spark.sql("SELECT 1 AS a, 2 AS A")
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+    table.append(stage(df, table))
+    assert (
+        [{"a": 1, "A": 2}] == table.read().to_pylist() == [row.asDict() for row in read_table(spark, table).collect()]
+    )
+
+
+@pytest.mark.parametrize("around", ["named_struct('x', {})", "array({}, null)", "map('k', {})"])
+def test_variants_below_nulls(spark: SparkSession, tmp_table_uri: str, around: str) -> None:
+    """The parts of a variant take no nulls, and are null where what is around the variant is."""
+    variant = around.format("parse_json('[1]')")
+    df = spark.range(4).selectExpr("id", f"if(id % 2 = 1, {variant}, null) AS v", f"array({variant}, null) AS w")
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+    table.append(stage(df, table))
+    assert [str(row) for row in df.collect()] == [str(row) for row in read_table(spark, table).orderBy("id").collect()]
+
+
+def test_an_executor_that_does_not_see_the_table_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    """It would otherwise make the folder on a disk of its own, and the commit would name files that are not there."""
+    table = LanceTable.create(str(tmp_path / "table"), schema_of(id=pa.int64()))
+    target = dataclasses.replace(table.write_target(), data_uri=str(tmp_path / "elsewhere" / "data"))
+    with pytest.raises(StoreError, match=r"finds no table at .*elsewhere; a table that several machines write"):
+        stage_counted(spark.range(1), target, RowTally())
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_threads_that_stage_together_share_the_settings(spark: SparkSession) -> None:

@@ -39,7 +39,7 @@ from tests.table_factory import entries, new_table
 NAMESPACES = (Branches, Columns, Config, Maintenance, Tags)
 DOORS = (lance_dagster, lance_dagster.plugin, lance_dagster.spark)
 TIME = re.compile(r"_at$|time|_ns$|^(now|since|until|older_than|grace)$")
-CALLED_BY_SPARK = ("LanceDataSource.reader", "LanceDataSource.writer")
+CALLED_BY_SPARK = tuple(f"LanceDataSource.{name}" for name in ("reader", "writer", "streamReader", "streamWriter"))
 WITHOUT_MESSAGE = {
     f"{owner}.{name}"
     for owner, names in {
