@@ -260,9 +260,11 @@ def _nullable(arrow: pa.DataType) -> pa.DataType:
     if isinstance(arrow, pa.ListType):
         return pa.list_(arrow.value_field.with_nullable(nullable=True).with_type(_nullable(arrow.value_type)))
     if isinstance(arrow, pa.MapType):
-        return pa.map_(
-            arrow.key_type, arrow.item_field.with_nullable(nullable=True).with_type(_nullable(arrow.item_type))
-        )
+        # pyarrow takes a field for the items, which its stubs do not know.
+        map_of: Any = pa.map_
+        item = arrow.item_field.with_nullable(nullable=True).with_type(_nullable(arrow.item_type))
+        made: pa.DataType = map_of(arrow.key_type, item)
+        return made
     return arrow
 
 
