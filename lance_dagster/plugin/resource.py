@@ -7,7 +7,7 @@ manager, the checks, the publisher and the sensors all ask it, so that they agre
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pyarrow as pa
@@ -18,7 +18,7 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.resource_fields import S3Options, check_fields, merge_options
+from lance_dagster.plugin.resource_fields import S3Options, check_fields, literal_secrets, merge_options
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress, TableKey, table_address
 from lance_dagster.store import refuse_unknown_options, supported_uri
@@ -134,6 +134,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
 
     _root_uri: str = PrivateAttr(default="")
+    _definition: dg.ResourceDefinition | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: object) -> None:
         """Refuse unknown fields and an unusable root when the resource is constructed."""
@@ -143,6 +144,23 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         # Dagster resolves an EnvVar when a run starts; such a root is checked at its first use.
         if not isinstance(self.root, dg.EnvVar):
             self._check_root()
+
+    def get_resource_definition(self) -> Any:  # noqa: ANN401  # Dagster does not export the type
+        """Return the definition that Dagster binds to a job; one without configuration when a secret is given as text.
+
+        Dagster writes the configuration of bound resources into the snapshot of each run, in plain text. So a resource
+        with such a secret cannot be configured at launch, and its page shows no fields.
+        """
+        if not any(literal_secrets(self.connection_options)):
+            return super().get_resource_definition()
+        if self._definition is None:
+            self._definition = dg.ResourceDefinition(
+                # Resolves the fields that are given as EnvVar, as Dagster does for a resource with configuration.
+                resource_fn=lambda _: self.process_config_and_initialize(),
+                config_schema={},
+                description=type(self).__doc__,
+            )
+        return self._definition
 
     @property
     def connection_options(self) -> dict[str, str]:

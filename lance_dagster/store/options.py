@@ -88,7 +88,7 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     """Return the canonical spelling of a table's URI, the only one this package stores and passes on.
 
     Raises:
-        InvalidInputError: The URI is empty, or carries a query or fragment.
+        InvalidInputError: The URI is empty, or carries credentials, a query or a fragment.
     """
     text = os.fspath(uri)
     if not text.strip():
@@ -100,8 +100,9 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
         # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
     parts = urlsplit(text)
-    if parts.query or parts.fragment or not parts.netloc:
-        raise InvalidInputError(f"a table URI is scheme://bucket/path, without '?' and '#': {text!r}")
+    _refuse_credentials(text, "a table URI")
+    if not parts.netloc:
+        raise InvalidInputError(f"a table URI is scheme://bucket/path: {text!r}")
     # Hadoop spells the same storage s3a and s3n; pylance accepts only s3.
     scheme = "s3" if scheme in _S3_SCHEMES else scheme
     segments = [segment for segment in parts.path.split("/") if segment]
@@ -109,6 +110,19 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     if ".." in segments or "." in segments:
         raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {text!r}")
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
+
+
+def _refuse_credentials(uri: str, what: str) -> None:
+    """Refuse a URI that may carry credentials: URIs are shown in logs, errors and on Dagster's pages.
+
+    Raises:
+        InvalidInputError: The URI has a user, a query such as a signature, or a fragment; the message shows none of it.
+    """
+    place = re.split(r"[?#]", uri, maxsplit=1)[0]
+    if "@" in place.partition("://")[2].partition("/")[0]:
+        raise InvalidInputError(f"{what} has no part before '@'; give credentials as storage options")
+    if place != uri:
+        raise InvalidInputError(f"{what} is without '?' and '#', and what follows {place!r} may be a signature")
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -190,6 +204,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
         else:
             (client if place == _CLIENT else top)[name] = value
     endpoint = client.get("endpoint_url", "")
+    _refuse_credentials(endpoint, "the endpoint")
     if endpoint.startswith("http://") and not flags.get("allow_http"):
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")
     # Servers other than AWS rarely resolve bucket names as host names.

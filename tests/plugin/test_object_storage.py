@@ -8,6 +8,7 @@ import pandas as pd
 
 from lance_dagster import LanceIOManager, LanceResource, RowCount, build_publisher, build_table_checks
 from tests.conftest import S3Storage
+from tests.plugin.leaks import leaks
 
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue"])
 
@@ -44,5 +45,4 @@ def test_runs_publish_on_s3_and_leave_no_secret(
     published.validate()
     assert (6, {}) == (published.count_rows(), table.branches.list())
     assert secret not in "".join(map(repr, (resource, manager, table, table.write_target())))
-    held = [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    assert [] == held
+    assert [] == leaks(tmp_path, secret)
