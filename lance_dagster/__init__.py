@@ -135,6 +135,20 @@ if TYPE_CHECKING:
         tag_moved as tag_moved,
         validate_definitions as validate_definitions,
     )
+    from lance_dagster.repository import (
+        Channel as Channel,
+        ChannelHold as ChannelHold,
+        Lagging as Lagging,
+        LanceRepository as LanceRepository,
+        Published as Published,
+        PublishOptions as PublishOptions,
+        RefEntry as RefEntry,
+        ReleaseTag as ReleaseTag,
+        RepositoryCommit as RepositoryCommit,
+        RepositoryView as RepositoryView,
+        TableVersion as TableVersion,
+        TableView as TableView,
+    )
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
         SaveMode as SaveMode,
@@ -283,6 +297,20 @@ _HOMES = {
         "stage",
         "target_schema",
         "write_table",
+    ),
+    "lance_dagster.repository": (
+        "Channel",
+        "ChannelHold",
+        "Lagging",
+        "LanceRepository",
+        "Published",
+        "PublishOptions",
+        "RefEntry",
+        "ReleaseTag",
+        "RepositoryCommit",
+        "RepositoryView",
+        "TableVersion",
+        "TableView",
     ),
     "lance_dagster.table": (
         "Diff",

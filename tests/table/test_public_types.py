@@ -29,6 +29,8 @@ from lance_dagster import (
     WriteMode,
 )
 from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
+from lance_dagster.repository.channels import Channels
+from lance_dagster.repository.releases import Releases
 from lance_dagster.table.branches import Branches
 from lance_dagster.table.columns import Columns
 from lance_dagster.table.config import Config
@@ -36,7 +38,7 @@ from lance_dagster.table.maintenance import Maintenance
 from lance_dagster.table.tags import Tags
 from tests.table_factory import entries, new_table
 
-NAMESPACES = (Branches, Columns, Config, Maintenance, Tags)
+NAMESPACES = (Branches, Channels, Columns, Config, Maintenance, Releases, Tags)
 DOORS = (lance_dagster, lance_dagster.plugin, lance_dagster.spark)
 TIME = re.compile(r"_at$|time|_ns$|^(now|since|until|older_than|grace)$")
 CALLED_BY_SPARK = tuple(f"LanceDataSource.{name}" for name in ("reader", "writer", "streamReader", "streamWriter"))

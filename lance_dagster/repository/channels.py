@@ -1,0 +1,272 @@
+"""Channels: names that readers follow, with a history, rollback and hold.
+
+A channel such as `production` names one commit of the repository, and so one version of every table. Each move is an
+entry of its log: who, when, why, and which checks had passed. A held channel does not move until it is released.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import pendulum
+
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    Call,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    ProtectedError,
+    RefMovedError,
+    Remedy,
+)
+from lance_dagster.history.refs.ref_names import check_tag_name
+from lance_dagster.history.refs.tag_hold import given_reason
+from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.ref_log import EXPIRED, RefLogs, next_entry, person, with_properties
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.release_tags import read_tag
+from lance_dagster.repository.resolve_commit import earlier_promotions, is_ancestor, resolve_commit
+from lance_dagster.repository.snapshot import ChannelHold, RefEntry
+
+_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """A channel: its name, the commit it names, its newest entry, and the tags of tables that lag behind."""
+
+    name: str
+    commit: str
+    entry: RefEntry
+    lagging: tuple[Lagging, ...] = ()
+
+    @property
+    def hold(self) -> ChannelHold | None:
+        """The hold that keeps the channel from moving, or None."""
+        return self.entry.hold
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The channels of one repository: `repository.channels`."""
+
+    _logs: RefLogs
+    _registry: Registry
+
+    def list(self) -> dict[str, Channel]:
+        """Read all channels, by name."""
+        return {name: _channel(name, entry) for name, entry in sorted(self._logs.live("channel").items())}
+
+    def get(self, name: str) -> Channel:
+        """Read one channel.
+
+        Raises:
+            RefNotFoundError: There is no such channel.
+        """
+        return _channel(name, self._logs.current("channel", name))
+
+    def history(self, name: str, limit: int | None = None) -> tuple[RefEntry, ...]:
+        """Return the entries of a channel, newest first: who moved it when, where to and why."""
+        self._logs.current("channel", name)
+        return tuple(islice(self._logs.entries("channel", name), limit))
+
+    def promote(
+        self,
+        name: str,
+        at: str = "main",
+        *,
+        reason: str = "",
+        properties: Mapping[str, str] | None = None,
+        expected: str | None = None,
+        forward_only: bool = False,
+    ) -> Channel:
+        """Let a channel name a commit, and create the channel if there is none.
+
+        The channel moves for all tables at once. The tags of that name in the tables follow one by one.
+
+        Args:
+            name: The channel.
+            at: The commit, as a ref expression.
+            reason: Why; the history shows it.
+            properties: Kept in the history, such as the checks that passed.
+            expected: The id of the commit that the channel must name now; None for any.
+            forward_only: Leave the channel as it is when it names a commit that contains this one.
+
+        Raises:
+            ProtectedError: The channel is held.
+            RefMovedError: The channel does not name `expected`.
+        """
+        commit = resolve_commit(self._logs, at)
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            if expected is not None and (before is None or before.commit != expected):
+                raise RefMovedError(name, expected, "nothing" if before is None else before.commit)
+            if before is not None:
+                if before.commit == commit.id or (forward_only and is_ancestor(self._logs, commit.id, before.commit)):
+                    return None
+                _refuse_held(name, before)
+            return with_properties(next_entry(before, "promote", commit.id, reason=reason), properties or {})
+
+        return self._moved(name, entry)
+
+    def rollback(
+        self, name: str, *, reason: str, steps: int = 1, to: str | None = None, hold: bool = True, who: str = ""
+    ) -> Channel:
+        """Let a channel name an earlier commit again, for all tables at once.
+
+        Args:
+            name: The channel.
+            reason: Why.
+            steps: How many promotions to go back.
+            to: The commit to go back to, as a ref expression, in place of steps.
+            hold: ChannelHold the channel there, so that the next publication does not bring back what was withdrawn.
+            who: Who did it; empty for the committer.
+
+        Raises:
+            RefNotFoundError: There were fewer promotions.
+            ProtectedError: The channel is held.
+            NotFoundError: What the commit names is being collected.
+        """
+        given = given_reason(reason, "roll back")
+        if steps < 1:
+            raise InvalidInputError(f"a channel is rolled back by 1 step or more, not by {steps}")
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            if before is None:
+                return self._logs.current("channel", name)
+            _refuse_held(name, before)
+            earlier = None if to is None else resolve_commit(self._logs, to).id
+            target = earlier or earlier_promotions(self._logs, name, before, steps)[-1]
+            held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC")) if hold else None
+            return next_entry(before, "rollback", target, reason=given, hold=held, by=who)
+
+        # Looked up once: each further look would go back from what another process made of the channel meanwhile.
+        return self._moved(name, entry, once=True)
+
+    def hold(self, name: str, *, reason: str, who: str = "") -> Channel:
+        """Keep a channel where it is until it is released.
+
+        Raises:
+            RefNotFoundError: There is no such channel.
+            ProtectedError: It is held already, for another reason.
+        """
+        given = given_reason(reason, "hold")
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            if before is None:
+                return self._logs.current("channel", name)
+            if before.hold is not None and before.hold.reason == given:
+                return None
+            _refuse_held(name, before)
+            held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC"))
+            return next_entry(before, "hold", before.commit, reason=given, hold=held, by=who)
+
+        return self._moved(name, entry)
+
+    def refuse_held(self, name: str) -> None:
+        """Refuse to go on when a channel is held; one that does not exist is free.
+
+        Raises:
+            ProtectedError: It is held.
+        """
+        newest = self._logs.newest("channel", name)
+        if newest is not None:
+            _refuse_held(name, newest)
+
+    def release(self, name: str, *, reason: str, who: str = "") -> Channel:
+        """Let a held channel move again; a channel that is not held is left as it is."""
+        given = given_reason(reason, "release")
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            if before is None:
+                return self._logs.current("channel", name)
+            if before.hold is None:
+                return None
+            return next_entry(before, "release", before.commit, reason=given, by=who)
+
+        return self._moved(name, entry)
+
+    def delete(self, name: str, *, reason: str) -> None:
+        """Delete a channel; its history stays until it is collected, and the tags of the tables stay.
+
+        Raises:
+            RefNotFoundError: There is no such channel.
+            ProtectedError: It is held.
+        """
+        for _ in range(_TRIES):
+            before = self._logs.current("channel", name)
+            _refuse_held(name, before)
+            if self._logs.append("channel", name, next_entry(before, "delete", "", reason=reason)):
+                return
+        raise _contended(self._logs, name)
+
+    def _moved(self, name: str, decide: Callable[[RefEntry | None], RefEntry | None], *, once: bool = False) -> Channel:
+        """Append the entry that `decide` makes of the newest one; None leaves the channel as it is."""
+        check_tag_name(name)
+        for _ in range(_TRIES):
+            newest = self._logs.newest("channel", name)
+            if newest is None:
+                self._refuse_taken(name)
+            before = None if newest is None or newest.deleted else newest
+            wanted = decide(before)
+            if wanted is None:
+                # Nothing to do, so there is an entry.
+                return self.get(name)
+            # A channel that was deleted goes on after its old numbers.
+            if newest is not None:
+                wanted = replace(wanted, number=newest.number + 1)
+            if self._logs.append("channel", name, wanted):
+                self._refuse_collected(name, wanted, before)
+                return self._projected(name, wanted, before)
+            if once:
+                raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
+        raise _contended(self._logs, name)
+
+    def _projected(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
+        if before is not None and before.commit == entry.commit:
+            return _channel(name, entry)
+        commit = self._logs.commit(entry.commit)
+        parent = None if before is None else self._logs.commit(before.commit)
+        # Only the tables that differ: a table that was not touched costs nothing.
+        names = [table for table in commit.changed_from(parent) if table in commit.tables]
+        lagging = project(self._registry, commit, names, tag=name, options=None)
+        return replace(_channel(name, entry), lagging=lagging)
+
+    def _refuse_collected(self, name: str, entry: RefEntry, before: RefEntry | None) -> None:
+        """Take a move back when a collection marked its commit before it saw the move.
+
+        The collection marks first and then looks at the channels again; here the move comes first and the look at the
+        mark second. So one of the two sees the other.
+        """
+        if self._logs.store.get(f"{EXPIRED}/{entry.commit}") is None:
+            return
+        if before is not None:
+            back = next_entry(entry, "rollback", before.commit, reason="the commit is being collected")
+            self._logs.append("channel", name, replace(back, hold=before.hold))
+        raise NotFoundError(
+            f"commit {entry.commit[:12]} of {self._logs.store.uri} is being collected; choose a newer one"
+        )
+
+    def _refuse_taken(self, name: str) -> None:
+        branch = self._logs.newest("branch", name)
+        if (branch is not None and not branch.deleted) or read_tag(self._logs, name) is not None:
+            kind = "release tag" if branch is None else "branch"
+            raise AlreadyExistsError(f"{name!r} is a {kind} of {self._logs.store.uri}; a channel needs another name")
+
+
+def _channel(name: str, entry: RefEntry) -> Channel:
+    return Channel(name=name, commit=entry.commit, entry=entry)
+
+
+def _refuse_held(name: str, entry: RefEntry) -> None:
+    hold = entry.hold
+    if hold is not None:
+        since = f"{hold.held_at.in_timezone('UTC'):%Y-%m-%d %H:%M:%S}Z"
+        because = f"held by {hold.held_by} since {since}: {hold.reason}"
+        release = Call("channels.release", (name,), {"reason": "..."})
+        raise ProtectedError("channel", name, "move", because, Remedy("release it with {}", release))
+
+
+def _contended(logs: RefLogs, name: str) -> ConflictError:
+    return ConflictError(f"other processes moved channel {name!r} of {logs.store.uri} each of {_TRIES} times")

@@ -1,0 +1,127 @@
+"""Make a commit of many tables: stage every table, then move the branch of the repository by one put.
+
+1. stage    each table gets its next version where no reader looks (`staging`); all conflicts are reported together
+2. audit    the caller looks at exactly these versions, and may refuse
+3. commit   the commit is stored, then the next entry of the branch is put if absent: this is when it happens
+4. land     `main` of each table is brought up to it; a reader of a branch or channel does not depend on this step
+
+A process may die between any two steps and inside each; the next call with the same tables finds what is there and
+does the rest. When another process moved the branch first, the tables that it did not touch keep what was staged; the
+others are staged again on top of it.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from lance_dagster.errors import ConflictError
+from lance_dagster.repository.ref_log import RefLogs, next_entry, person
+from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.staging import for_each_table
+
+_TRIES = 50
+_LONGEST_WAIT = 2.0
+Stage = Callable[[str, TableVersion | None], TableVersion | None]
+"""Stages one table, given its name and the version the repository names; returns None when nothing changes."""
+AuditStaged = Callable[[Mapping[str, TableVersion]], None]
+"""Looks at the staged tables before they are committed; raises to refuse them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    """What a new commit shall have.
+
+    Attributes:
+        branch: The branch of the repository that gets it.
+        stage: How each table is staged.
+        names: The tables that may change.
+        removed: The tables that the commit no longer names.
+        renamed: New names of tables, by their old ones.
+        message: The commit message.
+        author: Who makes it; empty for the committer.
+        properties: Stored with the commit.
+        parents: The ids of commits that it merges, beside the newest one of the branch.
+        audit: Looks at what was staged.
+    """
+
+    branch: str
+    stage: Stage
+    names: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    message: str
+    author: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    parents: tuple[str, ...] = ()
+    audit: AuditStaged | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A commit, and the tables whose version it changed: none when there was nothing to do."""
+
+    commit: RepositoryCommit
+    changed: Mapping[str, TableVersion]
+
+
+def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
+    """Make a commit of many tables, or find that there is nothing to do.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
+        ConflictError: Other processes moved the branch each time.
+        CommitStateUnknownError: The storage failed; the commit may or may not have landed.
+    """
+    # What was staged for a table, and on top of which version.
+    staged: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
+    audited: dict[str, TableVersion] = {}
+    for attempt in range(_TRIES):
+        entry = logs.current("branch", request.branch)
+        head = logs.commit(entry.commit)
+        staged |= _staged_again(request, head, staged)
+        changed = {name: made for name, (_, made) in staged.items() if made is not None}
+        kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
+        if not changed and kept == head.tables:
+            return Committed(commit=head, changed={})
+        _audit(request, changed, audited)
+        commit, data = new_commit(
+            {**kept, **changed},
+            (head, *(logs.commit(parent) for parent in request.parents if parent != head.id)),
+            author=request.author or person(),
+            message=request.message,
+            properties=request.properties,
+        )
+        logs.put_commit(commit, data)
+        made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)
+        if logs.append("branch", request.branch, replace(made, hold=entry.hold)):
+            return Committed(commit=commit, changed=changed)
+        # Many publishers that lost at the same moment would lose to each other again.
+        time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret
+    raise ConflictError(
+        f"branch {request.branch!r} of {logs.store.uri} moved each of {_TRIES} times; repeat the publication"
+    )
+
+
+def _staged_again(
+    request: CommitRequest,
+    head: RepositoryCommit,
+    staged: Mapping[str, tuple[TableVersion | None, TableVersion | None]],
+) -> dict[str, tuple[TableVersion | None, TableVersion | None]]:
+    """Stage the tables that were not staged yet, and those whose version in the repository changed since."""
+    names = [name for name in request.names if name not in staged or staged[name][0] != head.tables.get(name)]
+
+    def stage(name: str) -> tuple[TableVersion | None, TableVersion | None]:
+        dest = head.tables.get(name)
+        return dest, request.stage(name, dest)
+
+    refusal = f"cannot commit to {request.branch!r}: nothing was published, and no table changed;"
+    return for_each_table(stage, names, refusal)
+
+
+def _audit(request: CommitRequest, changed: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
+    if request.audit is not None and audited != changed:
+        request.audit(changed)
+        audited.clear()
+        audited.update(changed)

@@ -1,0 +1,225 @@
+"""The stored form of a repository: commits by their digest, and the logs of branches and channels.
+
+    _repository/repository.json                   the repository's id, written once
+    _repository/commits/{sha256}.json             commits, never changed
+    _repository/branches/{name}/{number}.json     the log of a branch, the newest entry listed first
+    _repository/branches/{name}/tables/{table}    the tables that the branch touched
+    _repository/channels/{name}/{number}.json     the log of a channel
+    _repository/tags/{name}.json                  release tags, written once
+    _repository/tables/{name}.json                which tables are registered, and their ids
+    _repository/expired/{sha256}                  commits that a collection is about to delete
+
+A ref moves by one put-if-absent of the next entry of its log. That is the moment at which a publication of many tables
+happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No object is
+overwritten, so nothing has to be locked, and a reader needs one listing and one read whatever the length of the log.
+
+A lost answer proves nothing: an HTTP client may have sent the request twice and report the refusal of the second one.
+So an entry carries a random id, and is read back before it counts as refused.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Literal
+from urllib.parse import quote, unquote
+
+import pendulum
+
+from lance_dagster.errors import CommitStateUnknownError, NotFoundError, RefNotFoundError, StoreError
+from lance_dagster.history.commit import WRITER, committer, writer_name
+from lance_dagster.repository.snapshot import (
+    Action,
+    ChannelHold,
+    RefEntry,
+    RepositoryCommit,
+    entry_bytes,
+    parse_commit,
+    parse_entry,
+)
+from lance_dagster.store import Store
+
+FOLDER = "_repository"
+MARKER = f"{FOLDER}/repository.json"
+COMMITS = f"{FOLDER}/commits"
+TAGS = f"{FOLDER}/tags"
+TABLES = f"{FOLDER}/tables"
+EXPIRED = f"{FOLDER}/expired"
+RefKind = Literal["branch", "channel"]
+_FOLDERS: Mapping[RefKind, str] = {"branch": f"{FOLDER}/branches", "channel": f"{FOLDER}/channels"}
+# Names count down, so that a listing of one name finds the newest entry.
+_NUMBERS = 10**15
+_READERS = 8
+_CACHED = 256
+_PUTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RefLogs:
+    """The commits and the refs of one repository."""
+
+    store: Store
+    # Commits never change, so one that was read once is kept.
+    _commits: dict[str, RepositoryCommit] = field(default_factory=dict)
+
+    def names(self, kind: RefKind) -> list[str]:
+        """List the names of all branches or channels, deleted ones included."""
+        return [unquote(name) for name in self.store.folders(_FOLDERS[kind])]
+
+    def newest(self, kind: RefKind, name: str) -> RefEntry | None:
+        """Return the newest entry of a ref, also one that deleted it; None when there never was such a ref."""
+        found = self.store.list(_folder(kind, name), 1)
+        return self.entry(kind, name, _number_of(found[0])) if found else None
+
+    def current(self, kind: RefKind, name: str) -> RefEntry:
+        """Return the entry that says which commit a ref names.
+
+        Raises:
+            RefNotFoundError: There is no such branch or channel.
+        """
+        found = self.newest(kind, name)
+        if found is None or found.deleted:
+            raise RefNotFoundError(name, list(self.live(kind)), self.store.uri, kind)
+        return found
+
+    def live(self, kind: RefKind) -> dict[str, RefEntry]:
+        """Return the newest entry of every ref that was not deleted."""
+        names = self.names(kind)
+        with ThreadPoolExecutor(_READERS) as pool:
+            newest = pool.map(lambda name: self.newest(kind, name), names)
+            return {name: entry for name, entry in zip(names, newest, strict=True) if entry and not entry.deleted}
+
+    def entries(self, kind: RefKind, name: str, *, upto: int | None = None) -> Iterator[RefEntry]:
+        """Read the entries of a ref up to a number, newest first, each when it is asked for."""
+        for number in self.numbers(kind, name):
+            if upto is None or number <= upto:
+                yield self.entry(kind, name, number)
+
+    def numbers(self, kind: RefKind, name: str) -> list[int]:
+        """List the numbers of the entries of a ref, newest first."""
+        return [_number_of(file_name) for file_name in self.store.list(_folder(kind, name))]
+
+    def append(self, kind: RefKind, name: str, entry: RefEntry) -> bool:
+        """Put the next entry of a ref; return False when another writer put one of that number first.
+
+        Raises:
+            CommitStateUnknownError: The storage failed, and the entry may or may not have been written.
+        """
+        path, data = _path(kind, name, entry.number), entry_bytes(entry)
+        for _ in range(_PUTS):
+            try:
+                if self.store.put_if_absent(path, data):
+                    return True
+                # The refusal may be the answer to a second copy of this very request.
+                found = self.store.get(path)
+            except StoreError:
+                continue
+            if found is not None:
+                return parse_entry(found, f"{self.store.uri}/{path}").write == entry.write
+        raise CommitStateUnknownError(
+            f"the storage failed while {kind} {name!r} of {self.store.uri} was moved; it may or may not have moved",
+            entry.write,
+            entry,
+        )
+
+    def put_commit(self, commit: RepositoryCommit, data: bytes) -> None:
+        """Store a commit; the same commit may be stored twice."""
+        self.store.put_if_absent(_commit_path(commit.id), data)
+        self._keep(commit)
+
+    def commit(self, commit_id: str) -> RepositoryCommit:
+        """Read a commit.
+
+        Raises:
+            NotFoundError: It was collected.
+        """
+        known = self._commits.get(commit_id)
+        if known is not None:
+            return known
+        path = _commit_path(commit_id)
+        data = self.store.get(path)
+        if data is None:
+            raise NotFoundError(f"commit {commit_id[:12]} of {self.store.uri} is gone: it was collected")
+        return self._keep(parse_commit(commit_id, data, f"{self.store.uri}/{path}"))
+
+    def commit_ids(self) -> list[str]:
+        """List the ids of all commits."""
+        return [name.removesuffix(".json") for name in self.store.list(COMMITS) if name.endswith(".json")]
+
+    def touch(self, branch: str, table_id: str) -> None:
+        """Record that a branch touched a table."""
+        self.store.put_if_absent(f"{_folder('branch', branch)}/tables/{table_id}", b"")
+
+    def touched(self, branch: str) -> list[str]:
+        """List the ids of the tables that a branch touched."""
+        return self.store.list(f"{_folder('branch', branch)}/tables")
+
+    def entry(self, kind: RefKind, name: str, number: int) -> RefEntry:
+        """Read one entry of a ref.
+
+        Raises:
+            NotFoundError: It was collected.
+        """
+        path = _path(kind, name, number)
+        data = self.store.get(path)
+        if data is None:
+            raise NotFoundError(f"entry {number} of {kind} {name!r} of {self.store.uri} is gone: it was collected")
+        return parse_entry(data, f"{self.store.uri}/{path}")
+
+    def _keep(self, commit: RepositoryCommit) -> RepositoryCommit:
+        if len(self._commits) >= _CACHED:
+            self._commits.pop(next(iter(self._commits)), None)
+        self._commits[commit.id] = commit
+        return commit
+
+
+def next_entry(
+    before: RefEntry | None,
+    action: Action,
+    commit: str,
+    *,
+    reason: str = "",
+    hold: ChannelHold | None = None,
+    by: str = "",
+) -> RefEntry:
+    """Return the entry that follows another one."""
+    now = pendulum.now("UTC")
+    return RefEntry(
+        number=1 if before is None else before.number + 1,
+        commit=commit,
+        action=action,
+        by=by or person(),
+        # Times never go back within a log, whatever the clocks of its writers show: `@{time}` searches by halves.
+        at=now if before is None else max(now, before.at),
+        reason=reason,
+        hold=hold,
+        write=uuid.uuid4().hex,
+    )
+
+
+def with_properties(entry: RefEntry, properties: Mapping[str, str]) -> RefEntry:
+    """Return an entry with properties."""
+    return replace(entry, properties=dict(properties))
+
+
+def person() -> str:
+    """Return who acts: the committer, else the program."""
+    return committer() or writer_name(WRITER)
+
+
+def _folder(kind: RefKind, name: str) -> str:
+    encoded = quote(name, safe="")
+    # `..` as a name would lead out of the folder.
+    return f"{_FOLDERS[kind]}/{encoded.replace('.', '%2E', 1) if encoded.startswith('.') else encoded}"
+
+
+def _path(kind: RefKind, name: str, number: int) -> str:
+    return f"{_folder(kind, name)}/{_NUMBERS - number:015d}.json"
+
+
+def _number_of(file_name: str) -> int:
+    return _NUMBERS - int(file_name.removesuffix(".json"))
+
+
+def _commit_path(commit_id: str) -> str:
+    return f"{COMMITS}/{commit_id}.json"

@@ -1,0 +1,104 @@
+"""Release tags of a repository: names for one commit each, which never change."""
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+import pendulum
+
+from lance_dagster.errors import AlreadyExistsError, Call, CorruptFileError, ProtectedError, RefNotFoundError, Remedy
+from lance_dagster.history.refs.ref_names import check_tag_name
+from lance_dagster.repository.ref_log import TAGS, RefLogs, person
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseTag:
+    """A release tag: its name, the id of its commit, who created it when, and why."""
+
+    name: str
+    commit: str
+    created_by: str
+    created_at: pendulum.DateTime
+    message: str
+
+
+def read_tag(logs: RefLogs, name: str) -> ReleaseTag | None:
+    """Read a release tag, or return None."""
+    # No tag has such a name, and a name with a slash or dots could lead out of the folder.
+    if "/" in name or name.startswith("."):
+        return None
+    path = _path(name)
+    data = logs.store.get(path)
+    return None if data is None else _parsed(name, data, f"{logs.store.uri}/{path}")
+
+
+def list_tags(logs: RefLogs) -> dict[str, ReleaseTag]:
+    """Read all release tags, by name."""
+    names = sorted(unquote(name.removesuffix(".json")) for name in logs.store.list(TAGS))
+    return {name: tag for name in names if (tag := read_tag(logs, name)) is not None}
+
+
+def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> ReleaseTag:
+    """Create a release tag; return the one that is there when it names the same commit.
+
+    Raises:
+        InvalidRefNameError: The name breaks a rule.
+        AlreadyExistsError: The tag names another commit, or the name is that of a branch or channel.
+    """
+    check_tag_name(name)
+    for kind in ("branch", "channel"):
+        found = logs.newest(kind, name)
+        if found is not None and not found.deleted:
+            raise AlreadyExistsError(f"{name!r} is a {kind} of {logs.store.uri}; a tag of that name would be ambiguous")
+    tag = {
+        "commit": commit,
+        "by": person(),
+        "at": pendulum.now("UTC").isoformat(),
+        "message": message,
+        "write": uuid.uuid4().hex,
+    }
+    logs.store.put_if_absent(_path(name), json.dumps(tag).encode())
+    # Read back whatever the answer was: another process may have been first, or the answer was that to a second copy.
+    made = read_tag(logs, name)
+    if made is None or made.commit != commit:
+        names = "gone again" if made is None else made.commit[:12]
+        raise AlreadyExistsError(f"release tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
+    return made
+
+
+def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
+    """Delete a release tag.
+
+    Raises:
+        RefNotFoundError: There is no such tag.
+        ProtectedError: `force` is False.
+    """
+    if read_tag(logs, name) is None:
+        raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "release tag")
+    if not force:
+        delete = Call("tags.delete", (name,), {"force": True})
+        because = "what was released under it could not be read any more"
+        raise ProtectedError(
+            "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
+        )
+    logs.store.delete(_path(name))
+
+
+def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
+    try:
+        found: Mapping[str, str] = json.loads(data)
+        return ReleaseTag(
+            name=name,
+            commit=str(found["commit"]),
+            created_by=str(found["by"]),
+            created_at=pendulum.instance(pendulum.DateTime.fromisoformat(str(found["at"]))),
+            message=str(found["message"]),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CorruptFileError(path, f"it holds no release tag: {type(error).__name__}") from error
+
+
+def _path(name: str) -> str:
+    return f"{TAGS}/{quote(name, safe='')}.json"

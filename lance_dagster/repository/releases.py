@@ -1,0 +1,40 @@
+"""`repository.tags`: release tags, which the tables follow with immutable tags of their own."""
+
+from dataclasses import dataclass
+
+from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.ref_log import RefLogs
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.release_tags import ReleaseTag, create_release, delete_release, list_tags
+from lance_dagster.repository.resolve_commit import resolve_commit
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The release tags of one repository."""
+
+    _logs: RefLogs
+    _registry: Registry
+
+    def list(self) -> dict[str, ReleaseTag]:
+        """Read all release tags, by name."""
+        return list_tags(self._logs)
+
+    def create(self, name: str, at: str = "main", *, message: str = "") -> tuple[ReleaseTag, tuple[Lagging, ...]]:
+        """Name a commit for ever, in the repository and by an immutable tag in each of its tables.
+
+        Raises:
+            AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
+        """
+        commit = resolve_commit(self._logs, at)
+        tag = create_release(self._logs, name, commit.id, message=message)
+        return tag, project(self._registry, commit, commit.tables, tag=name, options=None, immutable=True)
+
+    def delete(self, name: str, *, force: bool = False) -> None:
+        """Delete a release tag of the repository; the tags of the tables stay.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+            ProtectedError: `force` is False.
+        """
+        delete_release(self._logs, name, force=force)

@@ -1,0 +1,389 @@
+"""`LanceRepository`: the tables under one root, committed and promoted together.
+
+    repository = LanceRepository.create("s3://lake")
+    orders = repository.fork("shop/orders", "run/4f2a")
+    orders.append(rows, branch="run/4f2a")
+    repository.publish("run/4f2a", channel="production")
+    repository.at("production")["shop/orders"].read()
+
+No server, lock or daemon takes part: each step is a conditional put in the storage of the tables.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypedDict, Unpack
+
+import pendulum
+import pyarrow as pa
+
+from lance_dagster.errors import (
+    CorruptFileError,
+    NotFoundError,
+    RefNotFoundError,
+    Remedy,
+    TableNotFoundError,
+)
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.ref_names import check_branch_name
+from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.merge.rules import Strategy
+from lance_dagster.repository.channels import Channel, Channels
+from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, commit_tables
+from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.ref_log import MARKER, RefLogs, next_entry, person, with_properties
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.releases import Releases
+from lance_dagster.repository.resolve_commit import resolve_commit
+from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.staging import TableChange, stage_merge
+from lance_dagster.repository.view import RepositoryView
+from lance_dagster.store import open_store
+from lance_dagster.table import LanceTable
+
+_MERGED = "merged"
+"""Property of the entry that ends a branch: the commit that has what the branch did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publication did.
+
+    Attributes:
+        commit: The commit of `main` that has the changes.
+        changed: The tables that it changed; none when everything was published before.
+        channel: The channel that names the commit now, or None.
+        lagging: The branches and tags of tables that could not follow; `repair` tries again.
+    """
+
+    commit: RepositoryCommit
+    changed: Mapping[str, TableVersion] = field(default_factory=dict)
+    channel: Channel | None = None
+    lagging: tuple[Lagging, ...] = ()
+
+
+class PublishOptions(TypedDict, total=False):
+    """Options of a publication."""
+
+    message: str
+    properties: Mapping[str, str]
+    strategy: Strategy
+    retire: bool
+
+
+class LanceRepository:
+    """The Lance tables under one root, with commits, branches and channels over all of them.
+
+    A table is called by its path below the root, without `.lance`, such as `shop/orders`. `ref` arguments take a branch
+    (`main`), a channel (`production`), a release tag, a commit id, or an expression such as `production~1` or
+    `production@{yesterday}`.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
+        """Wrap a root; `open` and `create` check what is there."""
+        options = dict(storage_options or {})
+        store = open_store(root, options)
+        self._logs = RefLogs(store)
+        self._registry = Registry(store, options)
+
+    @classmethod
+    def open(cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> "LanceRepository":
+        """Open an existing repository.
+
+        Raises:
+            NotFoundError: There is no repository at the root.
+        """
+        repository = cls(root, storage_options)
+        if repository._logs.store.get(MARKER) is None:
+            remedy = Remedy("LanceRepository.create and `lance-dagster repository create` make one of the tables there")
+            raise NotFoundError(f"no repository at {repository.root}", remedy=remedy)
+        return repository
+
+    @classmethod
+    def create(
+        cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> "LanceRepository":
+        """Make a repository of a root, or open the one that is there. Tables join it one by one, or by `adopt`."""
+        repository = cls(root, storage_options)
+        logs = repository._logs
+        marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
+        logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
+        if logs.newest("branch", MAIN) is None:
+            # Every other commit has a parent, so that two branches always have something in common.
+            first, data = new_commit({}, (), author=person(), message="create the repository", properties={})
+            logs.put_commit(first, data)
+            logs.append("branch", MAIN, next_entry(None, "commit", first.id, reason=first.message))
+        return repository
+
+    @property
+    def root(self) -> str:
+        """The canonical URI of the root."""
+        return self._logs.store.uri
+
+    @property
+    def id(self) -> str:
+        """The id of the repository, which stays when its root is moved."""
+        data = self._logs.store.get(MARKER)
+        try:
+            return str(json.loads(data or b"")["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise CorruptFileError(f"{self.root}/{MARKER}", "it does not hold the id of a repository") from error
+
+    @property
+    def channels(self) -> Channels:
+        """Promote, roll back, hold and release channels."""
+        return Channels(self._logs, self._registry)
+
+    @property
+    def tags(self) -> Releases:
+        """Create, list and delete release tags."""
+        return Releases(self._logs, self._registry)
+
+    def __repr__(self) -> str:
+        """Show the root and nothing secret."""
+        return f"LanceRepository({self.root!r})"
+
+    def tables(self) -> list[str]:
+        """List the names of the registered tables."""
+        return self._registry.names()
+
+    def table(self, name: str) -> LanceTable:
+        """Open a table, registered or not, for everything that concerns it alone.
+
+        Raises:
+            TableNotFoundError: There is no table of that name.
+        """
+        table = LanceTable(self._registry.context(name))
+        if not self._registry.context(name).versions.has_versions(MAIN):
+            raise TableNotFoundError(f"no Lance table {name!r} in {self.root}")
+        return table
+
+    def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
+        """Create an empty table and register it; open the one that is there."""
+        context = self._registry.context(name)
+        table = LanceTable.create(context.uri, schema, storage_options=context.storage_options, exist_ok=True)
+        self._registry.register(name)
+        return table
+
+    def discover(self) -> list[str]:
+        """Find the Lance tables below the root that are not registered."""
+        known = set(self.tables())
+        return sorted(name for name in self._registry.discover() if name not in known)
+
+    def adopt(self, names: Iterable[str] | None = None, *, message: str = "adopt tables") -> RepositoryCommit:
+        """Register tables that exist, and commit the newest version of the `main` of each.
+
+        Args:
+            names: The tables; None for all that `discover` finds.
+            message: The commit message.
+        """
+        found = self.discover() if names is None else list(names)
+        for name in found:
+            self._registry.register(name)
+        return self.commit(message, tables=found)
+
+    def move_table(self, name: str, new_name: str) -> RepositoryCommit:
+        """Give a table whose folder was moved its new name, and commit that.
+
+        Move the folder first, with the tools of the storage. Branches of the table name its old place and are mended
+        here. Commits from before are read at the new place as far as their versions are on `main`.
+
+        Raises:
+            TableNotFoundError: The table is not registered.
+            InvalidInputError: Another table is at the new place.
+        """
+        self._registry.rename(name, new_name)
+        moved = self._registry.context(new_name)
+        LanceTable(moved).maintenance.relocate(self._registry.context(name).uri)
+        request = CommitRequest(
+            branch=MAIN, stage=_nothing, names=(), renamed={name: new_name}, message=f"move {name} to {new_name}"
+        )
+        return commit_tables(self._logs, request).commit
+
+    def remove_table(self, name: str, *, message: str = "") -> RepositoryCommit:
+        """Commit that a table is no longer part of the repository. Its files stay, and older commits still read it."""
+        request = CommitRequest(
+            branch=MAIN, stage=_nothing, names=(), removed=(name,), message=message or f"remove {name}"
+        )
+        done = commit_tables(self._logs, request)
+        self._registry.remove(name)
+        return done.commit
+
+    def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
+        """Make a branch of a table that `publish` of the branch will find; open the one that is there.
+
+        The branch is forked from the table's `main`.
+        """
+        check_branch_name(branch)
+        context = self._registry.context(name)
+        # The mark comes first: rows on a branch that no publication finds would be lost for its readers.
+        self._logs.touch(branch, self._registry.register(name))
+        create_branch(
+            branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata or {}
+        )
+        return LanceTable(context)
+
+    def head(self, ref: str = MAIN) -> RepositoryCommit:
+        """Return the commit that a ref names."""
+        return resolve_commit(self._logs, ref)
+
+    def at(self, ref: str) -> RepositoryView:
+        """Return all tables as the commit of a ref has them."""
+        return RepositoryView(self.head(ref), self._registry)
+
+    def log(self, ref: str = MAIN, limit: int | None = None) -> list[RepositoryCommit]:
+        """Return a commit and those it was made from, newest first, along first parents."""
+        return list(islice(self._first_parents(ref), limit))
+
+    def commit(
+        self,
+        message: str,
+        *,
+        tables: Iterable[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> RepositoryCommit:
+        """Commit the newest version of the `main` of tables, as one state of the repository.
+
+        Args:
+            message: The commit message.
+            tables: The tables; None for all that are registered.
+            properties: Kept with the commit.
+
+        Returns:
+            The commit, or the newest one when no table changed.
+        """
+
+        def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
+            context = self._registry.context(name)
+            table_id = self._registry.register(name) if dest is None else dest.id
+            change = TableChange(context=context, table_id=table_id, sources=(), options=_options(message, {}, None))
+            return stage_merge(change, dest)
+
+        names = tuple(self.tables() if tables is None else tables)
+        request = CommitRequest(branch=MAIN, stage=stage, names=names, message=message, properties=properties or {})
+        return commit_tables(self._logs, request).commit
+
+    def publish(
+        self,
+        branch: str,
+        *,
+        channel: str | None = None,
+        tables: Iterable[str] | None = None,
+        audit: AuditStaged | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Published:
+        """Merge a branch of many tables into `main` of the repository, all of them at once or none.
+
+        Idempotent: repeated after a crash, it finds what was done and does the rest.
+
+        Args:
+            branch: The branch, such as `run/4f2a`.
+            channel: A channel that names the result afterwards.
+            tables: The tables that have the branch; None for those that `fork` recorded.
+            audit: Is given the versions that would be published, and raises to refuse them.
+            **options: `message` is the commit message. `properties` are kept with the commit and with the merge in each
+                table. `strategy` resolves conflicts, as for `LanceTable.merge`. `retire=False` keeps the branches of
+                the tables, which are deleted otherwise.
+
+        Raises:
+            RefNotFoundError: There is no such branch.
+            MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
+            ProtectedError: The channel is held; nothing was merged.
+        """
+        if channel is not None:
+            # Before anything is merged: `main` would go on without the channel.
+            self.channels.refuse_held(channel)
+        ended = self._logs.newest("branch", branch)
+        if ended is not None and ended.deleted and _MERGED in ended.properties and tables is None:
+            commit = self._logs.commit(ended.properties[_MERGED])
+            return self._promoted(Published(commit=commit), channel, options)
+        names = tuple(self._touched(branch) if tables is None else tables)
+        if not names:
+            raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
+        message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
+        merging = _options(message, properties, options.get("strategy"))
+        request = CommitRequest(
+            branch=MAIN,
+            stage=lambda name, dest: stage_merge(self._change(name, dest, branch, merging), dest),
+            names=names,
+            message=message,
+            properties={**properties, "branch": branch},
+            audit=audit,
+        )
+        done = commit_tables(self._logs, request)
+        present = [name for name in names if name in done.commit.tables]
+        landed = project(self._registry, done.commit, present, tag=None, options=merging)
+        done_so_far = Published(commit=done.commit, changed=done.changed, lagging=landed)
+        published = self._promoted(done_so_far, channel, {**options, "message": message})
+        if options.get("retire", True):
+            self._retire(branch, names, done.commit)
+        return published
+
+    def repair(self) -> tuple[Lagging, ...]:
+        """Bring `main` and the tags of every table up to the repository; return what could not follow."""
+        head = self.head()
+        options = _options("follow the repository", {}, None)
+        found = project(self._registry, head, head.tables, tag=None, options=options)
+        for channel in self.channels.list().values():
+            commit = self._logs.commit(channel.commit)
+            found += project(self._registry, commit, commit.tables, tag=channel.name, options=None)
+        return found
+
+    def _change(self, name: str, dest: TableVersion | None, branch: str, options: MergeOptions) -> TableChange:
+        context = self._registry.context(name)
+        table_id = self._registry.register(name) if dest is None else dest.id
+        return TableChange(context=context, table_id=table_id, sources=(context.head(branch),), options=options)
+
+    def _touched(self, branch: str) -> list[str]:
+        ids = self._logs.touched(branch)
+        if not ids:
+            return []
+        names = {at.id: name for name, at in self.head().tables.items()}
+        if not names.keys() >= set(ids):
+            names |= self._registry.ids()
+        return sorted(names[table_id] for table_id in ids if table_id in names)
+
+    def _promoted(self, published: Published, channel: str | None, options: PublishOptions) -> Published:
+        if channel is None:
+            return published
+        moved = self.channels.promote(
+            channel,
+            published.commit.id,
+            reason=options.get("message", ""),
+            properties=options.get("properties"),
+            forward_only=True,
+        )
+        return replace(published, channel=moved, lagging=published.lagging + moved.lagging)
+
+    def _retire(self, branch: str, names: Iterable[str], commit: RepositoryCommit) -> None:
+        newest = self._logs.newest("branch", branch)
+        ended = with_properties(next_entry(newest, "delete", ""), {_MERGED: commit.id})
+        self._logs.append("branch", branch, ended)
+        for name in names:
+            context = self._registry.context(name)
+            if context.refs.branch(branch) is not None:
+                delete_branch(branch, context.refs, context.versions)
+
+    def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
+        commit = self.head(ref)
+        yield commit
+        while commit.parents:
+            try:
+                commit = self._logs.commit(commit.parents[0])
+            except NotFoundError:
+                # Older commits were collected.
+                return
+            yield commit
+
+
+def _options(message: str, properties: Mapping[str, str], strategy: Strategy) -> MergeOptions:
+    return MergeOptions(message=message, properties=properties, strategy=strategy)
+
+
+def _nothing(name: str, dest: TableVersion | None) -> None:
+    """Stage nothing: the commit only removes tables."""
+    del name, dest

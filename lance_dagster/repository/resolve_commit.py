@@ -1,0 +1,166 @@
+"""Which commit of a repository a ref expression names.
+
+    main, run/4f2a       the newest commit of a branch
+    production           the commit that a channel names
+    v1.4                 the commit of a release tag
+    3f9ac2d1             the commit of that id, or the only one whose id begins so (at least 8 digits)
+    name@17              what entry 17 of the log of a branch or channel names
+    name@{time}          what a branch or channel named at a time
+    branch~2             two commits before, along first parents; `branch^2` is the second parent
+    channel~2            what the channel named two promotions before; promotions that were rolled back do not count
+
+As in a table, a ref is resolved once, and from there only the commit travels.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
+
+from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError
+from lance_dagster.history.ref_expressions import RefExpression, Step, parse
+from lance_dagster.history.resolve import parse_time
+from lance_dagster.repository.ref_log import RefKind, RefLogs
+from lance_dagster.repository.release_tags import read_tag
+from lance_dagster.repository.snapshot import RefEntry, RepositoryCommit
+from lance_dagster.transactions.commit_id import COMMIT_PREFIX
+
+MAIN = "main"
+_KINDS: tuple[RefKind, ...] = ("branch", "channel")
+
+
+def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
+    """Return the commit that an expression names.
+
+    Raises:
+        RefNotFoundError: There is no such ref, or its log does not go back so far.
+        RefSyntaxError: The expression is malformed.
+    """
+    read = parse(expression)
+    kind, entry = find_ref(logs, read)
+    if entry is None:
+        return _follow(logs, logs.commit(_by_tag_or_id(logs, read)), read.steps, read)
+    if read.number is not None or read.time is not None:
+        entry = _earlier(logs, kind, read)
+    if kind == "channel" and read.steps:
+        step, *rest = read.steps
+        if step.sign == "~":
+            commit = earlier_promotions(logs, read.name, entry, step.count)[-1]
+            return _follow(logs, logs.commit(commit), tuple(rest), read)
+    return _follow(logs, logs.commit(entry.commit), read.steps, read)
+
+
+def find_ref(logs: RefLogs, read: RefExpression) -> tuple[RefKind, RefEntry | None]:
+    """Return whether a name is a branch or a channel, and its newest entry; None for any other name.
+
+    Names are never shared: a channel is not created under the name of a branch, nor the other way round.
+    """
+    # Most reads name a channel, all publications name `main`; this order saves a request for each.
+    order = _KINDS if read.kind == "branch" or read.name == MAIN or "/" in read.name else tuple(reversed(_KINDS))
+    for kind in order:
+        found = logs.newest(kind, read.name)
+        if found is not None and not found.deleted:
+            return kind, found
+    return "branch", None
+
+
+def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int) -> list[str]:
+    """Return the commits that a channel named up to some promotions before, the present one first.
+
+    A rollback takes promotions back, so they are no steps any more.
+
+    Raises:
+        RefNotFoundError: There were fewer promotions.
+    """
+    found = list(islice(promotions(logs, channel, upto=entry.number), steps + 1))
+    if len(found) <= steps:
+        ago = f"{len(found) - 1} promotion{'' if len(found) == 2 else 's'}"  # noqa: PLR2004
+        instead = f"{channel} can be followed back by {ago}"
+        raise RefNotFoundError(f"{channel}~{steps}", [], logs.store.uri, "channel", instead)
+    return found
+
+
+def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Iterator[str]:
+    """Return the commits that a channel named one after the other, newest first, without those rolled back."""
+    last, back_to = "", ""
+    for entry in logs.entries("channel", channel, upto=upto):
+        if entry.deleted:
+            return
+        # A rollback takes back everything since the promotion that it went back to.
+        if back_to and entry.commit != back_to:
+            continue
+        if entry.commit != last:
+            yield entry.commit
+        last, back_to = entry.commit, entry.commit if entry.action == "rollback" else ""
+
+
+def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
+    """Return whether a commit contains another one; every commit contains itself."""
+    wanted = logs.commit(commit_id)
+    seen, waiting = {of}, [of]
+    while waiting:
+        found = waiting.pop()
+        if found == commit_id:
+            return True
+        # A commit of a smaller generation has no ancestor of this one.
+        if logs.commit(found).generation > wanted.generation:
+            new = set(logs.commit(found).parents) - seen
+            seen |= new
+            waiting.extend(new)
+    return False
+
+
+def _earlier(logs: RefLogs, kind: RefKind, read: RefExpression) -> RefEntry:
+    """Return the entry of a number, or the one that was in force at a time."""
+    numbers = sorted(logs.numbers(kind, read.name))
+    if read.time is None:
+        if read.number not in numbers:
+            has = f"its log has entries {numbers[0]} to {numbers[-1]}"
+            raise RefNotFoundError(read.text, [], logs.store.uri, kind, has)
+        found = logs.entry(kind, read.name, read.number)
+    else:
+        moment = parse_time(read.time)
+        if isinstance(moment, str):
+            raise RefSyntaxError(read.text, read.position + len("@{"), moment)
+        later = bisect_right(numbers, moment, key=lambda number: logs.entry(kind, read.name, number).at)
+        if later == 0:
+            oldest = logs.entry(kind, read.name, numbers[0]).at
+            raise RefNotFoundError(read.text, [], logs.store.uri, kind, f"its log begins at {oldest}")
+        found = logs.entry(kind, read.name, numbers[later - 1])
+    if found.deleted:
+        raise RefNotFoundError(read.text, [], logs.store.uri, kind, f"{read.name} was deleted then")
+    return found
+
+
+def _by_tag_or_id(logs: RefLogs, read: RefExpression) -> str:
+    tag = None if read.kind == "branch" else read_tag(logs, read.name)
+    if tag is not None:
+        if read.suffix:
+            raise InvalidInputError(f"{read.name!r} is a release tag; write it without {read.suffix!r}")
+        return tag.commit
+    ids = _ids_like(logs, read)
+    if len(ids) == 1:
+        return ids[0]
+    if ids:
+        shown = ", ".join(sorted(ids)[:5])
+        raise InvalidInputError(f"{len(ids)} commits of {logs.store.uri} begin with {read.name!r}: {shown}")
+    known = [*logs.live("branch"), *logs.live("channel")]
+    raise RefNotFoundError(read.name, known, logs.store.uri, "branch, channel or release tag")
+
+
+def _ids_like(logs: RefLogs, read: RefExpression) -> list[str]:
+    if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
+        return []
+    if len(read.name) == 64:  # noqa: PLR2004  # a whole id needs no listing
+        return [read.name.lower()]
+    return [commit_id for commit_id in logs.commit_ids() if commit_id.startswith(read.name.lower())]
+
+
+def _follow(logs: RefLogs, commit: RepositoryCommit, steps: tuple[Step, ...], read: RefExpression) -> RepositoryCommit:
+    for step in steps:
+        times, which = (step.count, 1) if step.sign == "~" else (min(step.count, 1), step.count)
+        for _ in range(times):
+            if len(commit.parents) < which:
+                has = f"commit {commit.short_id} has {len(commit.parents)} parents"
+                raise RefNotFoundError(read.text, [], logs.store.uri, "commit", has)
+            commit = logs.commit(commit.parents[which - 1])
+    return commit

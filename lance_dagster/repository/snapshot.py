@@ -1,0 +1,296 @@
+"""Commits of a repository and entries of its refs: the values, and their bytes.
+
+A commit names one version of every table. Its id is the SHA-256 of its bytes, so a commit is never changed, and its
+parents are covered by the id. A ref of the repository is a log of entries; the newest entry says which commit the ref
+names, and whether the ref is held there.
+
+    commit  {"format", "parents", "generation", "committed_at", "author", "message", "properties",
+             "tables": {name: {"id", "branch", "version", "commit", "lands"}}}
+    entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write"}
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+import pendulum
+
+from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
+
+FORMAT = 1
+Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "delete"]
+"""What an entry of a ref did."""
+_ACTIONS: tuple[str, ...] = get_args(Action)
+_ID = re.compile(r"[0-9a-f]{64}")
+_MAX_BYTES = 100_000_000
+_LONGEST_PROBLEM = 200
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableVersion:
+    """One version of one table, as a commit of a repository names it.
+
+    Attributes:
+        id: The identity of the table, which stays when the table gets another name.
+        branch: The branch of the table that holds the version.
+        version: Its number on that branch.
+        commit_id: The commit id of the version (`Version.id`), a digest of its manifest.
+        lands: The number that the version gets on the `main` of its table, where no other program commits first.
+    """
+
+    id: str
+    branch: str
+    version: int
+    commit_id: str
+    lands: int
+
+    @property
+    def ref(self) -> str:
+        """The ref expression that names the version in its table."""
+        return f"branch:{self.branch}@{self.version}"
+
+    def __str__(self) -> str:
+        """Return the version as people write it."""
+        return f"{self.branch}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryCommit:
+    """One state of all tables of a repository.
+
+    Attributes:
+        id: The SHA-256 of the commit's bytes, as 64 hexadecimal digits.
+        tables: The version of each table, by the table's name.
+        parents: The ids of the commits it was made from, the newest state of the branch first.
+        generation: 1 for the first commit; one more than the largest generation of the parents for any other.
+        committed_at: When it was made, by the clock of the writer.
+        author: Who made it.
+        message: What the log says.
+        properties: What else is recorded with it, such as the run and its assets.
+    """
+
+    id: str
+    tables: Mapping[str, TableVersion]
+    parents: tuple[str, ...]
+    generation: int
+    committed_at: pendulum.DateTime
+    author: str
+    message: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def short_id(self) -> str:
+        """The first 12 digits of the id, for people."""
+        return self.id[:12]
+
+    def changed_from(self, parent: "RepositoryCommit | None") -> tuple[str, ...]:
+        """Return the names of the tables that this commit added, changed or removed."""
+        before = {} if parent is None else parent.tables
+        names = sorted(before.keys() | self.tables.keys())
+        return tuple(name for name in names if before.get(name) != self.tables.get(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelHold:
+    """A hold of a channel: it names the same commit until somebody with a reason releases it."""
+
+    reason: str
+    held_by: str
+    held_at: pendulum.DateTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefEntry:
+    """One entry of the log of a branch or channel.
+
+    Attributes:
+        number: The place in the log, from 1.
+        commit: The id of the commit that the ref names from this entry on; empty after a deletion.
+        action: What was done.
+        by: Who did it.
+        at: When, by the clock of the writer.
+        reason: Why; the message of a commit.
+        hold: The hold that is in force after the entry, or None.
+        properties: What else was recorded, such as the checks that passed.
+        write: A random id by which a writer recognises its own entry when the answer of the storage was lost.
+    """
+
+    number: int
+    commit: str
+    action: Action
+    by: str
+    at: pendulum.DateTime
+    reason: str = ""
+    hold: ChannelHold | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    write: str = ""
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the ref was deleted by this entry."""
+        return self.action == "delete"
+
+
+def new_commit(
+    tables: Mapping[str, TableVersion],
+    parents: tuple[RepositoryCommit, ...],
+    *,
+    author: str,
+    message: str,
+    properties: Mapping[str, str],
+) -> tuple[RepositoryCommit, bytes]:
+    """Return a new commit and its bytes."""
+    content = {
+        "format": FORMAT,
+        "parents": [parent.id for parent in parents],
+        "generation": 1 + max((parent.generation for parent in parents), default=0),
+        "committed_at": pendulum.now("UTC").isoformat(),
+        "author": author,
+        "message": message,
+        "properties": dict(properties),
+        "tables": {
+            name: {
+                "id": at.id,
+                "branch": at.branch,
+                "version": at.version,
+                "commit": at.commit_id,
+                "lands": at.lands,
+            }
+            for name, at in tables.items()
+        },
+    }
+    data = _bytes(content)
+    commit_id = hashlib.sha256(data).hexdigest()
+    return parse_commit(commit_id, data, commit_id), data
+
+
+def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
+    """Parse the bytes of a commit.
+
+    Raises:
+        CorruptFileError: The bytes are not those of the commit.
+        UnsupportedFeatureError: A later release wrote them.
+    """
+    if hashlib.sha256(data).hexdigest() != commit_id:
+        raise CorruptFileError(path, "its bytes have another digest than its name says")
+
+    def parse(found: Mapping[str, Any]) -> RepositoryCommit:
+        return RepositoryCommit(
+            id=commit_id,
+            tables={_text(name): _table_version(at) for name, at in found["tables"].items()},
+            parents=tuple(_digest(parent) for parent in found["parents"]),
+            generation=_count(found["generation"]),
+            committed_at=_time(found["committed_at"]),
+            author=_text(found["author"]),
+            message=_text(found["message"]),
+            properties=_texts(found["properties"]),
+        )
+
+    return _parsed(parse, data, path)
+
+
+def entry_bytes(entry: RefEntry) -> bytes:
+    """Return the bytes of an entry."""
+    hold = entry.hold
+    return _bytes(
+        {
+            "format": FORMAT,
+            "number": entry.number,
+            "commit": entry.commit,
+            "action": entry.action,
+            "by": entry.by,
+            "at": entry.at.isoformat(),
+            "reason": entry.reason,
+            "hold": hold and {"reason": hold.reason, "by": hold.held_by, "at": hold.held_at.isoformat()},
+            "properties": dict(entry.properties),
+            "write": entry.write,
+        }
+    )
+
+
+def parse_entry(data: bytes, path: str) -> RefEntry:
+    """Parse the bytes of an entry.
+
+    Raises:
+        CorruptFileError: The bytes are no entry.
+        UnsupportedFeatureError: A later release wrote them.
+    """
+
+    def parse(found: Mapping[str, Any]) -> RefEntry:
+        action, hold = found["action"], found["hold"]
+        if action not in _ACTIONS:
+            raise ValueError(f"{action!r} is no action of a ref")
+        held = hold and ChannelHold(reason=_text(hold["reason"]), held_by=_text(hold["by"]), held_at=_time(hold["at"]))
+        return RefEntry(
+            number=_count(found["number"]),
+            commit="" if action == "delete" else _digest(found["commit"]),
+            action=action,
+            by=_text(found["by"]),
+            at=_time(found["at"]),
+            reason=_text(found["reason"]),
+            hold=held or None,
+            properties=_texts(found["properties"]),
+            write=_text(found["write"]),
+        )
+
+    return _parsed(parse, data, path)
+
+
+def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> T:
+    if len(data) > _MAX_BYTES:
+        raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a repository needs")
+    try:
+        found = json.loads(data)
+        # Read before everything else: the fields of a later format are not known here.
+        if _count(found["format"]) > FORMAT:
+            raise UnsupportedFeatureError(path, [f"repository format {found['format']}"])
+        return parse(found)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
+        raise CorruptFileError(path, f"it is not what a repository keeps there: {problem}") from error
+
+
+def _table_version(found: Mapping[str, Any]) -> TableVersion:
+    return TableVersion(
+        id=_text(found["id"]),
+        branch=_text(found["branch"]),
+        version=_count(found["version"]),
+        commit_id=_digest(found["commit"]),
+        lands=_count(found["lands"]),
+    )
+
+
+def _bytes(value: object) -> bytes:
+    # Sorted and without blanks: equal content has equal bytes, and so an equal id.
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _texts(found: Mapping[str, object]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in found.items()}
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise ValueError(f"{value!r} is no id of a commit")
+    return value
+
+
+def _count(value: object) -> int:
+    # True is an int in Python.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a number of the kind that belongs there")
+    return value
+
+
+def _time(value: object) -> pendulum.DateTime:
+    return pendulum.instance(pendulum.DateTime.fromisoformat(_text(value)))

@@ -1,0 +1,210 @@
+"""Prepare the next version of a table where no reader of the repository looks.
+
+A publication of many tables merges each one into a branch of its own, `published/{digest}`, which is forked from the
+`main` of the table. Nothing is visible while the next table is merged, and nothing has to be taken back when one of
+them is refused. The branch keeps the version alive as long as a commit of the repository names it.
+
+The name of the branch is a digest of what is merged and of what it is merged into. A publication that was killed finds
+its branch again and goes on; two publications of the same versions share it.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, VersionNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MERGE
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
+from lance_dagster.history.versions import State
+from lance_dagster.merge.merge_commit import FAST_FORWARD, MergeOptions, find_merged, merge
+from lance_dagster.merge.preview import PREVIEW_OF, preview_on_branch
+from lance_dagster.merge.rules.strategy import Conflict
+from lance_dagster.repository.snapshot import TableVersion
+
+PUBLISHED = "published/"
+"""Prefix of the branches of a table that commits of a repository name."""
+PIN = "repository-main-"
+"""Prefix of the tags that keep versions of `main` which commits of a repository name."""
+NEVER = 0
+"""Stands for the number of a version that cannot land on `main` as it is."""
+_DIGITS = 16
+_WORKERS = 8
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChange:
+    """What a publication does to one table.
+
+    `sources` are the versions to merge, none to take `main` as it is. `options` has strategy, message and properties.
+    """
+
+    context: TableContext
+    table_id: str
+    sources: tuple[State, ...]
+    options: MergeOptions
+
+
+def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion | None:
+    """Merge versions of a table into a new branch, and return what a commit is to name; None when nothing changes.
+
+    Commits that other programs made on `main` become part of the result, since a reader of `main` has them already.
+
+    Args:
+        change: The table, and the versions to merge.
+        dest: The version that the repository names now, None for a table that it does not name.
+
+    Raises:
+        MergeConflictError: The versions cannot be merged.
+    """
+    context = change.context
+    onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
+    head = context.head(onto)
+    new = [source for source in change.sources if find_merged(context, source, onto) is None]
+    if new:
+        return _staged(change, new, head)
+    # Another program merged the versions into `main`, or they were published before.
+    if dest is not None and (dest.commit_id == head.id or _is_named(context, dest, head)):
+        return None
+    return capture(context, change.table_id, head)
+
+
+def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
+    """Return what a commit is to name for a version of `main`, which is kept by a tag from now on."""
+    # The tag is there already when another commit names the version, or when this one was begun before.
+    with suppress(AlreadyExistsError):
+        create_tag(
+            f"{PIN}{head.number}", TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True
+        )
+    return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=head.number)
+
+
+def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], object], key: str) -> TableVersion | None:
+    """Change a copy of a table's newest version, and return what a commit is to name; None when nothing changed.
+
+    Args:
+        change: The table.
+        dest: The version that the repository names now.
+        do: Makes the change on the branch it is given. It is not called again when it was done before.
+        key: Says which change it is, so that it is found again after a crash.
+    """
+    context = change.context
+    onto = MAIN if land(context, dest, change.options) is None else dest.branch
+    head = context.head(onto)
+    name = _branch_name(head.id, [key])
+    branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+    if context.head(name).number == branch.first:
+        do(name)
+    made = context.head(name)
+    return None if made.number == branch.first else _named(change.table_id, made, head)
+
+
+def land(context: TableContext, at: TableVersion, options: MergeOptions) -> MergeConflictError | None:
+    """Bring the `main` of a table up to a version that a commit names; return why not, when that cannot be merged."""
+    if at.branch == MAIN or landed_at(context, at) is not None:
+        return None
+    staged = load(context, at)
+    try:
+        try:
+            merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
+        except MergeConflictError:
+            # Another program committed to `main` meanwhile. The commit of the repository stays what it is.
+            merge(context, staged, MAIN, options)
+    except MergeConflictError as error:
+        return error
+    return None
+
+
+def landed_at(context: TableContext, at: TableVersion) -> State | None:
+    """Return the version of `main` that has exactly the content of a version; None where there is none."""
+    if at.lands == NEVER:
+        return None
+    found = context.versions.find(MAIN, at.lands, MAIN)
+    if found is None or at.branch == MAIN:
+        return found
+    # Of this number, a merge of the version can only be a fast-forward: it was made from the version before.
+    named = found.transaction.properties.get(MERGE) if found.transaction is not None else None
+    return found if named == str(at) else None
+
+
+def load(context: TableContext, at: TableVersion) -> State:
+    """Read the version that a commit names, or the one on `main` that has its content.
+
+    Raises:
+        VersionNotFoundError: It is gone, or another one has its place.
+    """
+    # First on `main`, whose versions name no place of their own: they are read wherever the table is moved to.
+    landed = landed_at(context, at)
+    found = landed or context.versions.find(at.branch, at.version)
+    if found is not None and (found.id == at.commit_id or (landed is not None and at.branch != MAIN)):
+        return found
+    what = "is gone" if found is None else "was replaced by another one"
+    raise VersionNotFoundError(f"{at} of {context.uri}, which a commit of the repository names, {what}")
+
+
+def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str) -> dict[str, T]:
+    """Do something for every table, a few at a time, and return the results.
+
+    Raises:
+        MergeConflictError: Some tables cannot be merged; it has the conflicts of all of them.
+    """
+    conflicts: list[Reason] = []
+
+    def tried(name: str) -> tuple[str, T | None]:
+        try:
+            return name, work(name)
+        except MergeConflictError as error:
+            conflicts.extend(_named_conflicts(name, error.conflicts))
+            return name, None
+
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        found = dict(pool.map(tried, names))
+    if conflicts:
+        raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
+    return found  # type: ignore[return-value]  # None only where there was a conflict
+
+
+def _staged(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
+    context = change.context
+    name = _branch_name(head.id, [source.id for source in sources])
+    try:
+        preview_on_branch(context, name, sources[0], head, options=change.options)
+    except AlreadyExistsError:
+        found = context.refs.branch(name)
+        # A complete branch of an earlier attempt; the digest in its name covers the head and the sources.
+        if found is None or found.metadata.get(PREVIEW_OF) != str(sources[0]):
+            raise
+    except MergeConflictError:
+        delete_branch(name, context.refs, context.versions)
+        raise
+    for source in sources[1:]:
+        merge(context, source, name, change.options)
+    return _named(change.table_id, context.head(name), head)
+
+
+def _named(table_id: str, made: State, head: State) -> TableVersion:
+    lands = head.number + 1 if head.branch == MAIN else NEVER
+    return TableVersion(id=table_id, branch=made.branch, version=made.number, commit_id=made.id, lands=lands)
+
+
+def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
+    landed = landed_at(context, dest)
+    return landed is not None and landed.id == head.id
+
+
+def _branch_name(head_id: str, merged: Iterable[str]) -> str:
+    digest = hashlib.sha256(" ".join([head_id, *merged]).encode()).hexdigest()[:_DIGITS]
+    return f"{PUBLISHED}{digest}"
+
+
+def _named_conflicts(name: str, conflicts: Iterable[Reason]) -> list[Reason]:
+    return [
+        replace(conflict, unit=f"{name}: {conflict.unit}") if isinstance(conflict, Conflict) else conflict
+        for conflict in conflicts
+    ]

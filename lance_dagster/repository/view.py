@@ -1,0 +1,103 @@
+"""All tables of a repository at one moment, for reading.
+
+A view is made of one commit, so its tables belong together however long it is used and whatever is published meanwhile.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lance_dagster import datafiles
+from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.versions import Version
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.staging import load
+
+if TYPE_CHECKING:
+    from lance_dagster.datafiles import LanceDataset
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """One table at the version that a commit names."""
+
+    name: str
+    at: TableVersion
+    _context: TableContext = field(repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The URI of the table."""
+        return self._context.uri
+
+    @property
+    def storage_options(self) -> Mapping[str, str]:
+        """The credentials and endpoint; secret."""
+        return self._context.storage_options
+
+    @property
+    def version(self) -> Version:
+        """The version."""
+        return self._context.versions.describe(load(self._context, self.at))
+
+    @property
+    def ref(self) -> str:
+        """The ref expression of the version in its table, for other readers of the table."""
+        state = load(self._context, self.at)
+        return f"branch:{state}"
+
+    def schema(self) -> pa.Schema:
+        """Return the Arrow schema."""
+        return schema_of(load(self._context, self.at))
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """Count rows; without a filter this reads one manifest and no data."""
+        if filter is None:
+            return self._context.count_rows(load(self._context, self.at))
+        return datafiles.count(self.to_lance(), filter)
+
+    def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """Read rows into memory; columns and filter are those of `LanceTable.scan`."""
+        return datafiles.read(self.to_lance(), columns, filter)
+
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.RecordBatchReader:
+        """Read rows as a stream of record batches."""
+        return datafiles.scan(self.to_lance(), columns, filter)
+
+    def to_lance(self) -> "LanceDataset":
+        """Open the version with pylance. DuckDB and Polars read the result as an Arrow dataset."""
+        return self._context.dataset(load(self._context, self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryView(Mapping[str, TableView]):
+    """The tables of one commit of a repository, by name: `repository.at("production")["shop/orders"].read()`."""
+
+    commit: RepositoryCommit
+    _registry: Registry = field(repr=False)
+
+    def __getitem__(self, name: str) -> TableView:
+        """Return a table.
+
+        Raises:
+            TableNotFoundError: The commit has no such table.
+        """
+        if not isinstance(name, str):
+            raise InvalidInputError(f"a table is called by its name, not by {name!r}")
+        at = self.commit.tables.get(name)
+        if at is None:
+            known = ", ".join(sorted(self.commit.tables)) or "none"
+            raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
+        return TableView(name, at, self._registry.context(name))
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names of the tables, sorted."""
+        return iter(sorted(self.commit.tables))
+
+    def __len__(self) -> int:
+        """Return the number of tables."""
+        return len(self.commit.tables)

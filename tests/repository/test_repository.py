@@ -1,0 +1,276 @@
+"""Many tables of one repository: a publication is seen whole or not at all, and can be taken back."""
+
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    AlreadyExistsError,
+    InvalidInputError,
+    LanceRepository,
+    LanceTable,
+    MergeConflictError,
+    NotFoundError,
+    ProtectedError,
+    RefNotFoundError,
+    TableNotFoundError,
+)
+
+SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])
+
+
+def rows(*ids: int, price: int = 1) -> pa.Table:
+    """Rows with these ids."""
+    return pa.table({"id": ids, "price": [price] * len(ids)}, schema=SCHEMA)
+
+
+def new_repository(root: Path, *names: str) -> LanceRepository:
+    """A repository with empty tables."""
+    repository = LanceRepository.create(root)
+    for name in names:
+        repository.create_table(name, SCHEMA)
+    return repository
+
+
+def run(repository: LanceRepository, number: int, *names: str) -> str:
+    """A branch with one row more in each table."""
+    branch = f"run/{number}"
+    for name in names:
+        repository.fork(name, branch).append(rows(number), branch=branch)
+    return branch
+
+
+def ids(repository: LanceRepository, ref: str) -> dict[str, list[int]]:
+    """The ids in each table, as a ref has them."""
+    view = repository.at(ref)
+    return {name: sorted(view[name].read()["id"].to_pylist()) for name in view}
+
+
+def test_a_publication_moves_all_tables(tmp_path: Path) -> None:
+    """One publication of two tables is one commit of main and one promotion of the channel."""
+    repository = new_repository(tmp_path, "shop/orders", "shop/lines", "other")
+    done = repository.publish(run(repository, 1, "shop/orders", "shop/lines"), channel="production")
+    assert {"shop/orders": [1], "shop/lines": [1]} == ids(repository, "production")
+    assert {"shop/orders", "shop/lines"} == set(done.changed)
+    assert ["publish run/1", "create the repository"] == [commit.message for commit in repository.log()]
+    assert () == done.lagging
+
+
+def test_other_readers_see_it_by_main_and_by_the_tag(tmp_path: Path) -> None:
+    """Pylance reads what was published on main and by the tag that is called like the channel."""
+    repository = new_repository(tmp_path, "orders")
+    repository.publish(run(repository, 1, "orders"), channel="production")
+    dataset = lance.dataset(str(tmp_path / "orders.lance"))
+    dataset.validate()
+    assert [1] == dataset.to_table()["id"].to_pylist()
+    assert [1] == dataset.checkout_version("production").to_table()["id"].to_pylist()
+
+
+def test_nothing_is_visible_when_one_table_conflicts(tmp_path: Path) -> None:
+    """All conflicts of all tables are named, and main of every table stays as it was."""
+    repository = new_repository(tmp_path, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        repository.table(name).append(rows(7))
+    repository.commit("start")
+    for branch, price in (("run/1", 10), ("run/2", 20)):
+        for name in ("a", "b"):
+            repository.fork(name, branch).update({"price": str(price)}, branch=branch)
+    repository.fork("c", "run/2").append(rows(2), branch="run/2")
+    repository.publish("run/1", channel="production")
+    before = {name: str(repository.table(name).head()) for name in ("a", "b", "c")}
+    with pytest.raises(MergeConflictError) as refused:
+        repository.publish("run/2", channel="production")
+    assert {"a", "b"} == {conflict.unit.partition(":")[0] for conflict in refused.value.conflicts}
+    assert before == {name: str(repository.table(name).head()) for name in ("a", "b", "c")}
+    assert [7] == ids(repository, "production")["c"]
+
+
+def test_two_runs_on_the_same_tables_are_merged(tmp_path: Path) -> None:
+    """A run that began before another one was published is merged with it, table by table."""
+    repository = new_repository(tmp_path, "a", "b")
+    first, second = run(repository, 1, "a", "b"), run(repository, 2, "a")
+    repository.publish(first, channel="production")
+    repository.publish(second, channel="production")
+    assert {"a": [1, 2], "b": [1]} == ids(repository, "production")
+
+
+def test_a_publication_can_be_repeated(tmp_path: Path) -> None:
+    """The second publication of a branch changes nothing and returns the commit of the first one."""
+    repository = new_repository(tmp_path, "a")
+    branch = run(repository, 1, "a")
+    first = repository.publish(branch, channel="production")
+    again = repository.publish(branch, channel="production")
+    assert (first.commit, {}) == (again.commit, again.changed)
+    assert 1 == len(repository.channels.history("production"))
+
+
+def test_a_rollback_goes_back_for_all_tables_and_holds(tmp_path: Path) -> None:
+    """After a rollback readers see all tables as they were, and nothing is published until the channel is released."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    repository.publish(run(repository, 2, "a", "b"), channel="production")
+    repository.channels.rollback("production", reason="doubled rows")
+    assert {"a": [1], "b": [1]} == ids(repository, "production")
+    assert [1] == repository.table("a").read("production")["id"].to_pylist()
+    with pytest.raises(ProtectedError, match="doubled rows"):
+        repository.publish(run(repository, 3, "a"), channel="production")
+    assert [1, 2] == ids(repository, "main")["a"]
+    repository.channels.release("production", reason="mended")
+    repository.publish("run/3", channel="production")
+    assert {"a": [1, 2, 3], "b": [1, 2]} == ids(repository, "production")
+
+
+def test_the_history_says_who_and_why(tmp_path: Path) -> None:
+    """Each move of a channel is an entry with its action and reason, newest first."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel="production", message="first day")
+    repository.publish(run(repository, 2, "a"), channel="production", message="second day")
+    repository.channels.rollback("production", reason="wrong", who="Ada")
+    repository.channels.release("production", reason="right", who="Bea")
+    found = [(entry.action, entry.reason) for entry in repository.channels.history("production")]
+    assert [("release", "right"), ("rollback", "wrong"), ("promote", "second day"), ("promote", "first day")] == found
+    assert "Bea" == repository.channels.history("production")[0].by
+
+
+@pytest.mark.parametrize(
+    ("ref", "expected"),
+    [
+        ("production", [1, 4]),
+        ("production~1", [1]),
+        ("production@2", [1, 2]),
+        ("production@{now}", [1, 4]),
+        ("main~0", [1, 2, 4]),
+        ("main~1", [1, 2]),
+        ("main^", [1, 2]),
+    ],
+)
+def test_ref_expressions(tmp_path: Path, ref: str, expected: list[int]) -> None:
+    """A channel is followed back by its promotions, without those that were rolled back; a branch by first parents."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel="production")
+    repository.publish(run(repository, 2, "a"), channel="production")
+    repository.channels.rollback("production", reason="wrong", hold=False)
+    repository.publish(run(repository, 4, "a"))
+    if "main" not in ref:
+        expected = [1, 2, 4] if expected == [1, 4] else expected
+        repository.channels.promote("production", "main")
+    assert expected == ids(repository, ref)["a"]
+
+
+@pytest.mark.parametrize("ref", ["staging", "production~9", "production@77", "production@{2020-01-01}", "main~9", "v1"])
+def test_refs_that_name_nothing(tmp_path: Path, ref: str) -> None:
+    """A ref without a commit is refused by name."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel="production")
+    with pytest.raises(RefNotFoundError, match=r"no .* in"):
+        repository.at(ref)
+
+
+def test_a_release_tag_never_moves(tmp_path: Path) -> None:
+    """A release tag names one commit for ever, and each table has an immutable tag of that name."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel="production")
+    tag, lagging = repository.tags.create("v1", "production", message="first")
+    repository.publish(run(repository, 2, "a"), channel="production")
+    assert (repository.head("v1").id, ()) == (tag.commit, lagging)
+    assert {"a": [1]} == ids(repository, "v1")
+    assert repository.table("a").tags.get("v1").immutable
+    with pytest.raises(ProtectedError, match="force"):
+        repository.tags.delete("v1")
+
+
+def test_tables_that_exist_are_adopted(tmp_path: Path) -> None:
+    """Tables that other programs made are found, registered and committed."""
+    lance.write_dataset(rows(1), str(tmp_path / "raw" / "old.lance"))
+    repository = LanceRepository.create(tmp_path)
+    assert ["raw/old"] == repository.discover()
+    repository.adopt()
+    assert {"raw/old": [1]} == ids(repository, "main")
+    assert [] == repository.discover()
+
+
+def test_commits_of_other_programs_are_committed_on_request(tmp_path: Path) -> None:
+    """`commit` takes the newest main of every table that changed, and the version stays readable."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.commit("start")
+    repository.table("a").append(rows(5))
+    commit = repository.commit("what the stream brought")
+    assert ("a",) == commit.changed_from(repository.log()[1])
+    repository.table("a").overwrite(rows(6))
+    repository.table("a").maintenance.collect_garbage(older_than=timedelta(0), grace=timedelta(0))
+    assert [5] == ids(repository, "main")["a"]
+
+
+def test_a_foreign_commit_does_not_stop_a_publication(tmp_path: Path) -> None:
+    """What another program committed to main of a table becomes part of the next publication of that table."""
+    repository = new_repository(tmp_path, "a")
+    branch = run(repository, 1, "a")
+    lance.write_dataset(rows(9), str(tmp_path / "a.lance"), mode="append")
+    repository.publish(branch, channel="production")
+    assert {"a": [1, 9]} == ids(repository, "production")
+
+
+def test_a_moved_table_keeps_its_history(tmp_path: Path) -> None:
+    """After its folder was moved, a table is read under its new name, now and in earlier commits."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    (tmp_path / "a.lance").rename(tmp_path / "moved.lance")
+    commit = repository.move_table("a", "moved")
+    assert {"moved", "b"} == set(commit.tables)
+    assert {"moved": [1], "b": [1]} == ids(repository, "main")
+    repository.publish(run(repository, 2, "moved"), channel="production")
+    assert {"moved": [1, 2], "b": [1]} == ids(repository, "production")
+
+
+def test_a_copied_folder_is_not_the_same_table(tmp_path: Path) -> None:
+    """A copy of a table's folder has the identity of the original and is refused until it gets its own."""
+    repository = new_repository(tmp_path, "a")
+    shutil.copytree(tmp_path / "a.lance", tmp_path / "b.lance")
+    with pytest.raises(AlreadyExistsError, match="identity of 'a'"):
+        repository.adopt(["b"])
+    (tmp_path / "b.lance" / "_refs" / "identity.json").unlink()
+    repository.adopt(["b"])
+    assert {"b"} == set(repository.head().tables)
+
+
+def test_a_removed_table_stays_in_older_commits(tmp_path: Path) -> None:
+    """A table that was removed is in no new commit, and older commits still read it."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    repository.remove_table("b")
+    assert ({"a": [1]}, {"a": [1], "b": [1]}) == (ids(repository, "main"), ids(repository, "production"))
+
+
+def test_an_audit_sees_what_will_be_published(tmp_path: Path) -> None:
+    """An audit is given the merged versions, and what it refuses is not published."""
+    repository = new_repository(tmp_path, "a")
+    first, second = run(repository, 1, "a"), run(repository, 2, "a")
+    repository.publish(first, channel="production")
+    seen: list[int] = []
+
+    def audit(staged: object) -> None:
+        assert isinstance(staged, dict)
+        seen.append(LanceTable.open(tmp_path / "a.lance").count_rows(staged["a"].ref))
+        raise InvalidInputError("no")
+
+    with pytest.raises(InvalidInputError, match="no"):
+        repository.publish(second, channel="production", audit=audit)
+    assert ([2], {"a": [1]}) == (seen, ids(repository, "production"))
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    """A root without a repository, a table that is not there and an unusable name are refused by name."""
+    with pytest.raises(NotFoundError, match="no repository at"):
+        LanceRepository.open(tmp_path)
+    repository = new_repository(tmp_path, "a")
+    with pytest.raises(TableNotFoundError, match="'b'"):
+        repository.table("b")
+    with pytest.raises(TableNotFoundError, match="no table 'b'; its tables: none"):
+        repository.at("main")["b"]
+    for name in ("../a", "/a", "a.lance", "_repository/a", ""):
+        with pytest.raises(InvalidInputError, match="name of a table"):
+            repository.table(name)
