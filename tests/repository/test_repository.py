@@ -137,7 +137,7 @@ def test_the_history_says_who_and_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ref", "expected"),
+    "ref, expected",
     [
         ("production", [1, 4]),
         ("production~1", [1]),

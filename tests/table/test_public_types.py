@@ -155,7 +155,7 @@ def test_every_method_that_commits_takes_a_message_and_properties() -> None:
     """Every other method is listed: it reads, it writes no version, or the transaction it is given says it."""
     methods = {
         f"{owner.__name__}.{name}": set(inspect.signature(found).parameters)
-        for owner in (LanceTable, *NAMESPACES)
+        for owner in (LanceTable, *(one for one in NAMESPACES if one not in (Channels, Releases)))
         for name, found in signatures(owner)
         if not isinstance(inspect.getattr_static(owner, name), property)
     }
