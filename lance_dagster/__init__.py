@@ -138,6 +138,7 @@ if TYPE_CHECKING:
     from lance_dagster.repository import (
         Channel as Channel,
         ChannelHold as ChannelHold,
+        ChannelState as ChannelState,
         Lagging as Lagging,
         LanceRepository as LanceRepository,
         Published as Published,
@@ -145,7 +146,11 @@ if TYPE_CHECKING:
         RefEntry as RefEntry,
         ReleaseTag as ReleaseTag,
         RepositoryCommit as RepositoryCommit,
+        RepositoryDiff as RepositoryDiff,
+        RepositoryStatus as RepositoryStatus,
         RepositoryView as RepositoryView,
+        TableDiff as TableDiff,
+        TableState as TableState,
         TableVersion as TableVersion,
         TableView as TableView,
     )
@@ -299,6 +304,11 @@ _HOMES = {
         "write_table",
     ),
     "lance_dagster.repository": (
+        "TableDiff",
+        "RepositoryDiff",
+        "TableState",
+        "RepositoryStatus",
+        "ChannelState",
         "Channel",
         "ChannelHold",
         "Lagging",

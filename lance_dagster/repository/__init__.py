@@ -4,12 +4,15 @@ from lance_dagster.repository.channels import Channel
 from lance_dagster.repository.projection import Lagging
 from lance_dagster.repository.release_tags import ReleaseTag
 from lance_dagster.repository.repository import LanceRepository, Published, PublishOptions
+from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 from lance_dagster.repository.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
+from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
 from lance_dagster.repository.view import RepositoryView, TableView
 
 __all__ = [
     "Channel",
     "ChannelHold",
+    "ChannelState",
     "Lagging",
     "LanceRepository",
     "PublishOptions",
@@ -17,7 +20,11 @@ __all__ = [
     "RefEntry",
     "ReleaseTag",
     "RepositoryCommit",
+    "RepositoryDiff",
+    "RepositoryStatus",
     "RepositoryView",
+    "TableDiff",
+    "TableState",
     "TableVersion",
     "TableView",
 ]

@@ -150,6 +150,10 @@ class RefLogs:
         """Record that a branch touched a table."""
         self.store.put_if_absent(f"{_folder('branch', branch)}/tables/{table_id}", b"")
 
+    def untouch(self, branch: str, table_id: str) -> None:
+        """Take back that a branch touched a table."""
+        self.store.delete(f"{_folder('branch', branch)}/tables/{table_id}")
+
     def touched(self, branch: str) -> list[str]:
         """List the ids of the tables that a branch touched."""
         return self.store.list(f"{_folder('branch', branch)}/tables")

@@ -28,25 +28,24 @@ from lance_dagster.errors import (
     TableNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
-from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channels import Channel, Channels
 from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, commit_tables
+from lance_dagster.repository.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.ref_log import MARKER, RefLogs, next_entry, person, with_properties
+from lance_dagster.repository.ref_log import MARKER, RefLogs, next_entry, person
 from lance_dagster.repository.registry import Registry
 from lance_dagster.repository.releases import Releases
+from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.resolve_commit import resolve_commit
+from lance_dagster.repository.revert_commit import revert_request
 from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.staging import TableChange, stage_merge
 from lance_dagster.repository.view import RepositoryView
 from lance_dagster.store import open_store
 from lance_dagster.table import LanceTable
-
-_MERGED = "merged"
-"""Property of the entry that ends a branch: the commit that has what the branch did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +57,14 @@ class Published:
         changed: The tables that it changed; none when everything was published before.
         channel: The channel that names the commit now, or None.
         lagging: The branches and tags of tables that could not follow; `repair` tries again.
+        kept: The branches of tables that were not deleted, and why.
     """
 
     commit: RepositoryCommit
     changed: Mapping[str, TableVersion] = field(default_factory=dict)
     channel: Channel | None = None
     lagging: tuple[Lagging, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 class PublishOptions(TypedDict, total=False):
@@ -218,14 +219,7 @@ class LanceRepository:
 
         The branch is forked from the table's `main`.
         """
-        check_branch_name(branch)
-        context = self._registry.context(name)
-        # The mark comes first: rows on a branch that no publication finds would be lost for its readers.
-        self._logs.touch(branch, self._registry.register(name))
-        create_branch(
-            branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata or {}
-        )
-        return LanceTable(context)
+        return LanceTable(fork_table(self._logs, self._registry, name, branch, metadata or {}))
 
     def head(self, ref: str = MAIN) -> RepositoryCommit:
         """Return the commit that a ref names."""
@@ -298,10 +292,12 @@ class LanceRepository:
             # Before anything is merged: `main` would go on without the channel.
             self.channels.refuse_held(channel)
         ended = self._logs.newest("branch", branch)
-        if ended is not None and ended.deleted and _MERGED in ended.properties and tables is None:
-            commit = self._logs.commit(ended.properties[_MERGED])
-            return self._promoted(Published(commit=commit), channel, options)
-        names = tuple(self._touched(branch) if tables is None else tables)
+        names = tuple(touched_tables(self._logs, self._registry, branch) if tables is None else tables)
+        if ended is not None and ended.deleted and MERGED in ended.properties:
+            # Published before; an interrupted publication may have left branches behind.
+            commit = self._logs.commit(ended.properties[MERGED])
+            published = self._promoted(Published(commit=commit), channel, options)
+            return replace(published, kept=self._ended(branch, names, commit, options))
         if not names:
             raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
         message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
@@ -319,9 +315,32 @@ class LanceRepository:
         landed = project(self._registry, done.commit, present, tag=None, options=merging)
         done_so_far = Published(commit=done.commit, changed=done.changed, lagging=landed)
         published = self._promoted(done_so_far, channel, {**options, "message": message})
-        if options.get("retire", True):
-            self._retire(branch, names, done.commit)
-        return published
+        return replace(published, kept=self._ended(branch, names, done.commit, options))
+
+    def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
+        """Undo what one commit did to its tables, all at once, and keep everything that came later.
+
+        Raises:
+            MergeConflictError: Later changes build on it; nothing is visible.
+            ConflictError: A version of the commit is not on `main` of its table as it was published.
+        """
+        request = revert_request(self._logs, self._registry, self.head(ref), message, properties or {})
+        done = commit_tables(self._logs, request)
+        project(self._registry, done.commit, done.changed, tag=None, options=_options(request.message, {}, None))
+        return done.commit
+
+    def diff(self, before: str, after: str) -> RepositoryDiff:
+        """Say which tables differ between two commits; `rows` of each says in what."""
+        return diff_commits(self._registry, self.head(before), self.head(after))
+
+    def status(self) -> RepositoryStatus:
+        """Say where every table, channel and branch stands."""
+        waiting = {
+            name: tuple(touched_tables(self._logs, self._registry, name))
+            for name in sorted(self._logs.live("branch"))
+            if name != MAIN
+        }
+        return status_of_repository(self._logs, self._registry, waiting)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
@@ -336,16 +355,16 @@ class LanceRepository:
     def _change(self, name: str, dest: TableVersion | None, branch: str, options: MergeOptions) -> TableChange:
         context = self._registry.context(name)
         table_id = self._registry.register(name) if dest is None else dest.id
-        return TableChange(context=context, table_id=table_id, sources=(context.head(branch),), options=options)
+        return TableChange(
+            context=context, table_id=table_id, sources=(head_of_branch(context, name, branch),), options=options
+        )
 
-    def _touched(self, branch: str) -> list[str]:
-        ids = self._logs.touched(branch)
-        if not ids:
-            return []
-        names = {at.id: name for name, at in self.head().tables.items()}
-        if not names.keys() >= set(ids):
-            names |= self._registry.ids()
-        return sorted(names[table_id] for table_id in ids if table_id in names)
+    def _ended(
+        self, branch: str, names: Iterable[str], commit: RepositoryCommit, options: PublishOptions
+    ) -> tuple[str, ...]:
+        if not options.get("retire", True):
+            return ()
+        return tuple(end_branch(self._logs, self._registry, branch, commit.id, names))
 
     def _promoted(self, published: Published, channel: str | None, options: PublishOptions) -> Published:
         if channel is None:
@@ -358,15 +377,6 @@ class LanceRepository:
             forward_only=True,
         )
         return replace(published, channel=moved, lagging=published.lagging + moved.lagging)
-
-    def _retire(self, branch: str, names: Iterable[str], commit: RepositoryCommit) -> None:
-        newest = self._logs.newest("branch", branch)
-        ended = with_properties(next_entry(newest, "delete", ""), {_MERGED: commit.id})
-        self._logs.append("branch", branch, ended)
-        for name in names:
-            context = self._registry.context(name)
-            if context.refs.branch(branch) is not None:
-                delete_branch(branch, context.refs, context.versions)
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
         commit = self.head(ref)

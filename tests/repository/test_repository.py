@@ -274,3 +274,74 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     for name in ("../a", "/a", "a.lance", "_repository/a", ""):
         with pytest.raises(InvalidInputError, match="name of a table"):
             repository.table(name)
+
+
+def test_a_branch_name_can_be_used_again(tmp_path: Path) -> None:
+    """A branch that was published and is forked again is published again, with the tables of the second time."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.fork("a", "nightly").append(rows(1), branch="nightly")
+    repository.publish("nightly", channel="production")
+    repository.fork("b", "nightly").append(rows(2), branch="nightly")
+    assert {"b"} == set(repository.publish("nightly", channel="production").changed)
+    assert {"a": [1], "b": [2]} == ids(repository, "production")
+
+
+def test_rows_after_the_publication_are_not_deleted(tmp_path: Path) -> None:
+    """A branch that got rows after it was looked at is kept, and named."""
+    repository = new_repository(tmp_path, "a")
+    branch = run(repository, 1, "a")
+
+    def audit(staged: object) -> None:
+        del staged
+        repository.table("a").append(rows(2), branch=branch)
+
+    done = repository.publish(branch, audit=audit)
+    assert ("run/1 of a: it has commits that were not published",) == done.kept
+    repository.fork("a", branch)
+    repository.publish(branch)
+    assert [1, 2] == ids(repository, "main")["a"]
+
+
+def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
+    """A revert takes back what one publication did to each of its tables, and keeps what came later."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.commit("start")
+    repository.publish(run(repository, 1, "a", "b"))
+    wrong = repository.publish(run(repository, 2, "a", "b")).commit
+    repository.publish(run(repository, 3, "b"))
+    commit = repository.revert(wrong.id)
+    assert {"a": [1], "b": [1, 3]} == ids(repository, "main")
+    assert {"a", "b"} == set(commit.changed_from(repository.log()[1]))
+    assert commit == repository.revert(wrong.id)
+    assert [1] == repository.table("a").read()["id"].to_pylist()
+
+
+def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:
+    """A diff of two commits names each table that differs, and compares rows on request."""
+    repository = new_repository(tmp_path, "a", "b", "c")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    repository.publish(run(repository, 2, "a", "c"))
+    found = repository.diff("production", "main")
+    assert [("a", "changed"), ("c", "added")] == [(table.name, table.kind) for table in found.tables]
+    assert 1 == found.tables[0].rows().stat().added
+    with pytest.raises(InvalidInputError, match="c was added"):
+        found.tables[1].rows()
+
+
+def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
+    """The status names foreign commits, moved tags, branches that wait, and held channels that fell behind."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    repository.channels.hold("production", reason="audit")
+    repository.publish(run(repository, 2, "b"))
+    repository.table("a").append(rows(8))
+    repository.table("b").tags.move("production", "main")
+    run(repository, 3, "a")
+    status = repository.status()
+    a, b = status.tables
+    assert (1, 0, {}, {"production": "main@3"}) == (a.ahead, b.ahead, a.moved_tags, b.moved_tags)
+    assert {"run/3": ("a",)} == status.waiting
+    assert [1] == [channel.behind for channel in status.channels]
+    assert "held by" in str(status)
+    repository.repair()
+    assert {} == repository.status().tables[1].moved_tags

@@ -1,0 +1,84 @@
+"""Branches over many tables: which tables a branch touched, and how it ends.
+
+A branch of the repository is a log entry that says where it began, and a mark for each table that was forked to it; the
+rows are on the branch of that name in each table. After its publication an entry says which commit has them. A name may
+be used again afterwards.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lance_dagster.errors import ConflictError, RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.ref_names import check_branch_name
+from lance_dagster.history.versions import State
+from lance_dagster.merge.merge_commit import find_merged
+from lance_dagster.repository.ref_log import RefLogs, next_entry, with_properties
+from lance_dagster.repository.registry import Registry
+
+MERGED = "merged"
+"""Property of the entry that ends a branch: the commit that has what the branch did."""
+
+
+def fork_table(logs: RefLogs, registry: Registry, name: str, branch: str, metadata: Mapping[str, str]) -> TableContext:
+    """Make a branch of a table that a publication of the branch finds; return the context of the table."""
+    check_branch_name(branch)
+    context = registry.context(name)
+    begun = logs.newest("branch", branch)
+    if begun is None or begun.deleted:
+        # Where another process forks another table at the same moment, its entry serves both.
+        logs.append("branch", branch, next_entry(begun, "fork", logs.current("branch", MAIN).commit))
+    # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
+    logs.touch(branch, registry.register(name))
+    create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
+    return context
+
+
+def touched_tables(logs: RefLogs, registry: Registry, branch: str) -> list[str]:
+    """Return the names of the tables that were forked to a branch."""
+    ids = logs.touched(branch)
+    if not ids:
+        return []
+    head = logs.commit(logs.current("branch", MAIN).commit)
+    names = {at.id: name for name, at in head.tables.items()}
+    if not names.keys() >= set(ids):
+        # A table that was never committed is known to the register only.
+        names |= registry.ids()
+    return sorted(names[table_id] for table_id in ids if table_id in names)
+
+
+def end_branch(logs: RefLogs, registry: Registry, branch: str, merged: str, names: Iterable[str]) -> list[str]:
+    """Record which commit has what a branch did, and delete the branch in each table; return what was kept and why."""
+    newest = logs.newest("branch", branch)
+    if newest is None or not newest.deleted:
+        logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
+    kept = []
+    for name in names:
+        context = registry.context(name)
+        try:
+            # Rows may have been committed to the branch after they were looked at; those are not published.
+            if find_merged(context, context.head(branch), MAIN) is None:
+                kept.append(f"{branch} of {name}: it has commits that were not published")
+                continue
+            delete_branch(branch, context.refs, context.versions)
+        except RefNotFoundError:
+            # An interrupted publication deleted it before.
+            pass
+        except ConflictError as error:
+            kept.append(f"{branch} of {name}: {error}")
+            continue
+        logs.untouch(branch, registry.register(name))
+    return kept
+
+
+def head_of_branch(context: TableContext, name: str, branch: str) -> State:
+    """Return the newest version of the branch of a table.
+
+    Raises:
+        RefNotFoundError: The table has no such branch.
+    """
+    try:
+        return context.head(branch)
+    except RefNotFoundError as error:
+        raise RefNotFoundError(branch, error.known, context.uri, "branch", f"{name} was not forked to it") from error

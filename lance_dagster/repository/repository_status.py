@@ -1,0 +1,132 @@
+"""Where the tables, channels and branches of a repository stand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lance_dagster.format.layout import MAIN
+from lance_dagster.repository.projection import names_of
+from lance_dagster.repository.ref_log import RefLogs
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.snapshot import ChannelHold, RepositoryCommit, TableVersion
+from lance_dagster.repository.staging import for_each_table, landed_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """How a table compares with the newest commit of the repository.
+
+    Attributes:
+        name: The table.
+        at: The version that the repository names; None for a table that was never committed.
+        main: The newest version of the table's own `main`.
+        ahead: How many versions other programs committed to `main` since; the next publication of the table, or
+            `commit`, takes them in.
+        lagging: Whether `main` does not have the version of the repository yet; `repair` brings it there.
+        moved_tags: The tags that no longer follow their channel, with the version they name: another program moved
+            them, or a publication was interrupted.
+    """
+
+    name: str
+    at: TableVersion | None
+    main: str
+    ahead: int
+    lagging: bool
+    moved_tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelState:
+    """A channel: its commit, how many commits `main` is ahead of it (None: it is on no first parent), and its hold."""
+
+    name: str
+    commit: str
+    behind: int | None
+    hold: ChannelHold | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryStatus:
+    """Where a repository stands.
+
+    Attributes:
+        commit: The newest commit of `main`.
+        tables: The registered tables.
+        channels: The channels.
+        waiting: The branches that were not published, with the tables they touched.
+    """
+
+    commit: RepositoryCommit
+    tables: tuple[TableState, ...]
+    channels: tuple[ChannelState, ...]
+    waiting: Mapping[str, tuple[str, ...]]
+
+    def __str__(self) -> str:
+        """Return a line for `main`, each channel, each table with something to say, and each branch that waits."""
+        lines = [f"main: {self.commit.short_id} {self.commit.message}, {len(self.commit.tables)} tables"]
+        for channel in self.channels:
+            held = f", held by {channel.hold.held_by}: {channel.hold.reason}" if channel.hold else ""
+            behind = "apart from main" if channel.behind is None else f"{channel.behind} behind main"
+            lines.append(f"channel {channel.name}: {channel.commit[:12]}, {behind}{held}")
+        for table in self.tables:
+            said = [
+                *(["never committed"] if table.at is None else []),
+                *([f"main has {table.ahead} versions that are not committed"] if table.ahead else []),
+                *(["main lags behind"] if table.lagging else []),
+                *(f"tag {tag} names {version}" for tag, version in table.moved_tags.items()),
+            ]
+            if said:
+                lines.append(f"table {table.name}: {'; '.join(said)}")
+        lines += [f"branch {name} waits: {', '.join(tables)}" for name, tables in self.waiting.items()]
+        return "\n".join(lines)
+
+
+def status_of_repository(logs: RefLogs, registry: Registry, waiting: Mapping[str, tuple[str, ...]]) -> RepositoryStatus:
+    """Look at every table, channel and branch; a few requests for each."""
+    head = logs.commit(logs.current("branch", MAIN).commit)
+    channels = dict(sorted(logs.live("channel").items()))
+    commits = {name: logs.commit(entry.commit) for name, entry in channels.items()}
+
+    def one(name: str) -> TableState:
+        return _table_state(registry, name, head.tables.get(name), commits)
+
+    names = sorted({*registry.names(), *head.tables})
+    tables = for_each_table(one, names, "")
+    return RepositoryStatus(
+        commit=head,
+        tables=tuple(tables[name] for name in names),
+        channels=tuple(
+            ChannelState(name=name, commit=entry.commit, behind=_behind(logs, head, entry.commit), hold=entry.hold)
+            for name, entry in channels.items()
+        ),
+        waiting=waiting,
+    )
+
+
+def _table_state(
+    registry: Registry, name: str, at: TableVersion | None, commits: Mapping[str, RepositoryCommit]
+) -> TableState:
+    context = registry.context(name)
+    newest = context.head(MAIN)
+    landed = None if at is None else landed_at(context, at)
+    moved = {}
+    for channel, commit in commits.items():
+        tag = context.refs.tag(channel) if name in commit.tables else None
+        if tag is not None and tag.ref not in names_of(context, commit.tables[name]):
+            moved[channel] = tag.ref
+    return TableState(
+        name=name,
+        at=at,
+        main=str(newest),
+        ahead=0 if landed is None else len([n for n in context.versions.numbers(MAIN) if n > landed.number]),
+        lagging=at is not None and landed is None,
+        moved_tags=moved,
+    )
+
+
+def _behind(logs: RefLogs, head: RepositoryCommit, commit_id: str) -> int | None:
+    wanted, steps, commit = logs.commit(commit_id).generation, 0, head
+    while commit.id != commit_id:
+        if commit.generation <= wanted or not commit.parents:
+            return None
+        commit, steps = logs.commit(commit.parents[0]), steps + 1
+    return steps
