@@ -21,7 +21,9 @@ MERGED = "merged"
 """Property of the entry that ends a branch: the commit that has what the branch did."""
 
 
-def fork_table(logs: RefLogs, registry: Registry, name: str, branch: str, metadata: Mapping[str, str]) -> TableContext:
+def fork_table(
+    logs: RefLogs, registry: Registry, name: str, branch: str, *, metadata: Mapping[str, str]
+) -> TableContext:
     """Make a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
     context = registry.context(name)
@@ -48,7 +50,7 @@ def touched_tables(logs: RefLogs, registry: Registry, branch: str) -> list[str]:
     return sorted(names[table_id] for table_id in ids if table_id in names)
 
 
-def end_branch(logs: RefLogs, registry: Registry, branch: str, merged: str, names: Iterable[str]) -> list[str]:
+def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:
     """Record which commit has what a branch did, and delete the branch in each table; return what was kept and why."""
     newest = logs.newest("branch", branch)
     if newest is None or not newest.deleted:

@@ -219,7 +219,7 @@ class LanceRepository:
 
         The branch is forked from the table's `main`.
         """
-        return LanceTable(fork_table(self._logs, self._registry, name, branch, metadata or {}))
+        return LanceTable(fork_table(self._logs, self._registry, name, branch, metadata=metadata or {}))
 
     def head(self, ref: str = MAIN) -> RepositoryCommit:
         """Return the commit that a ref names."""
@@ -324,7 +324,9 @@ class LanceRepository:
             MergeConflictError: Later changes build on it; nothing is visible.
             ConflictError: A version of the commit is not on `main` of its table as it was published.
         """
-        request = revert_request(self._logs, self._registry, self.head(ref), message, properties or {})
+        request = revert_request(
+            self._logs, self._registry, self.head(ref), message=message, properties=properties or {}
+        )
         done = commit_tables(self._logs, request)
         project(self._registry, done.commit, done.changed, tag=None, options=_options(request.message, {}, None))
         return done.commit
@@ -364,7 +366,7 @@ class LanceRepository:
     ) -> tuple[str, ...]:
         if not options.get("retire", True):
             return ()
-        return tuple(end_branch(self._logs, self._registry, branch, commit.id, names))
+        return tuple(end_branch(self._logs, self._registry, branch, merged=commit.id, names=names))
 
     def _promoted(self, published: Published, channel: str | None, options: PublishOptions) -> Published:
         if channel is None:

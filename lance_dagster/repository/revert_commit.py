@@ -15,7 +15,7 @@ from lance_dagster.repository.staging import TableChange, landed_at, stage_chang
 
 
 def revert_request(
-    logs: RefLogs, registry: Registry, commit: RepositoryCommit, message: str, properties: Mapping[str, str]
+    logs: RefLogs, registry: Registry, commit: RepositoryCommit, *, message: str, properties: Mapping[str, str]
 ) -> CommitRequest:
     """Return the commit that takes the change of another commit back.
 
