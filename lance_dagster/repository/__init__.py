@@ -1,11 +1,11 @@
 """Many tables that are committed, published and promoted together, on object storage alone."""
 
 from lance_dagster.repository.channels import Channel
+from lance_dagster.repository.commits.release_tags import ReleaseTag
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging
-from lance_dagster.repository.release_tags import ReleaseTag
 from lance_dagster.repository.repository import LanceRepository, Published, PublishOptions
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
-from lance_dagster.repository.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
 from lance_dagster.repository.view import RepositoryView, TableView
 

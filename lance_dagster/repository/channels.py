@@ -22,12 +22,12 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
+from lance_dagster.repository.commits.ref_log import EXPIRED, RefLogs, next_entry, person, with_properties
+from lance_dagster.repository.commits.release_tags import read_tag
+from lance_dagster.repository.commits.resolve_commit import earlier_promotions, is_ancestor, resolve_commit
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.ref_log import EXPIRED, RefLogs, next_entry, person, with_properties
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.release_tags import read_tag
-from lance_dagster.repository.resolve_commit import earlier_promotions, is_ancestor, resolve_commit
-from lance_dagster.repository.snapshot import ChannelHold, RefEntry
 
 _TRIES = 50
 

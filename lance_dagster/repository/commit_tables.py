@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import ConflictError
-from lance_dagster.repository.ref_log import RefLogs, next_entry, person
-from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.staging import for_each_table
 
 _TRIES = 50

@@ -14,7 +14,7 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
-from lance_dagster.repository.ref_log import RefLogs, next_entry, with_properties
+from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, with_properties
 from lance_dagster.repository.registry import Registry
 
 MERGED = "merged"

@@ -21,8 +21,8 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, move_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.staging import for_each_table, land, landed_at, load
 
 COMMIT = "repository/commit"

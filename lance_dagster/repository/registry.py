@@ -15,7 +15,7 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidIn
 from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.repository.ref_log import FOLDER, TABLES
+from lance_dagster.repository.commits.ref_log import FOLDER, TABLES
 from lance_dagster.store import Store
 
 IDENTITY = "_refs/identity.json"

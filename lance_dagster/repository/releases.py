@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
+from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.ref_log import RefLogs
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.release_tags import ReleaseTag, create_release, delete_release, list_tags
-from lance_dagster.repository.resolve_commit import resolve_commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,15 +32,15 @@ from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channels import Channel, Channels
 from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, commit_tables
+from lance_dagster.repository.commits.ref_log import MARKER, RefLogs, next_entry, person
+from lance_dagster.repository.commits.resolve_commit import resolve_commit
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.ref_log import MARKER, RefLogs, next_entry, person
 from lance_dagster.repository.registry import Registry
 from lance_dagster.repository.releases import Releases
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
-from lance_dagster.repository.resolve_commit import resolve_commit
 from lance_dagster.repository.revert_commit import revert_request
-from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.staging import TableChange, stage_merge
 from lance_dagster.repository.view import RepositoryView

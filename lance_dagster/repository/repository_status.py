@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lance_dagster.format.layout import MAIN
+from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
-from lance_dagster.repository.ref_log import RefLogs
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.staging import for_each_table, landed_at
 
 

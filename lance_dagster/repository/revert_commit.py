@@ -8,9 +8,9 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.picks import PickOptions, revert
 from lance_dagster.repository.commit_tables import CommitRequest
-from lance_dagster.repository.ref_log import RefLogs
+from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.staging import TableChange, landed_at, stage_change
 
 

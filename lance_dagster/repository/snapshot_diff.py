@@ -8,8 +8,8 @@ from lance_dagster.diff import diff
 from lance_dagster.diff.diff import Diff
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.context import TableContext
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.staging import load
 
 

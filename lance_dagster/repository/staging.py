@@ -25,7 +25,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import FAST_FORWARD, MergeOptions, find_merged, merge
 from lance_dagster.merge.preview import PREVIEW_OF, preview_on_branch
 from lance_dagster.merge.rules.strategy import Conflict
-from lance_dagster.repository.snapshot import TableVersion
+from lance_dagster.repository.commits.snapshot import TableVersion
 
 PUBLISHED = "published/"
 """Prefix of the branches of a table that commits of a repository name."""

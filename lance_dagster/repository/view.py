@@ -13,8 +13,8 @@ from lance_dagster import datafiles
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import Version
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.staging import load
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ import pendulum
 
 from lance_dagster.errors import CommitStateUnknownError, NotFoundError, RefNotFoundError, StoreError
 from lance_dagster.history.commit import WRITER, committer, writer_name
-from lance_dagster.repository.snapshot import (
+from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
     RefEntry,

@@ -19,9 +19,9 @@ from itertools import islice
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
-from lance_dagster.repository.ref_log import RefKind, RefLogs
-from lance_dagster.repository.release_tags import read_tag
-from lance_dagster.repository.snapshot import RefEntry, RepositoryCommit
+from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
+from lance_dagster.repository.commits.release_tags import read_tag
+from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 MAIN = "main"

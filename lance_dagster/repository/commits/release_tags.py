@@ -10,7 +10,7 @@ import pendulum
 
 from lance_dagster.errors import AlreadyExistsError, Call, CorruptFileError, ProtectedError, RefNotFoundError, Remedy
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.repository.ref_log import TAGS, RefLogs, person
+from lance_dagster.repository.commits.ref_log import TAGS, RefLogs, person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
