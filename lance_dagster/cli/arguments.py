@@ -57,10 +57,13 @@ class RefType(click.ParamType[str]):
 def _refs_of(uri: str, storage_options: dict[str, str]) -> "Refs":
     """Return the refs of a table without loading pylance and pyarrow, which would delay each completion."""
     from lance_dagster.history.refs.ref_store import Refs
-    from lance_dagster.history.table_uri import is_table_uri, parse_table_uri
+    from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
     from lance_dagster.store import open_store
 
-    return Refs(open_store(parse_table_uri(uri)[0] if is_table_uri(uri) else uri, storage_options))
+    if is_table_uri(uri):
+        found = parse_version_uri(uri)
+        uri = found.location if found.table is None else f"{found.location}/{found.table}.lance"
+    return Refs(open_store(uri, storage_options))
 
 
 REF, BRANCH, TAG = RefType(), RefType(tags=False), RefType(branches=False)
@@ -126,11 +129,18 @@ def table_as_typed() -> str:
 
 def _open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTable", str | None]:
     """Open a table, and return it with the ref its URI names, if any; pylance and pyarrow are loaded only here."""
-    from lance_dagster.history.table_uri import is_table_uri, split_table_uri
+    from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
     from lance_dagster.table import LanceTable
 
-    location, ref = split_table_uri(uri)
-    return LanceTable.open(location, storage_options), ref if is_table_uri(uri) else None
+    if not is_table_uri(uri):
+        return LanceTable.open(uri, storage_options), None
+    found = parse_version_uri(uri)
+    if found.table is None:
+        return LanceTable.open(found.location, storage_options), found.ref
+    from lance_dagster.repository import LanceRepository
+
+    view = LanceRepository.open_uri(uri, storage_options)
+    return LanceTable.open(view.uri, view.storage_options), view.ref
 
 
 def _put_ref(arguments: dict[str, object], ref: str) -> None:

@@ -1,15 +1,21 @@
 """The URI of a version: one text for a table and one of its versions, for configurations and people.
 
-    lance+<uri>?ref=<expression>        lance+s3://bucket/orders.lance?ref=production
-                                        lance+/data/orders.lance?ref=main%5E2
+    lance+<uri>?ref=<expression>                lance+s3://bucket/orders.lance?ref=production
+                                                lance+/data/orders.lance?ref=main%5E2
+    lance+<root>?table=<name>&ref=<expression>  lance+s3://lake?table=shop/orders&ref=production
 
-`<uri>` is the URI of the table, or a local path. In both parts `%`, `?`, `#`, `&`, blanks and non-ASCII characters are
-percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a blank. Without `?ref=` the newest version
-of `main` is meant. Credentials are refused: a URI ends up in logs and configurations.
+The first form names a version of a table, by the branches and tags of the table itself. The second one names a table as
+a commit of its repository has it, by the branches, channels and tags of the repository. `table=` alone tells them
+apart, since a path cannot say where a root ends and the name of a table begins.
+
+`<uri>` is the URI of the table, or a local path; `<root>` is that of the repository. In all parts `%`, `?`, `#`, `&`,
+blanks and non-ASCII characters are percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a blank.
+Without `ref=` the newest version of `main` is meant. Credentials are refused: a URI ends up in logs and configurations.
 """
 
 import os
 import re
+from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from lance_dagster.errors import InvalidInputError
@@ -17,13 +23,23 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 
 PREFIX = "lance+"
-_KEY = "ref"
+_REF, _TABLE = "ref", "table"
 _SAFE_IN_URI = "/:@!$'()*,;=~+"
 _SAFE_IN_REF = "/:@~,"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _KEY_NAME = re.compile(r"[A-Za-z_.-]{1,40}")
 _EXAMPLE = "lance+s3://bucket/orders.lance?ref=production"
+_EXAMPLE_OF_REPOSITORY = "lance+s3://lake?table=shop/orders&ref=production"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionUri:
+    """What the URI of a version says: the URI of the table or the root of the repository, the ref, the table there."""
+
+    location: str
+    ref: str
+    table: str | None
 
 
 def is_table_uri(uri: str | os.PathLike[str]) -> bool:
@@ -31,8 +47,8 @@ def is_table_uri(uri: str | os.PathLike[str]) -> bool:
     return os.fspath(uri).lower().startswith(PREFIX)
 
 
-def parse_table_uri(text: str) -> tuple[str, str]:
-    """Return the URI of the table and the ref expression.
+def parse_version_uri(text: str) -> VersionUri:
+    """Return what a URI of either form says.
 
     Raises:
         InvalidInputError: The text has another form, or carries credentials or other options; the message never shows
@@ -47,13 +63,32 @@ def parse_table_uri(text: str) -> tuple[str, str]:
         raise InvalidInputError("the URI of a version cannot carry credentials; give them as storage options")
     if "#" in text:
         raise InvalidInputError(f"the URI of a version has no part after '#'; in a name it is written %23: {_EXAMPLE}")
-    ref = _ref(query) if asked else MAIN
+    keys = _keys(query) if asked else {}
+    ref = keys.get(_REF, MAIN)
     parse(ref)
     uri = _decoded(location, "the URI of a table")
     if not uri.strip():
         raise InvalidInputError(f"there is no table in {text!r}; write it as {_EXAMPLE}")
     # A plain path instead of file://, since a program that opens a URI would decode the escapes a second time.
-    return (_path_of_file(rest) if separator and scheme.lower() == "file" else uri), ref
+    plain = _path_of_file(rest) if separator and scheme.lower() == "file" else uri
+    return VersionUri(location=plain, ref=ref, table=keys.get(_TABLE))
+
+
+def parse_table_uri(text: str) -> tuple[str, str]:
+    """Return the URI of the table and the ref expression.
+
+    Raises:
+        InvalidInputError: The text has another form, names a table of a repository, or carries credentials or other
+            options; the message never shows those.
+        RefSyntaxError: The expression is malformed.
+    """
+    found = parse_version_uri(text)
+    if found.table is not None:
+        raise InvalidInputError(
+            f"the URI names table {found.table!r} of the repository at {found.location}, and here the URI of a table "
+            f"alone is wanted, such as {_EXAMPLE}; LanceRepository.open_uri opens a table of a repository"
+        )
+    return found.location, found.ref
 
 
 def split_table_uri(uri: str | os.PathLike[str]) -> tuple[str, str]:
@@ -76,7 +111,18 @@ def table_uri(uri: str, ref: str) -> str:
         RefSyntaxError: The expression cannot be read.
     """
     parse(ref)
-    return f"{PREFIX}{quote(uri, safe=_SAFE_IN_URI)}?{_KEY}={quote(ref, safe=_SAFE_IN_REF)}"
+    return f"{PREFIX}{quote(uri, safe=_SAFE_IN_URI)}?{_REF}={quote(ref, safe=_SAFE_IN_REF)}"
+
+
+def repository_uri(root: str, table: str, ref: str) -> str:
+    """Write the root of a repository, one of its tables and a ref expression of the repository as one text.
+
+    Raises:
+        RefSyntaxError: The expression cannot be read.
+    """
+    parse(ref)
+    name = quote(table, safe=_SAFE_IN_URI)
+    return f"{PREFIX}{quote(root, safe=_SAFE_IN_URI)}?{_TABLE}={name}&{_REF}={quote(ref, safe=_SAFE_IN_REF)}"
 
 
 def _path_of_file(rest: str) -> str:
@@ -89,20 +135,24 @@ def _path_of_file(rest: str) -> str:
     return _decoded(slash + path, "a path")
 
 
-def _ref(query: str) -> str:
-    found: list[str] = []
+def _keys(query: str) -> dict[str, str]:
+    found: dict[str, str] = {}
     for part in query.split("&"):
         key, equals, value = part.partition("=")
-        if key != _KEY or not equals:
+        if key not in (_REF, _TABLE) or not equals:
             # An unknown part may be a secret, so it is shown only where it looks like a plain key.
             shown = f", not {key!r}" if _KEY_NAME.fullmatch(key) else ""
             raise InvalidInputError(
-                f"after '?' the URI of a version has only {_KEY}=<expression>{shown}; give storage options beside it"
+                f"after '?' the URI of a version has only {_REF}=<expression>{shown}; give storage options beside it; "
+                f"a table of a repository is written {_EXAMPLE_OF_REPOSITORY}"
             )
-        found.append(_decoded(value, "a ref"))
-    if len(found) > 1:
-        raise InvalidInputError(f"the URI of a version names one ref, not {len(found)}: {', '.join(map(repr, found))}")
-    return found[0]
+        decoded = _decoded(value, f"a {key}")
+        if key in found:
+            raise InvalidInputError(f"the URI of a version names one {key}, not 2: {found[key]!r}, {decoded!r}")
+        found[key] = decoded
+    if found.get(_TABLE) == "":
+        raise InvalidInputError(f"there is no name after {_TABLE}=; write it as {_EXAMPLE_OF_REPOSITORY}")
+    return found
 
 
 def _decoded(text: str, what: str) -> str:

@@ -22,12 +22,14 @@ import pyarrow as pa
 
 from lance_dagster.errors import (
     CorruptFileError,
+    InvalidInputError,
     NotFoundError,
     RefNotFoundError,
     Remedy,
     TableNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channels import Channel, Channels
@@ -37,13 +39,13 @@ from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.registry import Registry, check_table_name
 from lance_dagster.repository.releases import Releases
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.revert_commit import revert_request
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.staging import TableChange, stage_merge
-from lance_dagster.repository.view import RepositoryView
+from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import open_store
 from lance_dagster.table import LanceTable
 
@@ -105,6 +107,23 @@ class LanceRepository:
         return repository
 
     @classmethod
+    def open_uri(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> TableView:
+        """Open a table of a repository at a ref, both named by one text, as `uri` writes it.
+
+        Args:
+            uri: Such as `lance+s3://lake?table=shop/orders&ref=production`; without `ref=`, `main` is meant.
+            storage_options: Credentials and endpoint.
+
+        Raises:
+            InvalidInputError: The text has another form, such as that of a table without a repository.
+            NotFoundError: There is no such repository, ref or table.
+        """
+        found = parse_version_uri(uri)
+        if found.table is None:
+            raise InvalidInputError(f"{uri!r} names no table of a repository: it has no table=<name> after '?'")
+        return cls.open(found.location, storage_options).at(found.ref)[found.table]
+
+    @classmethod
     def create(
         cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
     ) -> "LanceRepository":
@@ -147,6 +166,11 @@ class LanceRepository:
     def __repr__(self) -> str:
         """Show the root and nothing secret."""
         return f"LanceRepository({self.root!r})"
+
+    def uri(self, table: str, ref: str = MAIN) -> str:
+        """Write a table at a ref as one text, which `open_uri` and the command line take."""
+        check_table_name(table)
+        return repository_uri(self.root, table, ref)
 
     def tables(self) -> list[str]:
         """List the names of the registered tables."""

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, RefSyntaxError, TableNotFoundError
-from lance_dagster.history.table_uri import parse_table_uri, split_table_uri, table_uri
+from lance_dagster.history.table_uri import parse_table_uri, parse_version_uri, repository_uri, split_table_uri, table_uri
 from tests.table_factory import entries, new_table
 
 PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
@@ -52,6 +52,36 @@ def test_what_is_written_is_read(folder: str, ref: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text,root,table,ref",
+    [
+        ("lance+s3://lake?table=shop/orders&ref=production", "s3://lake", "shop/orders", "production"),
+        ("lance+s3://lake?ref=production~1&table=orders", "s3://lake", "orders", "production~1"),
+        ("lance+/data/lake?table=shop%2Forders", "/data/lake", "shop/orders", "main"),
+        ("lance+/lake?table=a%26b%20c&ref=v1.4", "/lake", "a&b c", "v1.4"),
+    ],
+)
+def test_a_uri_names_a_table_of_a_repository(text: str, root: str, table: str, ref: str) -> None:
+    """`table=` says that the location is the root of a repository and the ref one of the repository."""
+    found = parse_version_uri(text)
+    assert (root, table, ref) == (found.location, found.table, found.ref)
+    with pytest.raises(InvalidInputError, match=r"LanceRepository.open_uri opens a table of a repository"):
+        parse_table_uri(text)
+
+
+@given(
+    root=st.text(PRINTABLE, min_size=1, max_size=20).filter(str.strip),
+    table=st.text(PRINTABLE, min_size=1, max_size=20),
+    ref=st.sampled_from(["main", "production~1", "production@{2 days ago}", "main^2", "3f9ac2d1"]),
+)
+def test_a_repository_uri_that_is_written_is_read(root: str, table: str, ref: str) -> None:
+    """Whatever characters the root and the name of the table have, in plain ASCII."""
+    text = repository_uri(f"/{root}", table, ref)
+    found = parse_version_uri(text)
+    assert (f"/{root}", table, ref) == (found.location, found.table, found.ref)
+    assert text.isascii()
+
+
+@pytest.mark.parametrize(
     "text,problem",
     [
         ("s3://bucket/a?ref=x", "the URI of a version begins with 'lance\\+'"),
@@ -67,6 +97,8 @@ def test_what_is_written_is_read(folder: str, ref: str) -> None:
         ("lance+/a?ref", "only ref=<expression>, not 'ref'"),
         ("lance+/a?", "only ref=<expression>; give"),
         ("lance+/a?ref=x&ref=y", "names one ref, not 2: 'x', 'y'"),
+        ("lance+/a?table=x&table=y", "names one table, not 2: 'x', 'y'"),
+        ("lance+/a?table=&ref=x", "there is no name after table="),
         ("lance+/a?ref=x#y", "has no part after '#'; in a name it is written %23"),
         ("lance+/a%2?ref=x", "the URI of a table has a '%' that two hex digits have to follow"),
         ("lance+/a?ref=main%", "a ref has a '%' that two hex digits have to follow"),
