@@ -7,7 +7,13 @@ from hypothesis import given, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, RefSyntaxError, TableNotFoundError
-from lance_dagster.history.table_uri import parse_table_uri, parse_version_uri, repository_uri, split_table_uri, table_uri
+from lance_dagster.history.table_uri import (
+    parse_table_uri,
+    parse_version_uri,
+    repository_uri,
+    split_table_uri,
+    table_uri,
+)
 from tests.table_factory import entries, new_table
 
 PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
