@@ -9,8 +9,8 @@ a commit of its repository has it, by the branches, channels and tags of the rep
 apart, since a path cannot say where a root ends and the name of a table begins.
 
 `<uri>` is the URI of the table, or a local path; `<root>` is that of the repository. In all parts `%`, `?`, `#`, `&`,
-blanks and non-ASCII characters are percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a blank.
-Without `ref=` the newest version of `main` is meant. Credentials are refused: a URI ends up in logs and configurations.
+blanks and non-ASCII characters are percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a
+blank. Without `ref=` the newest version of `main` is meant. Credentials are refused: a URI ends up in logs.
 """
 
 import os
