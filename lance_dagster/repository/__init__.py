@@ -1,6 +1,7 @@
 """Many tables that are committed, published and promoted together, on object storage alone."""
 
 from lance_dagster.repository.channels import Channel
+from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging
@@ -13,6 +14,7 @@ __all__ = [
     "Channel",
     "ChannelHold",
     "ChannelState",
+    "CommitRetention",
     "Lagging",
     "LanceRepository",
     "PublishOptions",
@@ -21,6 +23,7 @@ __all__ = [
     "ReleaseTag",
     "RepositoryCommit",
     "RepositoryDiff",
+    "RepositoryGarbage",
     "RepositoryStatus",
     "RepositoryView",
     "TableDiff",

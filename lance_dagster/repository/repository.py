@@ -33,6 +33,7 @@ from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channels import Channel, Channels
+from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, commit_tables
 from lance_dagster.repository.commits.ref_log import MARKER, RefLogs, next_entry, person
 from lance_dagster.repository.commits.resolve_commit import resolve_commit
@@ -367,6 +368,17 @@ class LanceRepository:
             if name != MAIN
         }
         return status_of_repository(self._logs, self._registry, waiting)
+
+    def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = False) -> RepositoryGarbage:
+        """Delete commits that no branch, channel or release tag needs, and what they alone hold of the tables.
+
+        Data files stay until `maintenance.collect_garbage` of each table.
+
+        Args:
+            retention: What stays; by default the last 30 promotions of each channel, and 30 days.
+            dry_run: Only say what would be deleted.
+        """
+        return collect_commits(self._logs, self._registry, retention or CommitRetention(), dry_run=dry_run)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""

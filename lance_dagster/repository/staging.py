@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import count
 from typing import TypeVar
+
+import pendulum
 
 from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
@@ -33,6 +37,8 @@ PIN = "repository-main-"
 """Prefix of the tags that keep versions of `main` which commits of a repository name."""
 NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
+REUSED_FOR = timedelta(hours=12)
+"""How long a branch without a commit is used again: half of the time after which a collection deletes it."""
 _DIGITS = 16
 _WORKERS = 8
 T = TypeVar("T")
@@ -97,7 +103,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     context = change.context
     onto = MAIN if land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
-    name = _branch_name(head.id, [key])
+    name = _usable_name(context, head, [key])
     branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
     if context.head(name).number == branch.first:
         do(name)
@@ -107,7 +113,11 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
 
 def land(context: TableContext, at: TableVersion, options: MergeOptions) -> MergeConflictError | None:
     """Bring the `main` of a table up to a version that a commit names; return why not, when that cannot be merged."""
-    if at.branch == MAIN or landed_at(context, at) is not None:
+    if at.branch == MAIN:
+        # Again, after the commit: a collection may have taken the tag away while the commit was being made.
+        _pin(context, load(context, at))
+        return None
+    if landed_at(context, at) is not None:
         return None
     staged = load(context, at)
     try:
@@ -172,7 +182,7 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str)
 
 def _staged(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
     context = change.context
-    name = _branch_name(head.id, [source.id for source in sources])
+    name = _usable_name(context, head, [source.id for source in sources])
     try:
         preview_on_branch(context, name, sources[0], head, options=change.options)
     except AlreadyExistsError:
@@ -198,9 +208,26 @@ def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
     return landed is not None and landed.id == head.id
 
 
-def _branch_name(head_id: str, merged: Iterable[str]) -> str:
-    digest = hashlib.sha256(" ".join([head_id, *merged]).encode()).hexdigest()[:_DIGITS]
-    return f"{PUBLISHED}{digest}"
+def _pin(context: TableContext, head: State) -> None:
+    """Keep a version of `main` by a tag."""
+    name = f"{PIN}{head.number}"
+    if context.refs.tag(name) is None:
+        with suppress(AlreadyExistsError):
+            create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
+
+
+def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
+    """Return the name of the branch for a merge: the same for each attempt, as long as the attempts are near in time.
+
+    A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used
+    again, so that no commit comes to name it.
+    """
+    for attempt in count():
+        digest = hashlib.sha256(" ".join([head.id, *merged, str(attempt)]).encode()).hexdigest()[:_DIGITS]
+        found = context.refs.branch(f"{PUBLISHED}{digest}")
+        if found is None or pendulum.now("UTC") - found.created_at < REUSED_FOR:
+            return f"{PUBLISHED}{digest}"
+    raise RuntimeError("count never ends")
 
 
 def _named_conflicts(name: str, conflicts: Iterable[Reason]) -> list[Reason]:

@@ -201,7 +201,7 @@ def test_commits_of_other_programs_are_committed_on_request(tmp_path: Path) -> N
     commit = repository.commit("what the stream brought")
     assert ("a",) == commit.changed_from(repository.log()[1])
     repository.table("a").overwrite(rows(6))
-    repository.table("a").maintenance.collect_garbage(older_than=timedelta(0), grace=timedelta(0))
+    repository.table("a").maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
     assert [5] == ids(repository, "main")["a"]
 
 

@@ -18,7 +18,7 @@ So an entry carries a random id, and is read back before it counts as refused.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -145,6 +145,17 @@ class RefLogs:
     def commit_ids(self) -> list[str]:
         """List the ids of all commits."""
         return [name.removesuffix(".json") for name in self.store.list(COMMITS) if name.endswith(".json")]
+
+    def drop(self, kind: RefKind, name: str, number: int) -> None:
+        """Delete an entry; never the newest one."""
+        self.store.delete(_path(kind, name, number))
+
+    def drop_commits(self, commit_ids: Sequence[str]) -> None:
+        """Delete commits that were marked as expired, and then their marks."""
+        self.store.delete_many([_commit_path(commit_id) for commit_id in commit_ids])
+        for commit_id in commit_ids:
+            self._commits.pop(commit_id, None)
+        self.store.delete_many([f"{EXPIRED}/{commit_id}" for commit_id in commit_ids])
 
     def touch(self, branch: str, table_id: str) -> None:
         """Record that a branch touched a table."""

@@ -1,0 +1,202 @@
+"""Let old commits of a repository go, and with them the versions of tables that only they name.
+
+What has to hold is that nothing is taken from a ref, while others publish, promote, roll back and tag.
+
+**What stays.** What branches, channels and release tags name; the last promotions of each channel, and all within a
+time; commits younger than the grace period, whose publication may be about to put its entry. Of a table, every version
+that one of these commits names.
+
+**A ref that moves to an old commit meanwhile.** A collection first marks the commits that are to go, then looks at all
+refs again, and spares what one of them names by now. Who moves a ref to an existing commit puts the entry first and
+looks at the mark afterwards. So one of the two sees the other.
+
+**A publication that goes on with a branch of an earlier attempt.** A branch without a commit goes once it is older than
+the grace period; a publication uses one of an earlier attempt only while it is much younger (`staging`).
+
+Commits are deleted before the branches of tables: a crash in between leaves branches that no commit names, and the next
+collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+
+from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.refs.branch_operations import delete_branch
+from lance_dagster.history.refs.tag_operations import delete_tag
+from lance_dagster.repository.commits.ref_log import COMMITS, EXPIRED, RefKind, RefLogs
+from lance_dagster.repository.commits.release_tags import list_tags
+from lance_dagster.repository.commits.resolve_commit import promotions
+from lance_dagster.repository.commits.snapshot import RepositoryCommit
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.staging import PIN, PUBLISHED, for_each_table
+
+_KINDS: tuple[RefKind, ...] = ("branch", "channel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRetention:
+    """Which commits a collection keeps beside those that refs name.
+
+    Attributes:
+        promotions: How many of the last promotions of each channel stay readable.
+        keep_for: What a branch or channel named within this time stays readable.
+        grace: How young a commit or branch is that a publication may still be working on; at least a day, except where
+            nobody else is at work.
+    """
+
+    promotions: int = 30
+    keep_for: timedelta = timedelta(days=30)
+    grace: timedelta = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryGarbage:
+    """What a collection deleted, or would delete.
+
+    Attributes:
+        dry_run: Whether nothing was deleted.
+        commits: The ids of the commits.
+        entries: How many entries of branches and channels.
+        branches: By table, the branches and tags that held versions which only those commits named.
+        kept: What could not be deleted, and why.
+    """
+
+    dry_run: bool
+    commits: tuple[str, ...] = ()
+    entries: int = 0
+    branches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+
+
+def collect_commits(
+    logs: RefLogs, registry: Registry, retention: CommitRetention, *, dry_run: bool
+) -> RepositoryGarbage:
+    """Delete what no ref and no rule of the retention needs.
+
+    Raises:
+        InvalidInputError: The retention would keep nothing of a channel, or has a negative time.
+    """
+    if retention.promotions < 1 or min(retention.keep_for, retention.grace) < timedelta(0):
+        raise InvalidInputError("a collection keeps 1 promotion of each channel or more, and times are not negative")
+    now = logs.store.now()
+    ages = {info.key.rpartition("/")[2].removesuffix(".json"): now - info.modified for info in logs.store.walk(COMMITS)}
+    old = {commit for commit, age in ages.items() if age >= retention.grace.total_seconds()}
+    # The ages were read before the refs: a commit that appears later is not among them.
+    needed = _needed(logs, retention, now)
+    going = sorted(old - needed.keys())
+    if not dry_run:
+        going = _marked(logs, going, retention, now)
+    gone = set(going)
+    # Those that were stored after the listing too: a publication may have named a branch meanwhile.
+    staying = list(_read(logs, {*ages, *logs.commit_ids()} - gone))
+    entries = list(_entries_of(logs, gone))
+    if not dry_run:
+        for kind, name, number in entries:
+            logs.drop(kind, name, number)
+        logs.drop_commits(going)
+    before = now - retention.grace.total_seconds()
+    branches, kept = _unnamed(registry, staying, before, dry_run=dry_run)
+    return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=len(entries), branches=branches, kept=kept)
+
+
+def _needed(logs: RefLogs, retention: CommitRetention, now: float) -> dict[str, None]:
+    """Return the ids of the commits that refs name or that the retention keeps."""
+    found = [tag.commit for tag in list_tags(logs).values()]
+    since = now - retention.keep_for.total_seconds()
+    for kind in _KINDS:
+        for name in logs.live(kind):
+            found += _named_since(logs, kind, name, since)
+            if kind == "channel":
+                with suppress(NotFoundError):
+                    found += islice(promotions(logs, name), retention.promotions)
+    return dict.fromkeys(found)
+
+
+def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Iterator[str]:
+    for entry in logs.entries(kind, name):
+        yield entry.commit
+        # The entry before the time began was in force at its beginning, so it is kept too.
+        if entry.at.timestamp() < since:
+            return
+
+
+def _marked(logs: RefLogs, going: Iterable[str], retention: CommitRetention, now: float) -> list[str]:
+    """Mark the commits that are to go, and return those that no ref came to name meanwhile."""
+    marked = list(going)
+    for commit in marked:
+        logs.store.put(f"{EXPIRED}/{commit}", b"")
+    needed = _needed(logs, retention, now)
+    for commit in marked:
+        if commit in needed:
+            logs.store.delete(f"{EXPIRED}/{commit}")
+    return [commit for commit in marked if commit not in needed]
+
+
+def _entries_of(logs: RefLogs, gone: set[str]) -> Iterator[tuple[RefKind, str, int]]:
+    """Return the entries from which on a log cannot be followed any more.
+
+    A log is cut and not thinned out: `production~1` must never name an older promotion than the one before.
+    """
+    for kind in _KINDS:
+        for name in logs.names(kind):
+            newest, *older = logs.numbers(kind, name) or [0]
+            # The newest entry stays even of a ref that was deleted: numbers are never given twice.
+            keeps = logs.entry(kind, name, newest).commit not in gone if older else True
+            for number in older:
+                if keeps:
+                    entry = logs.entry(kind, name, number)
+                    keeps = not entry.deleted and entry.commit not in gone
+                if not keeps:
+                    yield kind, name, number
+
+
+def _unnamed(
+    registry: Registry, staying: Iterable[RepositoryCommit], before: float, *, dry_run: bool
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
+    named: dict[str, set[str]] = {}
+    for commit in staying:
+        for at in commit.tables.values():
+            named.setdefault(at.id, set()).add(str(at) if at.branch == MAIN else at.branch)
+    kept: list[str] = []
+
+    def one(name: str) -> tuple[str, ...]:
+        context, table_id = registry.context(name), registry.id_of(name) or ""
+        deleted = []
+        for ref, delete in _unnamed_refs(context, named.get(table_id, set()), before):
+            try:
+                if not dry_run:
+                    delete()
+                deleted.append(ref)
+            except RefNotFoundError:
+                continue
+            except ConflictError as error:
+                # A tag still names the version: of a channel that another program moved, or by a person.
+                kept.append(f"{ref} of {name}: {error}")
+        return tuple(deleted)
+
+    found = for_each_table(one, registry.names(), "")
+    return {name: refs for name, refs in found.items() if refs}, tuple(kept)
+
+
+def _unnamed_refs(context: TableContext, named: set[str], before: float) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Return the branches and tags of a table that hold versions for no commit, and how each is deleted."""
+    for name, branch in context.refs.branches(f"{PUBLISHED}*").items():
+        if name not in named and branch.created_at.timestamp() <= before:
+            yield name, partial(delete_branch, name, context.refs, context.versions)
+    for name, tag in context.refs.tags(f"{PIN}*").items():
+        if tag.ref not in named:
+            yield name, partial(delete_tag, name, context.refs, force=True)
+
+
+def _read(logs: RefLogs, commit_ids: Iterable[str]) -> Iterator[RepositoryCommit]:
+    for commit_id in commit_ids:
+        # Another collection may delete one meanwhile.
+        with suppress(NotFoundError):
+            yield logs.commit(commit_id)
