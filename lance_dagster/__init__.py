@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         LogFilter as LogFilter,
     )
     from lance_dagster.history.refs.protection import Protection as Protection
-    from lance_dagster.history.refs.ref_store import Branch as Branch, Tag as Tag
+    from lance_dagster.history.refs.ref_files import Branch as Branch, Tag as Tag
     from lance_dagster.history.refs.tag_hold import TagHold as TagHold
     from lance_dagster.history.refs.tag_operations import TagMove as TagMove
     from lance_dagster.history.table_uri import split_table_uri as split_table_uri, table_uri as table_uri

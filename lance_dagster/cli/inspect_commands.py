@@ -30,7 +30,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, COMMITTER
 
 if TYPE_CHECKING:
-    from lance_dagster.history.refs.ref_store import Branch, Tag
+    from lance_dagster.history.refs.ref_files import Branch, Tag
     from lance_dagster.history.refs.tag_hold import TagHold
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable, RefStatus

@@ -20,7 +20,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 
 if TYPE_CHECKING:
-    from lance_dagster.history.refs.ref_store import Branch, Tag
+    from lance_dagster.history.refs.ref_files import Branch, Tag
     from lance_dagster.history.refs.tag_operations import TagMove
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable

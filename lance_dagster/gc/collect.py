@@ -62,7 +62,8 @@ from lance_dagster.gc.reachability import (
 from lance_dagster.gc.retention import Retention
 from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
 from lance_dagster.history.inventory import EXPIRED, Inventory, Kind, expired_copies, take_inventory
-from lance_dagster.history.refs.ref_store import Branch, Refs, Tag
+from lance_dagster.history.refs.ref_files import Branch, Tag
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem

@@ -22,7 +22,7 @@ from lance_dagster.format.model import Manifest
 from lance_dagster.gc.reachability import NamedFiles, RequiredVersions
 from lance_dagster.gc.retention import Dated, Retention, duration_text, reasons_to_keep
 from lance_dagster.history.inventory import BranchObjects, Inventory
-from lance_dagster.history.refs.ref_store import CREATING, DELETING, Branch
+from lance_dagster.history.refs.ref_files import CREATING, DELETING, Branch
 from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 

@@ -16,7 +16,8 @@ from lance_dagster.errors import InvalidInputError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.model import Fragment, Fragments, Manifest
 from lance_dagster.history.lineage import Lineage, lineage_of, merge_records_of
-from lance_dagster.history.refs.ref_store import DELETING, Branch, Refs, Tag
+from lance_dagster.history.refs.ref_files import DELETING, Branch, Tag
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_operations import recorded_versions
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import canonical_uri

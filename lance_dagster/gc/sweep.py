@@ -23,7 +23,8 @@ from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import branch_ids, required_by_refs
 from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, Kind, StoredObject, expired_copy_key
 from lance_dagster.history.refs.branch_operations import delete_branch
-from lance_dagster.history.refs.ref_store import Branch, Refs
+from lance_dagster.history.refs.ref_files import Branch
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.transactions.commit_id import commit_id

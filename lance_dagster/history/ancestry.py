@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.transaction import MERGED_BRANCH
-from lance_dagster.history.refs.ref_store import READY, Branch, Refs
+from lance_dagster.history.refs.ref_files import READY, Branch
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Version, Versions
 
 _FIRST_AND_SECOND = 2

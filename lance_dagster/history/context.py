@@ -14,7 +14,8 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
 from lance_dagster.history.refs.branch_fence import being_reset
-from lance_dagster.history.refs.ref_store import READY, RENAMED_FROM, RESETTING, Refs
+from lance_dagster.history.refs.ref_files import READY, RENAMED_FROM, RESETTING
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, open_store

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.rebase import deleted_offsets
-from lance_dagster.history.refs.ref_store import READY
+from lance_dagster.history.refs.ref_files import READY
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.commit_id import COMMIT_ID, content_id
 

@@ -41,7 +41,8 @@ from lance_dagster.format.transaction import (
     Transaction,
     reset_target,
 )
-from lance_dagster.history.refs.ref_store import Branch, Refs
+from lance_dagster.history.refs.ref_files import Branch
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import (

@@ -16,7 +16,8 @@ from lance_dagster.history.lineage import (
     load_or_copy,
     merge_records_of,
 )
-from lance_dagster.history.refs.ref_store import DELETING, Refs
+from lance_dagster.history.refs.ref_files import DELETING
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 
 

@@ -26,7 +26,8 @@ from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.find_commits import find_commits
 from lance_dagster.history.log import CLOCK_SKEW_SECONDS
 from lance_dagster.history.ref_expressions import BRANCH, TAG, RefExpression, parse
-from lance_dagster.history.refs.ref_store import READY, Refs, Tag
+from lance_dagster.history.refs.ref_files import READY, Tag
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 

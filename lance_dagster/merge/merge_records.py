@@ -18,7 +18,8 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX, Delete
 from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_records_of
 from lance_dagster.history.merge_base import merge_base
-from lance_dagster.history.refs.ref_store import READY, Refs
+from lance_dagster.history.refs.ref_files import READY
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import Translation

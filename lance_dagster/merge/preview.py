@@ -12,7 +12,7 @@ from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.lineage import Lineage
 from lance_dagster.history.merge_base import merge_base, version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch
-from lance_dagster.history.refs.ref_store import Branch, with_metadata
+from lance_dagster.history.refs.ref_files import Branch, with_metadata
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_keys import with_keys
 from lance_dagster.merge.conflict_rows import ConflictRows

@@ -17,7 +17,7 @@ from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_protected_branch
-from lance_dagster.history.refs.ref_store import DELETING
+from lance_dagster.history.refs.ref_files import DELETING
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options, canonical_uri, open_store
 from lance_dagster.transactions.base_paths import (

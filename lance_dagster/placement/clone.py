@@ -28,7 +28,7 @@ from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import base_store
 from lance_dagster.store import Store, canonical_uri, copy_file, copy_folder, table_options

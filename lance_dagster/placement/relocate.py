@@ -39,7 +39,7 @@ from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch
-from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.placement.base_stores import check_files, heads, spelled
 from lance_dagster.store import canonical_uri

@@ -111,16 +111,23 @@ class Store(Protocol):
         """Delete an object; succeed when it does not exist."""
         ...
 
+    def compare_and_delete(self, key: str, tag: str) -> bool:
+        """Delete an object unless it changed since `tag` was read; return False when it changed or is gone.
+
+        Where `deletes_conditionally` is False the object is deleted in any case.
+        """
+        ...
+
+    def deletes_conditionally(self) -> bool:
+        """Return whether the storage keeps an object that changed since the tag given to `compare_and_delete`."""
+        ...
+
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects, in batches where the provider supports it. After an error, some of them may be deleted."""
         ...
 
     def prune(self, folder: str) -> None:
-        """Remove empty folders at and below a folder, on storages that have folders."""
-        ...
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder and everything below it."""
+        """Remove empty folders at and below a folder, and above it, on storages that have folders."""
         ...
 
     def sync_folder(self, folder: str) -> None:

@@ -26,6 +26,8 @@ from lance_dagster.errors import StoreError
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
+_ATTEMPTS = 5
+
 
 class LocalStore:
     """A folder on local disk."""
@@ -225,34 +227,40 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot delete {self._root / key}: {error}") from error
 
+    def compare_and_delete(self, key: str, tag: str) -> bool:
+        """Delete a file unless it changed since `tag` was read. Safe between processes of one host."""
+        # As in `compare_and_swap`: without the object there is no folder for the lock.
+        if self.get(key) is None:
+            return False
+        with self._lock(key):
+            found = self.get(key)
+            if found is None or _tag(found) != tag:
+                return False
+            self.delete(key)
+        return True
+
+    def deletes_conditionally(self) -> bool:
+        """Return True: a file is compared and deleted under its lock."""
+        return True
+
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete files, one after the other."""
         for key in keys:
             self.delete(key)
 
     def prune(self, folder: str) -> None:
-        """Remove the empty folders at and below a folder."""
-        for path, _, _ in os.walk(self._root / folder, topdown=False):
-            try:
-                Path(path).rmdir()
-            except OSError:
-                # The folder is not empty, or another process removed it first.
-                continue
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder tree, and parent folders that become empty."""
+        """Remove the empty folders at and below a folder, and parent folders that become empty."""
         target = self._root / folder
-        try:
-            _remove(target)
-        except OSError as error:
-            raise StoreError(f"cannot delete {target}: {error}") from error
+        for path, _, _ in os.walk(target, topdown=False):
+            with suppress(OSError):
+                # It fails where the folder is not empty, or another process removed it first.
+                Path(path).rmdir()
         for parent in target.parents:
             if parent == self._root:
                 return
             try:
                 parent.rmdir()
             except OSError:
-                # The folder is not empty, or another process removed it first; its parents are then not empty either.
                 return
 
     def sync_folder(self, folder: str) -> None:
@@ -296,11 +304,13 @@ class LocalStore:
     @staticmethod
     def _created(path: str, folder: str) -> io.BufferedWriter:
         """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
-        try:
-            return open(path, "xb")  # without a path object; the caller closes it
-        except FileNotFoundError:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            return open(path, "xb")  # as above
+        for _ in range(_ATTEMPTS):
+            try:
+                return open(path, "xb")  # without a path object; the caller closes it
+            except FileNotFoundError:
+                # Again when another process, which deletes what was there, removes the empty folder at once.
+                Path(folder).mkdir(parents=True, exist_ok=True)
+        return open(path, "xb")  # as above
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
@@ -313,16 +323,6 @@ class LocalStore:
                 yield
         except OSError as error:
             raise StoreError(f"cannot lock {path}: {error}") from error
-
-
-def _remove(folder: Path) -> None:
-    """Delete a folder tree, while other processes may be deleting the same one."""
-    # rmtree fails when another process deletes an entry between its listing and its removal; start over then.
-    while folder.exists():
-        try:
-            shutil.rmtree(folder)
-        except FileNotFoundError:
-            continue
 
 
 def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> None:

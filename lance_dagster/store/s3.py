@@ -7,10 +7,12 @@ taken as "another writer won": the caller reads the object back and compares.
 
 import logging
 import os
+import random
 import re
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ _RANGE_NOT_SATISFIABLE = 416
 _CONFLICT_RETRIES = 5
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
+# How often a server is asked what it does with conditional headers, and the first pause between two times.
+_PROBES, _PROBE_PAUSE = 4, 0.1
+_NO_ETAG = "0" * 32
 _SHOWN = 3
 # The loggers of the client library that show requests, and a credential in a header or in a URL.
 _LOGS_OF_REQUESTS = ("botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.httpsession", "botocore.parsers")
@@ -50,6 +55,7 @@ class S3Store:
         self._filesystem: tuple[int, Any] | None = None
         # Probed before the first conditional write only: readers need no write permission.
         self._probed = False
+        self._deletes_conditionally = False
 
     @property
     def uri(self) -> str:
@@ -179,6 +185,21 @@ class S3Store:
         with _translated(f"delete {self._uri}/{key}"):
             self._call("delete_object", Key=self._key(key))
 
+    def compare_and_delete(self, key: str, tag: str) -> bool:
+        """Delete an object unless its ETag changed, where the server can do that."""
+        # Sent with the condition in any case: another process may know better what the server does.
+        try:
+            return self._conditional_delete(key, tag)
+        except ConditionalPutUnsupportedError:
+            self.delete(key)
+            return True
+
+    def deletes_conditionally(self) -> bool:
+        """Return whether the server obeys `If-Match` in a deletion, which not every S3 server does."""
+        if not self._probed:
+            self._probe()
+        return self._deletes_conditionally
+
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects, up to a thousand with one request."""
         for start in range(0, len(keys), _MOST_AT_ONCE):
@@ -193,14 +214,6 @@ class S3Store:
 
     def prune(self, folder: str) -> None:
         """Do nothing: S3 has no folders."""
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete everything below a prefix."""
-        with _translated(f"delete {self._uri}/{folder}"):
-            try:
-                self._fs.rm(f"{self._bucket}/{self._key(folder)}", recursive=True)
-            except FileNotFoundError:
-                return
 
     def sync_folder(self, folder: str) -> None:
         """Do nothing: an acknowledged object is durable."""
@@ -246,38 +259,84 @@ class S3Store:
         return self._fs.call_s3(method, Bucket=self._bucket, **arguments)
 
     def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> bool:
+        return self._conditional("put_object", f"write {self._uri}/{key}", Key=self._key(key), Body=data, **condition)
+
+    def _conditional_delete(self, key: str, tag: str) -> bool:
+        what = f"delete {self._uri}/{key}"
+        return self._conditional("delete_object", what, Key=self._key(key), IfMatch=tag.strip('"'))
+
+    def _conditional(self, method: str, what: str, **arguments: object) -> bool:
         def send() -> bool:
             try:
-                self._call("put_object", Key=self._key(key), Body=data, **condition)
-            # s3fs reports a 404 of a conditional PUT as FileNotFoundError, and that of a missing bucket too.
+                self._call(method, **arguments)
+            # s3fs reports a 404 of a conditional request as FileNotFoundError, and that of a missing bucket too.
             except FileNotFoundError:
-                if "IfMatch" in condition:
+                if "IfMatch" in arguments:
                     # The object was deleted since the ETag was read: the condition does not hold.
                     return False
                 raise
             return True
 
         for _ in range(_CONFLICT_RETRIES):
-            answer = _answer(send, f"write {self._uri}/{key}")
+            answer = _answer(send, what)
             # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
             if answer != _CONFLICT:
                 return answer is True
-        raise StoreError(f"cannot write {self._uri}/{key}: the server kept answering 409 to conditional writes")
+        raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
     def _probe(self) -> None:
-        """Refuse a server that accepts conditional headers and ignores them: commits would overwrite each other."""
-        key = f"_refs/.probe-{uuid.uuid4().hex}"
-        first = self._conditional_put(key, b"1", {"IfNoneMatch": "*"})
+        """Refuse a server that accepts conditional headers and ignores them: commits would overwrite each other.
+
+        Raises:
+            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
+            StoreError: The server did not answer often enough to tell.
+        """
+        problem: StoreError | None = None
+        for attempt in range(_PROBES):
+            if attempt:
+                # A server in trouble is given time; the random part keeps many writers from coming back together.
+                time.sleep(random.uniform(0, _PROBE_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
+            try:
+                if self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}"):
+                    self._probed = True
+                    return
+            except StoreError as error:
+                problem = error
+        raise StoreError(
+            f"cannot tell whether the server behind {self._uri} obeys If-None-Match, without which two writers could "
+            f"overwrite each other's commit: {problem or 'its answers contradict each other'}; try again"
+        ) from problem
+
+    def _probe_once(self, key: str) -> bool:
+        """Tell what the server does with conditional headers; return False when its answers prove nothing.
+
+        Raises:
+            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
+            StoreError: The server did not answer.
+        """
         try:
-            # The second write has to fail. A server that accepts it would let two commits of one version win.
-            if not first or self._conditional_put(key, b"2", {"IfNoneMatch": "*"}):
+            # Its answer says nothing: a client that lost it sends the request again and finds its own object.
+            self._conditional_put(key, b"1", {"IfNoneMatch": "*"})
+            if self.get(key) != b"1":
+                return False
+            # This one has to fail. A server that accepts it would let two commits of one version win. It is believed
+            # only with the object itself, since the answer may be to a request that the client repeated.
+            refused = not self._conditional_put(key, b"2", {"IfNoneMatch": "*"})
+            if not refused and self.get(key) == b"2":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
                     "other's commit; use a server with conditional writes"
                 )
+            if refused:
+                try:
+                    self._deletes_conditionally = not self._conditional_delete(key, _NO_ETAG)
+                except ConditionalPutUnsupportedError:
+                    self._deletes_conditionally = False
+            return refused
         finally:
-            self.delete(key)
-        self._probed = True
+            # What stays behind is one small object that garbage collection knows.
+            with suppress(StoreError):
+                self.delete(key)
 
 
 def _answer(send: Callable[[], bool], what: str) -> bool | int:

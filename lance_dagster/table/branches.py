@@ -8,9 +8,9 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Properties, Ref, TableContext
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
-from lance_dagster.history.refs import branch_operations, protection as protecting, rename, reset
+from lance_dagster.history.refs import branch_operations, branch_recovery, protection as protecting, rename, reset
 from lance_dagster.history.refs.protection import Protection
-from lance_dagster.history.refs.ref_store import READY, Branch
+from lance_dagster.history.refs.ref_files import READY, Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.merge import merge_commit, preview
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -144,6 +144,19 @@ class Branches:
         if target.branch == name:
             return reset.reset_to_own_version(target, self._context.refs, self._context.versions)
         return branch_operations.reset_branch(name, target, self._context.refs, self._context.versions)
+
+    def recover(self, name: str) -> Branch:
+        """Bring back a branch that lost its file or its versions, or that was deleted less than about a day ago.
+
+        Its file is written anew from its first version, and versions that are missing come back from the copies that
+        garbage collection has not deleted yet. Its own metadata is lost where the file was. A branch that has both is
+        returned as it is.
+
+        Raises:
+            RefNotFoundError: Nothing of such a branch is left, or the branch that it was forked from is gone.
+            ConflictError: A branch of the name is being created, deleted or reset.
+        """
+        return branch_recovery.recover_branch(name, self._context.refs, self._context.versions)
 
     def set_metadata(self, name: str, updates: Mapping[str, str | None]) -> Branch:
         """Update the metadata of a branch by compare-and-swap; a value of None removes the key.

@@ -9,7 +9,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import AheadBehind, Lineage, lineage_of
-from lance_dagster.history.refs.ref_store import READY, Branch, Tag
+from lance_dagster.history.refs.ref_files import READY, Branch, Tag
 from lance_dagster.history.versions import State, Version
 
 # Loading a head is a wait for the store, so a few threads shorten the status of many branches.

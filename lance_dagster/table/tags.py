@@ -7,7 +7,7 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref, TableContext
 from lance_dagster.history.refs import protection as protecting, rename, tag_operations
 from lance_dagster.history.refs.protection import Protection
-from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import TagMove, TagTarget
 from lance_dagster.history.versions import Version
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format import layout
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.refs.ref_store import READY, Branch, Tag
+from lance_dagster.history.refs.ref_files import READY, Branch, Tag
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 T = TypeVar("T")

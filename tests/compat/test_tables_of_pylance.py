@@ -8,7 +8,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.history.refs.ref_store import NEVER_A_VERSION
+from lance_dagster.history.refs.ref_files import NEVER_A_VERSION
 from tests.format.histories import OPERATIONS, written
 from tests.table_factory import as_pylance, contents, entries
 

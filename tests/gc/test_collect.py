@@ -748,7 +748,7 @@ def test_a_branch_that_was_left_halfway_is_finished(table: LanceTable, state: st
         pass
 
     def script(request: Request) -> object:
-        stop = request.verb == "delete_folder" if state == "deleting" else "tree/dev/_versions/18" in request.key
+        stop = request.verb == "delete_many" if state == "deleting" else "tree/dev/_versions/18" in request.key
         if stop and request.writes:
             raise Plug
         return request.send()

@@ -11,7 +11,7 @@ import pytest
 from lance_dagster import CorruptFileError, InvalidInputError, LanceTable, Relocation, StoreError
 from lance_dagster.format.transaction import Restore, Transaction
 from lance_dagster.history.refs.branch_operations import create_branch
-from lance_dagster.history.refs.ref_store import DELETING
+from lance_dagster.history.refs.ref_files import DELETING
 from lance_dagster.placement.relocate import How, move_base, relocate
 from lance_dagster.store import open_store
 from tests.compat.tables import OPERATIONS, assert_sound, prepared

@@ -16,7 +16,8 @@ class StoreConformance:
         assert store.get_with_etag("a/b") is None
         assert [] == store.list("a")
         store.delete("a/b")
-        store.delete_folder("a")
+        store.prune("a")
+        assert not store.compare_and_delete("a/b", "tag")
 
     @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 4096], ids=["empty", "byte", "megabyte"])
     def test_what_was_put_is_read(self, store: Store, data: bytes) -> None:
@@ -143,14 +144,21 @@ class StoreConformance:
         assert not store.copy_from(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
         assert store.get("data/x.lance") is None
 
-    def test_a_folder_is_deleted_and_its_neighbours_stay(self, store: Store) -> None:
-        """Everything below goes; a folder whose name only starts the same does not."""
-        for key in ("tree/run/1/a", "tree/run/1/b/c", "tree/run/10/a", "tree/run/x"):
+    def test_only_the_object_that_was_read_is_deleted(self, store: Store) -> None:
+        """Another one of the name stays."""
+        assert store.deletes_conditionally()
+        for key in ("a/b", "a/c"):
             store.put(key, b"1")
-        store.delete_folder("tree/run/1")
-        assert store.get("tree/run/1/b/c") is None
-        assert b"1" == store.get("tree/run/10/a")
-        assert ["x"] == store.list("tree/run")
+        found = store.get_with_etag("a/b")
+        assert found is not None
+        store.put("a/b", b"2")
+        assert not store.compare_and_delete("a/b", found[1])
+        assert b"2" == store.get("a/b")
+        again = store.get_with_etag("a/b")
+        assert again is not None
+        assert store.compare_and_delete("a/b", again[1])
+        assert (None, b"1") == (store.get("a/b"), store.get("a/c"))
+        assert not store.compare_and_delete("a/b", again[1])
 
     def test_syncing_is_always_possible(self, store: Store) -> None:
         """A folder can be synced before and after it exists."""

@@ -8,9 +8,8 @@ from typing import Any
 from lance_dagster.errors import StoreError
 from lance_dagster.store import ObjectInfo, Store
 
-WRITES = frozenset(
-    {"put", "put_if_absent", "compare_and_swap", "copy_from", "upload", "delete", "delete_folder", "delete_many"}
-)
+_DELETIONS = frozenset({"delete", "delete_many", "compare_and_delete"})
+WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_from", "upload"}) | _DELETIONS
 
 
 class PlugPulledError(Exception):
@@ -126,6 +125,14 @@ class ScriptedStore:
         """Ask the script, then delete."""
         self._ask("delete", key, lambda: self._below.delete(key))
 
+    def compare_and_delete(self, key: str, tag: str) -> bool:
+        """Ask the script, then delete."""
+        return bool(self._ask("compare_and_delete", key, lambda: self._below.compare_and_delete(key, tag)))
+
+    def deletes_conditionally(self) -> bool:
+        """As below."""
+        return self._below.deletes_conditionally()
+
     def delete_many(self, keys: Sequence[str]) -> None:
         """Ask the script, then delete."""
         self._ask("delete_many", " ".join(keys), lambda: self._below.delete_many(keys))
@@ -133,10 +140,6 @@ class ScriptedStore:
     def prune(self, folder: str) -> None:
         """Ask the script, then remove empty folders."""
         self._ask("prune", folder, lambda: self._below.prune(folder))
-
-    def delete_folder(self, folder: str) -> None:
-        """Ask the script, then delete."""
-        self._ask("delete_folder", folder, lambda: self._below.delete_folder(folder))
 
     def sync_folder(self, folder: str) -> None:
         """Ask the script, then sync."""

@@ -72,21 +72,16 @@ def test_temporary_files_of_others_are_not_listed(tmp_path: Path) -> None:
     assert [] == LocalStore(str(tmp_path)).list("a")
 
 
-def test_a_deleted_folder_takes_empty_parents_along(tmp_path: Path) -> None:
-    """The last branch of a prefix leaves no empty folders, which are objects nowhere else."""
+def test_empty_folders_go_with_their_parents(tmp_path: Path) -> None:
+    """The last branch of a prefix leaves no empty folders, which are objects nowhere else; files stay."""
     store = LocalStore(str(tmp_path))
     store.put("tree/run/1/a", b"1")
     store.put("data/x", b"1")
-    store.delete_folder("tree/run/1")
+    store.prune("tree/run/1")
+    assert b"1" == store.get("tree/run/1/a")
+    store.delete("tree/run/1/a")
+    store.prune("tree/run/1")
     assert [tmp_path / "data"] == list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path) -> None:
-    """A branch whose files are still there must not pass for deleted."""
-    store = LocalStore(str(tmp_path))
-    (tmp_path / "tree").write_bytes(b"a file where a folder should be")
-    with pytest.raises(StoreError, match="cannot delete"):
-        store.delete_folder("tree")
 
 
 @pytest.mark.parametrize("verb", ["put", "put_if_absent", "copy_from"])

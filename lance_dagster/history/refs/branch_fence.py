@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from lance_dagster.errors import Call, CommitConflictError, CommitStateUnknownError, ConflictError, Remedy, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.refs.ref_store import (
+from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CREATING,
     READY,
@@ -41,8 +41,8 @@ from lance_dagster.history.refs.ref_store import (
     RESERVED_PREFIX,
     RESETTING,
     Branch,
-    Refs,
 )
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.commit_id import commit_id
 
@@ -163,7 +163,7 @@ def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> Commi
         refs: The branches of the table.
         in_flight: Whether the commit was made from the branch as it was before the reset.
     """
-    target, _, since = branch.metadata[RESETTING].partition(" ")
+    target, since, *_ = *branch.metadata[RESETTING].split(" "), ""
     # A reset takes a few requests. A mark that stays is of a process that died: to wait for it would be in vain.
     waiting = since.isdigit() and time.time() - int(since) < _RESET_SECONDS
     again = f"branches.reset({branch.name!r}, {target!r}) finishes that, if it was interrupted"

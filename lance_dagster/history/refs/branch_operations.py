@@ -10,61 +10,62 @@ Creation:
 2. The first manifest, a clone of the fork point.
 3. The file, in state "ready".
 
-Deletion, in the opposite order:
-
-1. The file, in state "closing". Whoever refers to the branch from here on sees the mark and withdraws.
-2. A look for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
-3. The file, in state "deleting", which is never taken back.
-4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
-   above them, which keeps late commits out of it (`refs.branch_fence`). It is removed by the next deletion that
-   happens at least a day later, when no commit can be in flight any more.
-5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight. Then the folders, then the file.
+Deletion goes in the opposite order (`refs.branch_deletion`). A creation that finds a branch being deleted does the
+rest of that, and then replaces the file by its own: a late request of the other process finds other bytes there.
 
 Creation and deletion of names that refer to each other race. Whoever creates a reference writes it first and then
 checks that its target is still there. Whoever deletes marks the target first and then looks for references. So at
 least one of the two sees the other and withdraws.
 
-A reset to a version of another branch deletes the versions and creates a branch from the same file, so that the name
-is never free in between. A reset to a version of the branch itself is in `refs.reset`.
+A reset to a version of another branch deletes the versions and replaces the file by that of a new branch, so that the
+name is never free in between. Of two resets at once, or a reset and a deletion, the one that wrote its mark last wins.
+A reset to a version of the branch itself is in `refs.reset`.
 """
 
 import time
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_writable
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
-from lance_dagster.history.inventory import copy_to_expired
+from lance_dagster.history.refs.branch_deletion import (
+    abandon_creation,
+    close_branch,
+    empty_branch,
+    fences,
+    finish_deleting,
+    first_number_above_fences,
+    refuse_users,
+)
 from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.protection import refuse_protected_branch
-from lance_dagster.history.refs.ref_names import check_branch_name
-from lance_dagster.history.refs.ref_store import (
+from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CREATING,
     DELETING,
     FIRST,
     READY,
+    RENAME_ID,
     RENAMED_FROM,
     RENAMING_TO,
     RESERVED_PREFIX,
     RESETTING,
-    STATE,
     Branch,
-    Refs,
     new_branch,
     with_metadata,
 )
+from lance_dagster.history.refs.ref_names import check_branch_name
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork
-
-BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
-# Far longer than a commit takes: it gives up after minutes.
-FENCE_SECONDS = 24 * 60 * 60
+from lance_dagster.transactions.commit_id import commit_id
 
 
 def create_branch(
@@ -83,8 +84,10 @@ def create_branch(
     check_writable(parent.manifest)
     found = refs.branch(name)
     if found is not None and found.state in (CLOSING, DELETING):
-        _finish_deleting(_closed(found, "delete", refs, versions), refs, versions)
-        found = None
+        replaced = _replace_deleted(found, parent, refs, versions, metadata=metadata)
+        if replaced is not None:
+            return _finish_creating(replaced, refs, versions)
+        found = refs.branch(name)
     # An unfinished creation from the same version is taken over: the crash may have been our own.
     created = found is not None and found.state == CREATING and found.parent == str(parent)
     if found is None:
@@ -108,7 +111,7 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
         ProtectedError: The branch is protected.
         ConflictError: A tag or another branch refers to it, or it is being renamed.
     """
-    _finish_deleting(_closed(_unused(name, "delete", refs), "delete", refs, versions), refs, versions)
+    finish_deleting(close_branch(_unused(name, "delete", refs), "delete", refs, versions), refs, versions)
 
 
 def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Branch:
@@ -118,34 +121,64 @@ def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Br
         RefNotFoundError: There is no such branch.
         ProtectedError: The branch is protected.
         InvalidInputError: The branch is `main`.
-        ConflictError: A tag or another branch refers to it, or it is being renamed.
+        ConflictError: A tag or another branch refers to it, or it is being renamed; or another reset or a deletion of
+            it began meanwhile, and has its way.
     """
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be reset; restore an older version instead")
     # The mark stays until the branch is ready: a writer that finds it unusable is told that it comes back.
-    mark = f"{target} {int(time.time())}"
-    branch = _closed(_unused(name, "reset", refs), "reset", refs, versions, resetting=mark)
-    _empty(branch, refs, versions)
+    mark = f"{target} {int(time.time())} {uuid.uuid4().hex}"
+    branch = close_branch(_unused(name, "reset", refs), "reset", refs, versions, resetting=mark)
     # Reserved keys describe the old branch: its state, its first version, a rename.
     kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
     wanted = _describe_new(name, target, refs, versions, metadata=kept | {RESETTING: mark})
-    return _finish_creating(refs.change_branch(branch, lambda _: wanted), refs, versions)
+    replaced = _replaced(branch, wanted, refs, versions)
+    if replaced is None:
+        raise ConflictError(
+            f"cannot reset branch {name!r} of {refs.store.uri} to {target}: another process deleted or reset it at the "
+            "same time"
+        )
+    return _finish_creating(replaced, refs, versions)
+
+
+def _replace_deleted(
+    found: Branch, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]
+) -> Branch | None:
+    """Put a new branch in the place of one that is being deleted; return None when another process ended that first."""
+    try:
+        dead = close_branch(found, "delete", refs, versions)
+    except RefMovedError:
+        return None
+    refuse_tagged(found.name, refs)
+    wanted = _describe_new(found.name, parent, refs, versions, metadata=metadata)
+    return _replaced(dead, wanted, refs, versions)
+
+
+def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> Branch | None:
+    """Empty a branch in state "deleting" and replace its file by that of a new branch.
+
+    Returns:
+        The new branch; None when another process ended the deletion in its own way.
+    """
+    if empty_branch(dead, refs, versions) is None:
+        return None
+    mark = dead.metadata.get(RESETTING)
+
+    def replaced(current: Branch) -> Branch:
+        if current.state != DELETING or current.metadata.get(RESETTING) != mark:
+            raise RefMovedError(dead.name, dead.id, "a branch that is being reset")
+        return wanted
+
+    with suppress(RefMovedError):
+        return refs.change_branch(dead, replaced)
+    return None
 
 
 def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Delete the old branch at the end of a rename."""
-    _finish_deleting(_closed(branch, "rename", refs, versions), refs, versions)
-
-
-def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Undo a creation that was begun under a name, unless another process finished it meanwhile."""
-
-    def marked(current: Branch) -> Branch:
-        return with_metadata(current, {STATE: DELETING}) if current.state == CREATING else current
-
-    # The mark first: another process that is about to finish the creation finds it.
-    if refs.change_branch(branch, marked).state == DELETING:
-        _finish_deleting(branch, refs, versions)
+    """Delete the old branch at the end of a rename, unless another process did."""
+    own = branch.metadata.get(RENAME_ID)
+    with suppress(RefMovedError):
+        finish_deleting(close_branch(branch, "rename", refs, versions, rename_id=own), refs, versions)
 
 
 def refuse_tagged(name: str, refs: Refs) -> None:
@@ -166,7 +199,7 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
     Raises:
         AlreadyExistsError: A branch of the name was deleted recently, and its numbers overlap those of this one.
     """
-    for own, newest, _, branch_id in _fences(refs):
+    for own, newest, _, branch_id in fences(refs):
         if own == name and branch_id != branch.id and newest + 2 > branch.first:
             raise AlreadyExistsError(
                 f"{name!r} of {refs.store.uri} was the name of another branch until less than a day ago; "
@@ -215,36 +248,6 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     return branch
 
 
-def refuse_users(name: str, do: str, refs: Refs) -> None:
-    """Refuse to change a branch that tags or other branches refer to.
-
-    Raises:
-        ConflictError: Names them.
-    """
-    users = refs.referrers_of(name)
-    if users:
-        refer = "refers" if len(users) == 1 else "refer"
-        raise ConflictError(f"cannot {do} branch {name!r} of {refs.store.uri}: {', '.join(users)} {refer} to it")
-
-
-def _closed(branch: Branch, do: str, refs: Refs, versions: Versions, *, resetting: str | None = None) -> Branch:
-    """Mark a branch as being deleted, after making sure that nothing refers to it or will."""
-    marked = refs.set_branch_state(branch, CLOSING, resetting=resetting)
-    try:
-        refuse_users(branch.name, do, refs)
-    except ConflictError:
-        # The reference was made before the mark, so it stays and the deletion withdraws.
-        back = CREATING if versions.newest(branch.name) is None else READY
-        refs.change_branch(
-            marked,
-            lambda current: (
-                with_metadata(current, {STATE: back, RESETTING: None}) if current.state == CLOSING else current
-            ),
-        )
-        raise
-    return refs.set_branch_state(marked, DELETING)
-
-
 def _describe_new(name: str, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]) -> Branch:
     of = None if parent.branch == layout.MAIN else refs.branch(parent.branch)
     size = versions.manifest_size(parent)
@@ -259,7 +262,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
             f"branch {branch.name!r} of {versions.store.uri} is being made by renaming "
             f"{branch.metadata[RENAMED_FROM]!r}; renaming it again finishes that"
         )
-    _refuse_dying_parent(branch, refs)
+    _refuse_dying_parent(branch, refs, versions)
     branch = _above_fences(branch, refs)
     parent = versions.load(branch.parent_branch, branch.parent_version)
     main = branch.parent_branch == layout.MAIN
@@ -287,70 +290,53 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
         timestamp=now_ns(),
     )
     # None when another process finished the creation first; its manifest has the same content.
-    create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
-    return refs.set_branch_state(branch, READY)
+    made = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
+    try:
+        return refs.set_branch_state(branch, READY)
+    except ConflictError:
+        if made is not None:
+            _take_back_first(branch, made, refs, versions)
+        raise
 
 
-def _refuse_dying_parent(branch: Branch, refs: Refs) -> None:
+def _take_back_first(branch: Branch, made: State, refs: Refs, versions: Versions) -> None:
+    """Delete the first manifest of a branch that was deleted while it was created, if it came after the deletion."""
+    path = versions.manifest_path(branch.name, made.number)
+    found, stored = refs.branch(branch.name), versions.store.get(path)
+    # No other branch of the name uses the number while the fence stands; what another program put there stays.
+    gone = found is None or found.id != branch.id or found.state == DELETING
+    if gone and stored is not None and commit_id(stored) == made.id:
+        versions.store.delete(path)
+
+
+def _refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Withdraw a branch whose fork point goes away meanwhile: the deletion or reset may not have seen this branch."""
     if branch.parent_branch == layout.MAIN:
         return
     parent = refs.branch(branch.parent_branch)
     # The lineage is compared too: the parent may have been deleted and another branch made under its name.
     if parent is None or parent.state != READY or parent.lineage != branch.lineage[:-1]:
-        refs.remove_branch(branch.name)
+        abandon_creation(branch, refs, versions)
         raise refs.branch_not_found(branch.parent_branch)
     try:
         refuse_dropped(branch.parent_branch, branch.parent_version, refs)
     except ConflictError:
-        refs.remove_branch(branch.name)
+        abandon_creation(branch, refs, versions)
         raise
 
 
 def _above_fences(branch: Branch, refs: Refs) -> Branch:
     """Let a branch begin above every version number that earlier branches of the name had."""
     # Listed only after the name was taken: a branch that is created and deleted before that has its fence by then.
-    newest = max((number for name, number, *_ in _fences(refs) if name == branch.name), default=-1)
-    # A late writer may still put the version after the newest one, so the branch begins above that.
-    if newest + 2 <= branch.first:
+    lowest = first_number_above_fences(branch.name, refs)
+    if lowest <= branch.first:
         return branch
-    return refs.change_branch(branch, lambda current: with_metadata(current, {FIRST: str(newest + 2)}))
 
+    def raised(current: Branch) -> Branch:
+        # Once it has a version, its numbers have begun.
+        return with_metadata(current, {FIRST: str(lowest)}) if current.state == CREATING else current
 
-def _fences(refs: Refs) -> list[tuple[str, int, int, str]]:
-    return [
-        fence
-        for file in refs.store.list(layout.DELETED_BRANCHES)
-        if (fence := layout.parse_branch_fence(file)) is not None
-    ]
-
-
-def _finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
-    _empty(branch, refs, versions)
-    refs.remove_branch(branch.name)
-    _remove_old_fences(refs)
-
-
-def _empty(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Delete the versions of a branch in state "deleting", after recording how far their numbers went."""
-    # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
-    newest = max(branch.first, *(versions.newest(line) or 0 for line in (branch.name, layout.MAIN)))
-    # The fence before the deletion: from here on no next branch of the name can begin too low.
-    refs.store.put_if_absent(layout.branch_fence_file(branch.name, newest, int(time.time()), branch.id), b"")
-    # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
-    copy_to_expired(refs.store, branch.name, branch.id)
-    root = layout.branch_root(branch.name)
-    # Folder by folder, since a branch `a/b` lies inside the folder of `a`.
-    for folder in BRANCH_FOLDERS:
-        refs.store.delete_folder(f"{root}/{folder}")
-
-
-def _remove_old_fences(refs: Refs) -> None:
-    """Delete the fence files that are older than any commit in flight."""
-    until = time.time() - FENCE_SECONDS
-    for fence in _fences(refs):
-        if fence[2] < until:
-            refs.store.delete(layout.branch_fence_file(*fence))
+    return refs.change_branch(branch, raised)
 
 
 def _existing(branch: Branch, versions: Versions, *, exist_ok: bool) -> Branch:
@@ -367,11 +353,11 @@ def refuse_leftovers(name: str, versions: Versions) -> None:
     """
     newest = versions.newest(name)
     # A version below a fence was put by a late writer; the new branch begins above it and is not affected.
-    if newest is None or any(name == own and newest <= last + 1 for own, last, *_ in _fences(Refs(versions.store))):
+    if newest is None or newest < first_number_above_fences(name, Refs(versions.store)):
         return
     raise AlreadyExistsError(
-        f"{versions.branch_uri(name)} holds versions of a branch without metadata, left by another program; "
-        "remove that folder or choose another name"
+        f"{versions.branch_uri(name)} holds versions of a branch without metadata, left by another program "
+        f"or a crash; branches.recover({name!r}) makes it a branch again, which can be deleted; or choose another name"
     )
 
 

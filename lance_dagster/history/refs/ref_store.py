@@ -1,39 +1,26 @@
-"""Read and write the files of branches and tags: create by put-if-absent, change by compare-and-swap.
+"""Read and write the files of branches and tags: create by put-if-absent, change and delete by compare-and-swap.
 
-Each file is one small JSON object in the form that pylance reads and writes:
-
-    branch  {"parentBranch", "identifier": {"version_mapping": [[version, id], ...]}, "parentVersion", "createAt",
-             "manifestSize", "metadata"}
-    tag     {"branch", "version", "createdAt", "updatedAt", "manifestSize", "metadata"}
-
-`identifier` is the branch's lineage: one entry for each ancestor from `main` down, its own entry last. pylance's
-clean-up of a parent looks at a branch before it deletes files only if the version in the first entry is one that it
-would delete or cannot find. So the first version here is one that can never exist, and pylance always looks;
-`parentVersion` holds the true fork point.
-
-State that this package needs is kept in `metadata` under a reserved prefix, which
-pylance keeps when it moves a tag.
-
-What a change means, and which other files have to agree with it, is decided by `branch_operations`, `tag_operations`
-and `rename`.
+What a change means, and which other files have to agree with it, is decided by `branch_operations`, `branch_deletion`,
+`tag_operations` and `rename`; `ref_files` says what the files hold.
 
 Invariants:
 
 - Every change starts from the bytes it replaces. A branch is changed only while its id is the expected one: a branch
   that was deleted and made again under the same name is another branch.
+- No file is deleted by its name alone: `remove` deletes the bytes that were read. Not every S3 server can do that; on
+  the others one process at a time has the right to delete a file, and `REMOVAL_SECONDS` says for how long.
 - An HTTP client may send a request twice and report the second answer, so "exists" and "changed meanwhile" are
   believed only after the stored object was read back. A branch file is compared as a whole; a tag carries the random
   id of the write that produced it, since two writers may want the same content.
 """
 
-import json
-import re
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pendulum
 
@@ -41,7 +28,6 @@ from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
     ConflictError,
-    CorruptFileError,
     RefMovedError,
     RefNotFoundError,
     Remedy,
@@ -51,263 +37,35 @@ from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import branch_of_version
-from lance_dagster.history.refs.tag_hold import TagHold, hold_in_force, holds_of
+from lance_dagster.history.refs.ref_files import (
+    CREATING,
+    DELETING,
+    LAST,
+    READY,
+    REMOVER,
+    RESETTING,
+    STATE,
+    WRITE_ID,
+    Branch,
+    BranchState,
+    Tag,
+    branch_file_of,
+    parse_branch,
+    parse_tag,
+    tag_file_of,
+    with_metadata,
+)
 from lance_dagster.store import Store
 
-# JSON numbers stay exact up to here, and no table gets that many versions.
-NEVER_A_VERSION = 2**53
-RESERVED_PREFIX = "lance_dagster."
-"""Prefix of the metadata keys of branches and tags that are reserved for this package."""
-STATE = "lance_dagster.state"
-CREATING, READY, CLOSING, DELETING = "creating", "ready", "closing", "deleting"
-FIRST = "lance_dagster.first"
-RENAMING_TO, RENAMED_FROM = "lance_dagster.renaming_to", "lance_dagster.renamed_from"
-RENAMED_WRITE = "lance_dagster.renamed_write"
-RESETTING = "lance_dagster.resetting"
-"""Marks a branch that is being reset to a version of another one: that version and the time, "main@5 1700000000"."""
-WRITE_ID = "lance_dagster.write"
-IMMUTABLE = "lance_dagster.immutable"
-_MAX_BYTES = 1_000_000
-_LONGEST_PROBLEM = 200
-_NUMBER = re.compile(r"[0-9]{1,19}")
-T = TypeVar("T")
+REMOVAL_SECONDS = 15 * 60
+"""How long a process may take to delete a file of a ref, where the storage cannot delete conditionally.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
-    """A branch: a series of versions forked from a version of another branch."""
-
-    name: str
-    id: str
-    parent_branch: str
-    parent_version: int
-    created_at: pendulum.DateTime
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    lineage: tuple[tuple[int, str], ...] = ()
-    manifest_size: int = 0
-
-    @property
-    def parent(self) -> str:
-        """The version it was forked from, such as `main@16`."""
-        return f"{self.parent_branch}@{self.parent_version}"
-
-    @property
-    def state(self) -> str:
-        """The step of its creation or deletion, such as "creating" or "ready"; a branch that pylance made is ready."""
-        return self.metadata.get(STATE, READY)
-
-    @property
-    def first(self) -> int:
-        """The number of its first version, which repeats the fork point.
-
-        It is the number of the fork point, unless an earlier branch had the name: then it is above that one's numbers.
-        """
-        return int(self.metadata.get(FIRST, self.parent_version))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tag:
-    """A name for one version."""
-
-    name: str
-    branch: str
-    version: int
-    created_at: pendulum.DateTime | None = None
-    updated_at: pendulum.DateTime | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    manifest_size: int = 0
-
-    @property
-    def ref(self) -> str:
-        """The version it names, such as `main@9`."""
-        return f"{self.branch}@{self.version}"
-
-    @property
-    def immutable(self) -> bool:
-        """Whether the tag was created as immutable."""
-        return IMMUTABLE in self.metadata
-
-    @property
-    def hold(self) -> TagHold | None:
-        """The hold that keeps the tag from moving, or None."""
-        return hold_in_force(self.metadata)
-
-    @property
-    def holds(self) -> tuple[TagHold, ...]:
-        """The last holds of the tag, oldest first, released ones included."""
-        return holds_of(self.metadata)
-
-
-def new_branch(
-    name: str, parent: Branch | None, *, version: int, manifest_size: int, metadata: Mapping[str, str]
-) -> Branch:
-    """Return a branch in state "creating", forked from `version` of `parent`; None stands for `main`."""
-    own = uuid.uuid4().hex
-    return Branch(
-        name=name,
-        id=own,
-        parent_branch=parent.name if parent else layout.MAIN,
-        parent_version=version,
-        # pylance stores whole seconds for branches.
-        created_at=pendulum.now("UTC").replace(microsecond=0),
-        metadata={**metadata, STATE: CREATING},
-        lineage=(*(parent.lineage if parent else ()), (NEVER_A_VERSION, own)),
-        manifest_size=manifest_size,
-    )
-
-
-def parse_branch(name: str, data: bytes, path: str) -> Branch:
-    """Parse the file of a branch.
-
-    Raises:
-        CorruptFileError: The bytes are no branch.
-    """
-    return _parsed(_branch_from_json, name, data, path)
-
-
-def parse_tag(name: str, data: bytes, path: str) -> Tag:
-    """Parse the file of a tag.
-
-    Raises:
-        CorruptFileError: The bytes are no tag.
-    """
-    return _parsed(_tag_from_json, name, data, path)
-
-
-def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, path: str) -> T:
-    # A ref is read at every use; a huge file would be damage, or an attack on the memory of readers.
-    if len(data) > _MAX_BYTES:
-        raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a ref needs")
-    try:
-        found = json.loads(data)
-        if not isinstance(found, dict):
-            raise CorruptFileError(path, "it does not hold a JSON object")
-        return parse(name, found)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, OSError) as error:
-        problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
-        raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
-
-
-def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
-    lineage = tuple(
-        (_count(version), _text(own)) for version, own in (found.get("identifier") or {}).get("version_mapping", ())
-    )
-    parent = _branch_name(found.get("parentBranch"))
-    if parent == name:
-        raise ValueError("it says it was forked from itself")
-    metadata = _metadata(found)
-    # Checked here, since `Branch.first` parses it without a way to report an error.
-    if FIRST in metadata and not _NUMBER.fullmatch(metadata[FIRST]):
-        raise ValueError(f"{metadata[FIRST]!r} is no number of a version")
-    return Branch(
-        name=name,
-        id=lineage[-1][1] if lineage else "",
-        parent_branch=parent,
-        parent_version=_count(found["parentVersion"]),
-        created_at=pendulum.from_timestamp(_count(found["createAt"])),
-        metadata=metadata,
-        lineage=lineage,
-        manifest_size=_count(found["manifestSize"]),
-    )
-
-
-def branch_file_of(branch: Branch) -> bytes:
-    """Return the bytes of a branch's file."""
-    return _json(
-        {
-            "parentBranch": None if branch.parent_branch == layout.MAIN else branch.parent_branch,
-            "identifier": {"version_mapping": [list(entry) for entry in branch.lineage]},
-            "parentVersion": branch.parent_version,
-            "createAt": branch.created_at.int_timestamp,
-            "manifestSize": branch.manifest_size,
-            "metadata": dict(branch.metadata),
-        }
-    )
-
-
-def _tag_from_json(name: str, found: dict[str, Any]) -> Tag:
-    return Tag(
-        name=name,
-        branch=_branch_name(found.get("branch")),
-        version=_count(found["version"]),
-        created_at=_time(found.get("createdAt")),
-        updated_at=_time(found.get("updatedAt")),
-        metadata=_metadata(found),
-        manifest_size=_count(found["manifestSize"]),
-    )
-
-
-def tag_file_of(tag: Tag) -> bytes:
-    """Return the bytes of a tag's file."""
-    now = pendulum.now("UTC")
-    return _json(
-        {
-            "branch": None if tag.branch == layout.MAIN else tag.branch,
-            "version": tag.version,
-            "createdAt": (tag.created_at or now).isoformat(),
-            "updatedAt": (tag.updated_at or now).isoformat(),
-            "manifestSize": tag.manifest_size,
-            "metadata": dict(tag.metadata),
-        }
-    )
-
-
-def _count(value: object) -> int:
-    # JSON has no unsigned integers, and True is an int in Python.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-        raise ValueError(f"{value!r} is not a number of the kind that belongs there")
-    return value
-
-
-def _branch_name(value: object) -> str:
-    """Read the name of a branch. It is a folder too, so a name that leads out of the table is refused."""
-    if value is None or value == layout.MAIN:
-        return layout.MAIN
-    if not isinstance(value, str) or not is_path_inside(value):
-        raise ValueError(f"{value!r} is no name of a branch")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _metadata(found: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _text(value) for key, value in (found.get("metadata") or {}).items()}
-
-
-def _time(value: object) -> pendulum.DateTime | None:
-    if value is None:
-        return None
-    text = _text(value).replace("Z", "+00:00")
-    # pylance writes nanoseconds, and a datetime holds microseconds.
-    whole, dot, rest = text.partition(".")
-    if dot:
-        digits = rest[: next((at for at, c in enumerate(rest) if not c.isdigit()), len(rest))]
-        text = f"{whole}.{digits[:6]}{rest[len(digits) :]}"
-    return pendulum.instance(pendulum.DateTime.fromisoformat(text))
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, indent=2).encode()
-
-
-__all__ = [
-    "CREATING",
-    "DELETING",
-    "IMMUTABLE",
-    "READY",
-    "RESERVED_PREFIX",
-    "Branch",
-    "Refs",
-    "Tag",
-]
+Far longer than a request lives: the client gives up after minutes.
+"""
 _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files one after the other.
 _READERS, _FEW = 8, 4
-N = TypeVar("N", Branch, Tag)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +92,8 @@ class Refs:
         """Read one tag, or return None."""
         path = _file_of(layout.TAGS, name, "the name of a tag")
         data = None if path is None else self.store.get(path)
-        return None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
+        found = None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
+        return None if found is None or REMOVER in found.metadata else found
 
     def referrers_of(self, branch: str) -> list[str]:
         """Describe the tags and branches that refer to a branch, also those that are being created."""
@@ -409,13 +168,8 @@ class Refs:
                 return wanted
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
-    def set_branch_state(self, branch: Branch, state: str, *, resetting: str | None = None) -> Branch:
-        """Record how far the creation or deletion of a branch is; idempotent, since any process may finish it.
-
-        Args:
-            branch: The branch.
-            state: The step.
-            resetting: The mark of the reset that the first step of a deletion belongs to.
+    def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
+        """Record how far the creation of a branch is; idempotent, since any process may finish it.
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
@@ -423,21 +177,134 @@ class Refs:
         """
 
         def marked(current: Branch) -> Branch:
-            if state == READY and current.state in (CLOSING, DELETING):
+            if state == READY and current.state not in (CREATING, READY):
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
-            # Another process is one step further; its second mark cannot be taken back.
-            late = current.state == DELETING and state == CLOSING
-            if late or current.state == state:
-                return current
-            # Later steps keep the mark of a reset; a branch that is ready is not being reset any more.
-            mark = {RESETTING: resetting} if state in (CLOSING, READY) else {}
-            return with_metadata(current, {STATE: state, **mark})
+            # A branch that is ready is not being reset any more, and its numbers go on.
+            mark = {RESETTING: None, LAST: None} if state == READY else {}
+            return current if current.state == state else with_metadata(current, {STATE: state, **mark})
 
         return self.change_branch(branch, marked)
 
-    def remove_branch(self, name: str) -> None:
-        """Delete a branch's file, which frees the name."""
-        self.store.delete(layout.branch_file(name))
+    def read_deleting(self, branch: Branch) -> tuple[Branch, str] | None:
+        """Read a branch that is being deleted with the tag of its bytes; None when another process finished that.
+
+        Raises:
+            ConflictError: It is being reset meanwhile, so it is not to be deleted.
+        """
+        path = layout.branch_file(branch.name)
+        found = self.store.get_with_etag(path)
+        current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
+        if found is None or current is None or current.id != branch.id or current.state != DELETING:
+            return None
+        if current.metadata.get(RESETTING) != branch.metadata.get(RESETTING):
+            raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted or reset by two at once")
+        if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
+            raise self._removed_elsewhere("branch", branch.name)
+        return current, found[1]
+
+    def remove_branch(self, branch: Branch, etag: str) -> None:
+        """Delete the file of a branch that is being deleted, which frees the name.
+
+        Args:
+            branch: The branch; nothing is deleted when another branch has its name.
+            etag: The tag of its bytes.
+
+        Raises:
+            ConflictError: It is being reset meanwhile, or another process has the right to delete it.
+        """
+        path = layout.branch_file(branch.name)
+        for _ in range(_ATTEMPTS):
+            if self._may_send_removal(branch) and self.store.compare_and_delete(path, etag):
+                return
+            found = self.read_deleting(self._refreshed(branch))
+            if found is None:
+                return
+            branch, etag = found
+        raise StoreError(f"cannot delete branch {branch.name!r} of {self.store.uri}: it keeps changing")
+
+    def remover(self) -> dict[str, str]:
+        """Return the mark of a process that is going to delete the file of a ref; empty where none is needed."""
+        return {} if self.store.deletes_conditionally() else {REMOVER: f"{uuid.uuid4().hex} {int(time.time())}"}
+
+    def adopt_removal(self, branch: Branch) -> Branch:
+        """Get the right to delete the file of a branch that another process began to delete.
+
+        Raises:
+            RefMovedError: The branch is gone.
+            ConflictError: The other process still has that right.
+        """
+        if self.store.deletes_conditionally():
+            return branch
+
+        def marked(current: Branch) -> Branch:
+            if not self._is_free(current):
+                raise self._removed_elsewhere("branch", branch.name)
+            return with_metadata(current, self.remover())
+
+        return self.change_branch(branch, marked)
+
+    def _refreshed(self, branch: Branch) -> Branch:
+        """Return a branch whose file this process may delete, with the time of that right renewed where it is old."""
+        if self._may_send_removal(branch):
+            return branch
+
+        def marked(current: Branch) -> Branch:
+            if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
+                raise self._removed_elsewhere("branch", branch.name)
+            return with_metadata(current, self.remover())
+
+        return self.change_branch(branch, marked)
+
+    def _may_send_removal(self, branch: Branch) -> bool:
+        """Tell whether a request to delete a branch's file now cannot arrive after another process took that over."""
+        since = branch.metadata.get(REMOVER, "").rpartition(" ")[2]
+        fresh = since.isdigit() and abs(time.time() - int(since)) < REMOVAL_SECONDS / 3
+        return self.store.deletes_conditionally() or fresh
+
+    def _is_free(self, ref: Branch | Tag) -> bool:
+        """Tell whether the file of a ref that is being removed may be replaced, or removed by this process."""
+        since = ref.metadata.get(REMOVER, "").rpartition(" ")[2]
+        old = not since.isdigit() or time.time() - int(since) > REMOVAL_SECONDS
+        return self.store.deletes_conditionally() or old
+
+    def refuse_removed_elsewhere(self, branch: Branch) -> None:
+        """Refuse to replace the file of a branch that another process may be about to delete.
+
+        Raises:
+            ConflictError: It has the right to, since the storage cannot delete conditionally.
+        """
+        if not self._is_free(branch):
+            raise self._removed_elsewhere("branch", branch.name)
+
+    def _removed_elsewhere(self, kind: str, name: str) -> ConflictError:
+        return ConflictError(
+            f"{kind} {name!r} of {self.store.uri} is being deleted by another process, and this storage cannot delete "
+            f"conditionally; if that was interrupted, the name is free {REMOVAL_SECONDS // 60} minutes later"
+        )
+
+    def remove_tag(self, tag: Tag) -> None:
+        """Delete a tag as it was read.
+
+        Raises:
+            RefMovedError: It was moved or changed meanwhile; it stays.
+        """
+        path, wanted = layout.tag_file(tag.name), tag
+        for _ in range(_ATTEMPTS):
+            found = self.store.get_with_etag(path)
+            if found is None:
+                return
+            stored = parse_tag(tag.name, found[0], f"{self.store.uri}/{path}")
+            if stored != wanted:
+                raise RefMovedError(tag.name, tag.ref, stored.ref)
+            if self.store.deletes_conditionally() or REMOVER in stored.metadata:
+                if self.store.compare_and_delete(path, found[1]):
+                    return
+                continue
+            # From here on the tag counts as deleted, and whoever wants its name waits until it is gone.
+            marked = _with_write_id(with_metadata(stored, self.remover()))
+            if self._swapped(path, marked, found[1]):
+                wanted = marked
+        raise StoreError(f"cannot delete tag {tag.name!r} of {self.store.uri}: it keeps changing")
 
     def add_tag(self, tag: Tag) -> Tag:
         """Create a tag.
@@ -446,10 +313,25 @@ class Refs:
             AlreadyExistsError: There is one of that name.
         """
         marked = _with_write_id(tag)
-        if not self._put_once(layout.tag_file(tag.name), tag_file_of(marked)):
+        path = layout.tag_file(tag.name)
+        if not self._put_once(path, tag_file_of(marked)) and not self._replaced_removed(path, marked):
             remedy = Remedy("{} moves it", Call("tags.move", (tag.name, tag.ref)))
             raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists", remedy=remedy)
         return marked
+
+    def _replaced_removed(self, path: str, tag: Tag) -> bool:
+        """Replace the file of a tag whose removal was interrupted; return whether that was done.
+
+        Raises:
+            ConflictError: The removal may still be under way.
+        """
+        found = self.store.get_with_etag(path)
+        stored = None if found is None else parse_tag(tag.name, found[0], f"{self.store.uri}/{path}")
+        if found is None or stored is None or REMOVER not in stored.metadata:
+            return False
+        if not self._is_free(stored):
+            raise self._removed_elsewhere("tag", tag.name)
+        return self._swapped(path, tag, found[1])
 
     def swap_tag(self, tag: Tag, expected: str | None = None) -> Tag:
         """Point an existing tag elsewhere, by compare-and-swap.
@@ -489,6 +371,8 @@ class Refs:
             if found is None:
                 raise self.tag_not_found(name)
             current = parse_tag(name, found[0], f"{self.store.uri}/{path}")
+            if REMOVER in current.metadata:
+                raise self.tag_not_found(name)
             wanted = change(current)
             if wanted == current:
                 return current
@@ -500,10 +384,6 @@ class Refs:
             if now is None or (now.ref != current.ref and not follow):
                 raise RefMovedError(name, current.ref, now.ref if now else "nothing")
         raise StoreError(f"cannot change tag {name!r} of {self.store.uri}: it keeps changing")
-
-    def remove_tag(self, name: str) -> None:
-        """Delete a tag."""
-        self.store.delete(layout.tag_file(name))
 
     def _swapped(self, path: str, tag: Tag, etag: str) -> bool:
         try:
@@ -541,12 +421,6 @@ class Refs:
             with ThreadPoolExecutor(_READERS) as readers:
                 values = list(readers.map(read, names))
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-
-
-def with_metadata(named: N, updates: dict[str, str | None]) -> N:
-    """Return a branch or tag with changed metadata; a value of None removes the key."""
-    merged = {**named.metadata, **updates}
-    return replace(named, metadata={key: value for key, value in merged.items() if value is not None})
 
 
 def _file_of(folder: str, name: object, what: str) -> str | None:

@@ -4,11 +4,13 @@ A branch takes everything along: its versions under their numbers; its id, so th
 the files in its own folder, which are copied on the server's side. The manifests are written again, since each holds
 the name of the branch, so commit ids change. Steps:
 
-1. Create the file of the new name, with a mark that says which branch it is made from.
-2. Mark the old branch: no commit begins from here on (`refs.branch_fence`). Then look for references to it.
+1. Create the file of the new name, with a mark that says which branch it is made from, and a random id of this rename.
+2. Mark the old branch, with the same id: no commit begins from here on (`refs.branch_fence`). Then look for references
+   to it, and record in the new file how far its version numbers go: a deletion of the new name keeps those free, too.
 3. Copy the files, then the versions, oldest first.
 4. Set the new branch to "ready".
-5. Delete the old branch.
+5. Delete the old branch, while it has the mark with the id of this rename. Both have the same branch id; without the id
+   of the rename, a process that was slow would delete a branch that was renamed back meanwhile.
 
 Readers use the old name until step 4 and may use the new one afterwards; both hold the same versions. Calling the
 rename again continues where a crash stopped it. If references turn up after step 2, the new name is given up; the mark
@@ -18,28 +20,40 @@ A tag is renamed in the same way: mark the old tag, create the new one, delete t
 which write of the old tag it was made. That tells an unfinished rename from a tag that has had its name for long.
 """
 
+import time
+import uuid
 from contextlib import suppress
 from dataclasses import replace
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    RefMovedError,
+    VersionNotFoundError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
-from lance_dagster.history.refs import branch_operations
+from lance_dagster.history.refs import branch_deletion, branch_operations
 from lance_dagster.history.refs.protection import refuse_protected_branch, refuse_protected_tag
-from lance_dagster.history.refs.ref_names import check_branch_name, check_tag_name
-from lance_dagster.history.refs.ref_store import (
+from lance_dagster.history.refs.ref_files import (
+    CLOSING,
     CREATING,
+    DELETING,
+    LAST,
     READY,
+    RENAME_ID,
     RENAMED_FROM,
     RENAMED_WRITE,
     RENAMING_TO,
     STATE,
     WRITE_ID,
     Branch,
-    Refs,
     Tag,
     with_metadata,
 )
+from lance_dagster.history.refs.ref_names import check_branch_name, check_tag_name
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import refuse_held
 from lance_dagster.history.refs.tag_operations import refuse_immutable
 from lance_dagster.history.versions import Versions
@@ -71,12 +85,17 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
     begun = target if target is not None and _is_copy(target, branch) else None
     if begun is None or begun.state != READY:
         begun = _copy_branch(branch, new, refs, versions, begun=begun)
-    branch_operations.delete_renamed(branch, refs, versions)
+    marked = with_metadata(branch, {RENAME_ID: begun.metadata.get(RENAME_ID)})
+    branch_operations.delete_renamed(marked, refs, versions)
     return begun
 
 
 def _is_copy(target: Branch, branch: Branch) -> bool:
-    return (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
+    """Tell whether a branch is the copy that a rename of another one makes or made."""
+    same = (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
+    # A complete copy is that of a rename which is still to be ended only if both files say so: the two names may have
+    # been given back and forth.
+    return same and (target.state == CREATING or target.metadata.get(RENAME_ID) == branch.metadata.get(RENAME_ID))
 
 
 def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, begun: Branch | None) -> Branch:
@@ -86,20 +105,46 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         refuse_protected_branch("rename", name, refs.store)
     target = begun
     try:
-        branch_operations.refuse_users(branch.name, "rename", refs)
+        branch_deletion.refuse_users(branch.name, "rename", refs)
         target = begun or _take_name(branch, new, refs, versions)
-        marked = _mark_renaming(branch, new, refs)
+        marked = _mark_renaming(branch, target, refs)
         # Again: a reference that was made between the first look and the mark is seen here.
-        branch_operations.refuse_users(branch.name, "rename", refs)
+        branch_deletion.refuse_users(branch.name, "rename", refs)
     except ConflictError:
         # Without the new name the mark has no effect, so the old branch takes commits again.
         if target is not None:
             with suppress(RefMovedError):
-                branch_operations.abandon_creation(target, refs, versions)
+                branch_deletion.abandon_creation(target, refs, versions)
         raise
-    _copy_files(marked, new, versions)
-    _copy_versions(marked, new, versions)
-    return refs.set_branch_state(target, READY)
+    try:
+        target = _with_last(marked, target, refs, versions)
+        _copy_files(marked, new, versions)
+        _copy_versions(marked, target, versions)
+        return refs.set_branch_state(target, READY)
+    except (RefMovedError, VersionNotFoundError) as error:
+        # Another process that renames the branch may have ended that, and deleted the versions under the old name.
+        done = refs.branch(new)
+        if done is not None and done.state == READY and done.metadata.get(RENAME_ID) == target.metadata.get(RENAME_ID):
+            return done
+        raise ConflictError(
+            f"cannot rename branch {branch.name!r} of {refs.store.uri} to {new!r}: another process deleted or renamed "
+            "one of them at the same time"
+        ) from error
+
+
+def _with_last(marked: Branch, target: Branch, refs: Refs, versions: Versions) -> Branch:
+    """Record the highest number that the copied versions may have, before anything is copied."""
+    # A commit may be in flight to the number after the newest one.
+    newest = (versions.newest(marked.name) or marked.first) + 1
+
+    def recorded(current: Branch) -> Branch:
+        if current.state in (CLOSING, DELETING):
+            raise RefMovedError(target.name, target.id, "a branch that is being deleted")
+        if current.state == READY or current.last is not None:
+            return current
+        return with_metadata(current, {LAST: f"{newest} {int(time.time())}"})
+
+    return refs.change_branch(target, recorded)
 
 
 def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
@@ -111,21 +156,25 @@ def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Bran
     branch_operations.refuse_recent(branch, new, refs)
     branch_operations.refuse_tagged(new, refs)
     if found is None:
-        taken = with_metadata(branch, {STATE: CREATING, RENAMED_FROM: branch.name, RENAMING_TO: None})
+        own = {RENAMED_FROM: branch.name, RENAMING_TO: None, RENAME_ID: uuid.uuid4().hex, LAST: None}
+        taken = with_metadata(branch, {STATE: CREATING, **own})
         found = refs.add_branch(replace(taken, name=new))
     if not _is_copy(found, branch):
         raise AlreadyExistsError(f"branch {new!r} of {refs.store.uri} exists, forked from {found.parent}")
     return found
 
 
-def _mark_renaming(branch: Branch, new: str, refs: Refs) -> Branch:
+def _mark_renaming(branch: Branch, target: Branch, refs: Refs) -> Branch:
     """Mark a branch as being renamed, which keeps new commits off it."""
+    mark = {RENAMING_TO: target.name, RENAME_ID: target.metadata.get(RENAME_ID)}
 
     def marked(current: Branch) -> Branch:
-        if current.metadata.get(RENAMING_TO) == new:
-            return current
-        branch_operations.refuse_renaming(current, "rename", refs)
-        return with_metadata(current, {RENAMING_TO: new})
+        if current.state != READY:
+            raise refs.branch_not_found(branch.name)
+        # The mark of an attempt under the same name that was given up is replaced: its file of the new name is gone.
+        if current.metadata.get(RENAMING_TO) != target.name:
+            branch_operations.refuse_renaming(current, "rename", refs)
+        return with_metadata(current, mark)
 
     return refs.change_branch(branch, marked)
 
@@ -136,16 +185,18 @@ def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
         copy_folder(store, f"{source}/{folder}", store, f"{dest}/{folder}")
 
 
-def _copy_versions(branch: Branch, new: str, versions: Versions) -> None:
+def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:
     """Copy every version of a branch; list again until no new one appeared, since a commit may have been in flight."""
     done: set[int] = set()
-    while fresh := [number for number in versions.numbers(branch.name) if number not in done]:
+    # Not above: the old name may be that of another branch by now, which begins there.
+    last = target.last[0] if target.last else -1
+    while fresh := [number for number in versions.numbers(branch.name) if number <= last and number not in done]:
         for number in fresh:
-            _copy_version(branch.name, number, new, versions)
+            _copy_version(branch.name, number, target.name, versions)
         done.update(fresh)
     # As after a commit: pylance begins its search for the newest version at the hint.
     if done and not versions.store.ordered_listing:
-        hint = layout.join(layout.branch_root(new), layout.VERSION_HINT)
+        hint = layout.join(layout.branch_root(target.name), layout.VERSION_HINT)
         versions.store.put(hint, b'{"version":%d}' % max(done), durable=False)
 
 
@@ -194,7 +245,13 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
         target = refs.add_tag(replace(with_metadata(marked, own), name=new))
     # Last, so that one of the two names always resolves.
-    refs.remove_tag(old)
+    try:
+        refs.remove_tag(marked)
+    except RefMovedError:
+        # The old tag was moved on meanwhile. It stays, and the copy of what it was goes.
+        with suppress(RefMovedError):
+            refs.remove_tag(target)
+        raise
     return target
 
 

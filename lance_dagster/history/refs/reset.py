@@ -30,7 +30,8 @@ from lance_dagster.history.lineage import merge_records_of
 from lance_dagster.history.refs.branch_fence import DROPPING, Dropped
 from lance_dagster.history.refs.branch_operations import refuse_renaming
 from lance_dagster.history.refs.protection import refuse_protected_branch
-from lance_dagster.history.refs.ref_store import READY, Branch, Refs, with_metadata
+from lance_dagster.history.refs.ref_files import READY, Branch, with_metadata
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_operations import recorded_versions
 from lance_dagster.history.versions import State, Versions
 

@@ -17,6 +17,7 @@ tag is put back.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pendulum
@@ -37,8 +38,9 @@ from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
+from lance_dagster.history.refs.ref_files import IMMUTABLE, READY, RESERVED_PREFIX, Tag, with_metadata
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.history.refs.ref_store import IMMUTABLE, READY, RESERVED_PREFIX, Refs, Tag, with_metadata
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import HOLDS, TagHold, encoded_holds, given_reason, refuse_held
 from lance_dagster.history.versions import State, Versions
 
@@ -113,7 +115,9 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     try:
         _refuse_gone(made, branch_id, refs)
     except (RefNotFoundError, ConflictError):
-        refs.remove_tag(name)
+        # Only as it was made here: another process may have moved it to a version that stays.
+        with suppress(RefMovedError):
+            refs.remove_tag(made)
         raise
     return made
 
@@ -249,6 +253,7 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
     Raises:
         RefNotFoundError: There is no such tag.
         ProtectedError: The tag is protected or held; or it is immutable, and `force` is False.
+        RefMovedError: The tag was moved or changed at the same time; it stays.
     """
     tag = refs.tag(name)
     if tag is None:
@@ -258,7 +263,8 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
     refuse_protected_tag("delete", name, refs.store)
     if not force:
         refuse_immutable("delete", tag)
-    refs.remove_tag(name)
+    # Not by its name alone: it may have been held or moved since it was checked.
+    refs.remove_tag(tag)
 
 
 def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Tag:

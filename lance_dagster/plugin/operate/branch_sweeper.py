@@ -19,7 +19,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.history.refs.ref_store import Branch
+from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.operate.ref_tick import WatchedTable

@@ -17,7 +17,7 @@ import dagster as dg
 
 from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor

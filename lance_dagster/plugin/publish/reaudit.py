@@ -25,7 +25,7 @@ import dagster as dg
 
 from lance_dagster.errors import MergeConflictError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict

@@ -25,7 +25,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_store import Tag
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.plugin import metadata as md

@@ -480,7 +480,7 @@ def test_a_branch_that_is_being_deleted_is_not_suggested_for_itself(table: Lance
     """The error says what is being done to it."""
 
     def read(request: Request) -> object:
-        if request.verb == "delete_folder":
+        if request.verb == "delete_many":
             with pytest.raises(NotFoundError, match=r"no branch 'run' in .*; it is being deleted"):
                 LanceTable.open(table.uri).append(entries(*LATE), branch="run")
         return request.send()

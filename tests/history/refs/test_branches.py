@@ -19,7 +19,7 @@ from lance_dagster.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from lance_dagster.history.refs.ref_store import CREATING, NEVER_A_VERSION, READY, STATE
+from lance_dagster.history.refs.ref_files import CREATING, NEVER_A_VERSION, READY, STATE
 from lance_dagster.store import LocalStore
 from tests.store.scripted import (
     PlugPulledError,
@@ -33,8 +33,8 @@ from tests.table_factory import as_pylance, contents, context_on, entries, new_t
 
 WRITES_TO_CREATE = 5
 """The name, the transaction, the manifest, the hint, the mark that it is ready."""
-WRITES_TO_DELETE = 10
-"""Two marks, the fence, five folders, the name."""
+WRITES_TO_DELETE = 6
+"""Two marks, the fence, the copy of its one manifest, the files, the name."""
 
 
 @pytest.fixture
@@ -299,9 +299,9 @@ def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceT
     assert "outer" == listed["inner"]["parent_branch"]
 
 
-WRITES_TO_RESET = 14
-"""Two marks, the fence, five folders, the name anew, where its numbers begin, the transaction, the manifest, the hint;
-the mark that it is ready is one more."""
+WRITES_TO_RESET = 10
+"""Two marks, the fence, the copy of its one manifest, the files, the name anew, where its numbers begin, the
+transaction, the manifest, the hint; the mark that it is ready is one more."""
 
 
 @pytest.mark.parametrize("step", range(WRITES_TO_RESET + 1))

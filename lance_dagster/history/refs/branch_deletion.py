@@ -1,0 +1,243 @@
+"""Delete a branch, so that nothing of another branch of the name goes with it.
+
+The folder of a branch bears its name, since pylance looks for it there. So another process can finish a deletion, and
+give the name to a new branch that takes commits, while this one is still at work. Therefore every removal is of one
+branch *id*, however late it arrives:
+
+1. The file, in state "closing", with a random id of this attempt. Whoever refers to the branch from here on sees the
+   mark and withdraws, and no commit begins.
+2. A look for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
+3. The file, in state "deleting", with the highest number that a version of it may have. It is never taken back. An
+   attempt that was set back by another process, and begun again, has another id, and the look is repeated.
+4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
+   above them, which keeps late commits out of it (`refs.branch_fence`). It is removed by the next deletion that
+   happens at least a day later, when no commit can be in flight any more.
+5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight.
+6. The keys in the folder are listed, and the branch is read again: while its file says "deleting", no other branch
+   can have written what was listed. Exactly these keys are deleted. They are never used again: a manifest's number is
+   below the next branch's first one, and other files have random names.
+7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
+   whoever wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
+
+A reset writes a mark of its own in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
+replaces the mark of another one, and whoever does not find the own mark at the end reports a conflict.
+"""
+
+import time
+import uuid
+
+from lance_dagster.errors import ConflictError, RefMovedError, StoreError
+from lance_dagster.format import layout
+from lance_dagster.history.inventory import copy_to_expired
+from lance_dagster.history.refs.ref_files import (
+    CLOSING,
+    CLOSING_ID,
+    CREATING,
+    DELETING,
+    LAST,
+    READY,
+    RENAME_ID,
+    RESETTING,
+    STATE,
+    Branch,
+    with_metadata,
+)
+from lance_dagster.history.refs.ref_store import Refs
+from lance_dagster.history.versions import Versions
+
+BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
+# Far longer than a commit takes: it gives up after minutes.
+FENCE_SECONDS = 24 * 60 * 60
+_ATTEMPTS = 5
+
+
+def close_branch(
+    branch: Branch,
+    do: str,
+    refs: Refs,
+    versions: Versions,
+    *,
+    resetting: str | None = None,
+    rename_id: str | None = None,
+) -> Branch:
+    """Take a branch to the state "deleting", after making sure that nothing refers to it or will.
+
+    Args:
+        branch: The branch.
+        do: What is done to it, for messages.
+        refs: The refs of the table.
+        versions: The versions of the table.
+        resetting: The mark of the reset that this belongs to; None for a deletion.
+        rename_id: The id of the rename that this ends; None for any other deletion.
+
+    Raises:
+        ConflictError: Something refers to the branch.
+        RefMovedError: The branch is gone, or that rename was ended by another process.
+    """
+    for _ in range(_ATTEMPTS):
+        closing = _marked(branch, refs, resetting, rename_id)
+        if closing.state == CLOSING:
+            try:
+                refuse_users(branch.name, do, refs)
+            except ConflictError:
+                _reopen(closing, refs, versions)
+                raise
+        sealed = _sealed(closing, refs, versions)
+        if sealed.state == DELETING:
+            return sealed
+    raise StoreError(f"cannot {do} branch {branch.name!r} of {refs.store.uri}: it keeps changing")
+
+
+def _marked(branch: Branch, refs: Refs, resetting: str | None, rename_id: str | None) -> Branch:
+    own = uuid.uuid4().hex
+
+    def marked(current: Branch) -> Branch:
+        if rename_id is not None and current.metadata.get(RENAME_ID) != rename_id:
+            raise RefMovedError(branch.name, branch.id, "a branch that was renamed back")
+        if current.state in (CLOSING, DELETING):
+            return with_metadata(current, {RESETTING: resetting})
+        # What a rename recorded still holds while the branch is being created, and is outdated once it takes commits.
+        last = current.metadata.get(LAST) if current.state == CREATING else None
+        return with_metadata(current, {STATE: CLOSING, CLOSING_ID: own, RESETTING: resetting, LAST: last})
+
+    return refs.change_branch(branch, marked)
+
+
+def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
+    """Take back the attempt to delete a branch, unless it is another one by now."""
+    # The reference was made before the mark, so it stays and the deletion withdraws.
+    state = CREATING if versions.newest(closing.name) is None else READY
+
+    def reopened(current: Branch) -> Branch:
+        if current.state != CLOSING or current.metadata.get(CLOSING_ID) != closing.metadata.get(CLOSING_ID):
+            return current
+        return with_metadata(current, {STATE: state, RESETTING: None, CLOSING_ID: None})
+
+    refs.change_branch(closing, reopened)
+
+
+def _sealed(closing: Branch, refs: Refs, versions: Versions) -> Branch:
+    """Take a branch from "closing" to "deleting", if the attempt is still the one that was looked at."""
+    if closing.state == DELETING and closing.last is not None:
+        return refs.adopt_removal(closing)
+    # Listed after the mark: a writer that saw none read the head before, and puts at most the number after the newest.
+    last = f"{_highest(closing, versions)} {int(time.time())}"
+
+    def sealed(current: Branch) -> Branch:
+        same = current.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
+        if current.state != closing.state or not same or (current.state == DELETING and current.last is not None):
+            return current
+        return with_metadata(current, {STATE: DELETING, LAST: last, **refs.remover()})
+
+    return refs.change_branch(closing, sealed)
+
+
+def _highest(branch: Branch, versions: Versions) -> int:
+    """Return the highest number that a version of a branch may have which takes no commits any more."""
+    # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
+    newest = (versions.newest(line) or 0 for line in (branch.name, layout.MAIN))
+    return max(branch.first, branch.last[0] if branch.last else 0, *newest)
+
+
+def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
+    """Undo a creation that was begun under a name, unless another process finished it meanwhile."""
+    last = f"{_highest(branch, versions)} {int(time.time())}"
+
+    def marked(current: Branch) -> Branch:
+        if current.state != CREATING:
+            return current
+        # Recorded by the one who makes the branch before anything is put there.
+        known = current.metadata.get(LAST, last)
+        return with_metadata(current, {STATE: DELETING, LAST: known, **refs.remover()})
+
+    # The mark first: another process that is about to finish the creation finds it.
+    found = refs.change_branch(branch, marked)
+    if found.state == DELETING:
+        finish_deleting(found, refs, versions)
+
+
+def finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
+    """Delete what a branch in state "deleting" has, and its file.
+
+    Raises:
+        ConflictError: It is being reset meanwhile.
+    """
+    found = empty_branch(branch, refs, versions)
+    if found is not None:
+        refs.remove_branch(*found)
+    _remove_old_fences(refs)
+
+
+def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch, str] | None:
+    """Delete the versions of a branch in state "deleting", after recording how far their numbers went.
+
+    Returns:
+        The branch as it is stored, with the tag of its bytes; None when another process finished the deletion.
+    """
+    root, store = layout.branch_root(branch.name), refs.store
+    while True:
+        last, since = branch.last or (_highest(branch, versions), int(time.time()))
+        # The fence before the deletion: from here on no next branch of the name can begin too low.
+        store.put_if_absent(layout.branch_fence_file(branch.name, last, since, branch.id), b"")
+        # Folder by folder, since a branch `a/b` lies inside the folder of `a`.
+        keys = [entry.key for folder in BRANCH_FOLDERS for entry in store.walk(f"{root}/{folder}")]
+        found = refs.read_deleting(branch)
+        if found is None:
+            return None
+        numbers = _numbers_of(keys, f"{root}/{layout.VERSIONS}/")
+        if not numbers or max(numbers) <= last + 1:
+            break
+        # Another program, which knows no marks, committed meanwhile.
+        branch = _with_last(branch, max(numbers), refs)
+    # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
+    copy_to_expired(store, branch.name, branch.id, only=numbers)
+    if keys:
+        store.delete_many(keys)
+    for folder in BRANCH_FOLDERS:
+        store.prune(f"{root}/{folder}")
+    return found
+
+
+def _with_last(branch: Branch, number: int, refs: Refs) -> Branch:
+    last = f"{number} {int(time.time())}"
+    return refs.change_branch(branch, lambda current: with_metadata(current, {LAST: last}))
+
+
+def _numbers_of(keys: list[str], folder: str) -> frozenset[int]:
+    present, old = layout.parse_manifest_names(key.removeprefix(folder) for key in keys if key.startswith(folder))
+    return frozenset((*present, *old))
+
+
+def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
+    """Return the name, highest number, time and id of each branch that was deleted recently."""
+    return [
+        fence
+        for file in refs.store.list(layout.DELETED_BRANCHES)
+        if (fence := layout.parse_branch_fence(file)) is not None
+    ]
+
+
+def first_number_above_fences(name: str, refs: Refs) -> int:
+    """Return the lowest number with which a new branch of a name may begin."""
+    # A late writer may still put the version after the newest one, so the branch begins above that.
+    return max((number + 2 for own, number, *_ in fences(refs) if own == name), default=0)
+
+
+def _remove_old_fences(refs: Refs) -> None:
+    """Delete the fence files that are older than any commit in flight."""
+    until = time.time() - FENCE_SECONDS
+    for fence in fences(refs):
+        if fence[2] < until:
+            refs.store.delete(layout.branch_fence_file(*fence))
+
+
+def refuse_users(name: str, do: str, refs: Refs) -> None:
+    """Refuse to change a branch that tags or other branches refer to.
+
+    Raises:
+        ConflictError: Names them.
+    """
+    users = refs.referrers_of(name)
+    if users:
+        refer = "refers" if len(users) == 1 else "refer"
+        raise ConflictError(f"cannot {do} branch {name!r} of {refs.store.uri}: {', '.join(users)} {refer} to it")

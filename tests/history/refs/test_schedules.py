@@ -1,0 +1,350 @@
+"""Every schedule of two actors on one branch name: at each storage request of the one, the other runs to its end.
+
+The rival's calls succeeded, so what they say must hold afterwards: a branch that the rival made, with the commits on
+it, is there unless the rival took it away; and no name stays blocked. The one that was interrupted may fail with an
+error of this package.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import combinations, count
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
+from lance_dagster.history.refs.ref_files import READY, REMOVER
+from lance_dagster.store import LocalStore
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore
+from tests.table_factory import SCHEMA, context_on, entries, sorted_rows
+
+Act = Callable[[LanceTable], object]
+OWN_FILE = "_refs/branches/run.json"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
+    """Two versions of main, and a branch `run` with two commits of its own."""
+    made = LanceTable.create(tmp_path_factory.mktemp("schedules") / f"{0:06}", SCHEMA)
+    for key, value in (("a", 1), ("b", 2)):
+        made.append(entries(key, value))
+    made.branches.create("run")
+    made.append(entries("old", 1), branch="run")
+    made.append(entries("old", 2), branch="run")
+    return made
+
+
+@dataclass
+class World:
+    """A copy of the template, and what the rival was told: the rows of its branches, by name and id."""
+
+    table: LanceTable
+    told: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
+    row: int = 100
+
+    def committed(self, name: str) -> None:
+        """Append a row to a branch, and note what is on it then."""
+        self.row += 1
+        made = self.table.append(entries("rival", self.row), branch=name)
+        branch = self.table.branches.get(name)
+        self.told[name, branch.id] = sorted_rows(self.table.read(str(made)))
+
+    def gone(self, name: str) -> None:
+        """Note that the rival took a branch away."""
+        self.told = {key: rows for key, rows in self.told.items() if key[0] != name}
+
+    def delete(self, name: str = "run") -> None:
+        """Delete a branch."""
+        self.table.branches.delete(name)
+        self.gone(name)
+
+    def create(self, name: str = "run") -> None:
+        """Create a branch, and commit to it."""
+        self.table.branches.create(name, "main@2")
+        self.committed(name)
+
+    def take(self, name: str = "run") -> None:
+        """Get a branch of the name, whoever made it, and commit to it."""
+        self.table.branches.create(name, "main@2", exist_ok=True)
+        self.committed(name)
+
+    def reset(self, name: str = "run") -> None:
+        """Reset a branch to a version of main, and commit to it."""
+        self.table.branches.reset(name, "main@2")
+        self.gone(name)
+        self.committed(name)
+
+    def reset_own(self, name: str = "run") -> None:
+        """Reset a branch to its oldest version, and commit to it."""
+        first = self.table.branches.get(name).first
+        self.table.branches.reset(name, f"{name}@{first}")
+        self.gone(name)
+        self.committed(name)
+
+    def rename(self, old: str = "run", new: str = "new") -> None:
+        """Rename a branch, and commit to it under its new name."""
+        made = self.table.branches.rename(old, new)
+        self.gone(old)
+        self.told[new, made.id] = sorted_rows(self.table.read(new))
+        self.committed(new)
+
+    def back(self) -> None:
+        """Rename a branch back."""
+        self.rename("new", "run")
+
+
+Rival = Callable[[World], None]
+
+ACTORS: dict[str, Act] = {
+    "delete": lambda table: table.branches.delete("run"),
+    "reset": lambda table: table.branches.reset("run", "main@1"),
+    "reset own": lambda table: table.branches.reset("run", "run@3"),
+    "rename": lambda table: table.branches.rename("run", "new"),
+    "create": lambda table: table.branches.create("run", "main@1"),
+    "create or get": lambda table: table.branches.create("run", "main@1", exist_ok=True),
+    "create new": lambda table: table.branches.create("new", "main@1"),
+}
+RIVALS: dict[str, tuple[Rival, ...]] = {
+    "delete": (World.delete,),
+    "delete, create": (World.delete, World.create),
+    "take": (World.take,),
+    "reset": (World.reset,),
+    "reset own": (World.reset_own,),
+    "rename": (World.rename,),
+    "rename, back": (World.rename, World.back),
+    "rename, create": (World.rename, World.create),
+    "delete, create, delete, create": (World.delete, World.create, World.delete, World.create),
+}
+_PAIRS = 6
+_numbers = count(1)
+
+
+@dataclass
+class Actor:
+    """An actor whose requests are counted, and who lets the rival in at some of them."""
+
+    world: World
+    parts: Mapping[int, Rival]
+    asked: list[str] = field(default_factory=list)
+    looked: dict[str, str] = field(default_factory=dict)
+    late: set[tuple[str, str]] = field(default_factory=set)
+
+    def __call__(self, request: Request) -> object:
+        """Let the rival in, and then do what is asked."""
+        act = self.parts.get(len(self.asked))
+        self.asked.append(f"{request.verb} {request.key}")
+        if act is not None:
+            with suppress(LanceDagsterError):
+                act(self.world)
+        if request.key.startswith("_refs/branches/") and request.verb.startswith("get"):
+            name = Path(request.key).stem
+            if name not in self.looked:
+                found = self.world.table._context.refs.branch(name)  # noqa: SLF001 - also those being made
+                self.looked[name] = found.id if found else ""
+        return request.send()
+
+
+def copied(template: LanceTable) -> Path:
+    """Copy the template to a path that no table had before, since pylance remembers files by name."""
+    uri = Path(template.uri).parent / f"{next(_numbers):06}"
+    shutil.copytree(template.uri, uri)
+    for path in uri.rglob("*"):
+        if path.suffix in (".manifest", ".txn"):
+            # A branch names the table's path in its manifests; the two paths have the same length.
+            path.write_bytes(path.read_bytes().replace(template.uri.encode(), str(uri).encode()))
+    return uri
+
+
+def run(template: LanceTable, act: Act, parts: Mapping[int, Rival], kind: type[LocalStore]) -> Actor:
+    """One schedule; return what the actor asked for."""
+    uri = copied(template)
+    plain = LanceTable(context_on(kind(str(uri), durable=False)))
+    world = World(plain)
+    actor = Actor(world, parts)
+    interrupted = LanceTable(context_on(ScriptedStore(kind(str(uri), durable=False), actor)))
+    error: LanceDagsterError | None = None
+    try:
+        act(interrupted)
+    except LanceDagsterError as raised:
+        error = raised
+    check(world, actor, error)
+    shutil.rmtree(uri)
+    return actor
+
+
+def check(world: World, actor: Actor, error: LanceDagsterError | None) -> None:
+    """Hold the table to what the rival was told."""
+    table, told = LanceTable(context_on(world.table._context.store)), world.told  # noqa: SLF001 - without its caches
+    for (name, own), rows in told.items():
+        if actor.looked.get(name) == own:
+            # The actor read this very branch first of all: what it was asked to do, it did to it.
+            continue
+        found = table._context.refs.branch(name)  # noqa: SLF001 - also one that is not ready
+        assert found is not None, (name, "is gone", actor.parts, error)
+        assert (own, READY) == (found.id, found.state), (name, actor.parts, error)
+        assert rows == sorted_rows(table.read(name)), (name, actor.parts, error)
+        assert len(rows) == lance.dataset(table.uri).checkout_version((name, None)).count_rows()
+    listed = lance.dataset(table.uri).branches.list()
+    for name in table.branches.list():
+        assert name in listed
+        table.read(name)
+    for name in ("run", "new"):
+        let_time_pass(table)
+        assert_free(table, name)
+
+
+def let_time_pass(table: LanceTable) -> None:
+    """Let the time pass in which another process may delete a file."""
+    for file in Path(table.uri, "_refs/branches").glob("*.json"):
+        found = json.loads(file.read_text())
+        if REMOVER in found["metadata"]:
+            found["metadata"][REMOVER] = "0 0"
+            file.write_text(json.dumps(found))
+
+
+def assert_free(table: LanceTable, name: str) -> None:
+    """A name can be deleted, created, committed to and deleted again, whatever an actor that failed left behind."""
+    for old, new in (("run", "new"), ("new", "run")):
+        # A rename that was cut short is finished by calling it again.
+        found = table._context.refs.branch(new)  # noqa: SLF001 - also one that is not ready
+        if found is not None and found.state != READY and "lance_dagster.renamed_from" in found.metadata:
+            with suppress(LanceDagsterError):
+                table.branches.rename(old, new)
+    table.branches.create(name, exist_ok=True)
+    table.append(entries("free", 1), branch=name)
+    table.branches.delete(name)
+    with pytest.raises(RefNotFoundError):
+        table.branches.get(name)
+    assert not list(Path(table.uri, "tree", name, "_versions").glob("*.manifest"))
+
+
+def schedules(
+    template: LanceTable, act: Act, parts: tuple[Rival, ...], kind: type[LocalStore] = LocalStore
+) -> Iterator[int]:
+    """Run every schedule in which the rival makes all its calls at one request, and some in which it makes them at two.
+
+    Yields:
+        The number of requests that the actor made.
+    """
+
+    def at_once(world: World) -> None:
+        for part in parts:
+            part(world)
+
+    place = 0
+    while len(run(template, act, {place: at_once}, kind).asked) > place:
+        place += 1
+        yield place
+    if len(parts) > 1:
+        pairs = list(combinations(range(place), 2))
+        for first, second in pairs[:: max(1, len(pairs) // _PAIRS)]:
+
+            def rest(world: World) -> None:
+                for part in parts[1:]:
+                    part(world)
+
+            yield len(run(template, act, {first: parts[0], second: rest}, kind).asked)
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("actor", ACTORS)
+def test_no_schedule_of_two_loses_a_commit(template: LanceTable, actor: str, rival: str) -> None:
+    """Whatever the actor was about to do to the branch that it had read, it does not do to another one."""
+    assert [] != list(schedules(template, ACTORS[actor], RIVALS[rival]))
+
+
+def test_the_files_of_pylance_are_untouched(template: LanceTable) -> None:
+    """The template itself is a table as pylance reads it."""
+    assert "run" in lance.dataset(template.uri).branches.list()
+    assert READY == json.loads(Path(template.uri, OWN_FILE).read_text())["metadata"]["lance_dagster.state"]
+
+
+def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
+    """Its versions say what it was; afterwards the name is usable as before, also for pylance."""
+    table = LanceTable.open(copied(template))
+    before, rows = table.branches.get("run"), table.read("run")
+    Path(table.uri, OWN_FILE).unlink()
+    with pytest.raises(AlreadyExistsError, match=r"branches.recover\('run'\)"):
+        table.branches.create("run")
+    found = table.branches.recover("run")
+    assert (before.id, before.parent, before.first, before.lineage) == (
+        found.id,
+        found.parent,
+        found.first,
+        found.lineage,
+    )
+    assert rows == table.read("run")
+    assert rows.num_rows == lance.dataset(table.uri).checkout_version(("run", None)).count_rows()
+    assert found == table.branches.recover("run")
+    assert_free(table, "run")
+
+
+def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> None:
+    """The copies of its manifests bring them back, for a day."""
+    table = LanceTable.open(copied(template))
+    rows, file = table.read("run"), Path(table.uri, OWN_FILE).read_bytes()
+    table.branches.delete("run")
+    for kept in (b"", file):
+        if kept:
+            table.branches.delete("run")
+            Path(table.uri, OWN_FILE).write_bytes(kept)
+        assert "run" == table.branches.recover("run").name
+        assert rows == LanceTable.open(table.uri).read("run")
+    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
+    assert_free(table, "run")
+    with pytest.raises(RefNotFoundError):
+        table.branches.recover("never")
+
+
+class ForgetfulStore(LocalStore):
+    """A storage that ignores the condition of a deletion, as some S3 servers do."""
+
+    def deletes_conditionally(self) -> bool:
+        """It does not."""
+        return False
+
+    def compare_and_delete(self, key: str, tag: str) -> bool:  # noqa: ARG002 - ignored
+        """Delete it, whatever it is."""
+        self.delete(key)
+        return True
+
+
+@pytest.mark.parametrize("rival", ["delete, create", "take", "reset"])
+@pytest.mark.parametrize("actor", ["delete", "create"])
+def test_no_schedule_loses_a_commit_without_conditional_deletions(template: LanceTable, actor: str, rival: str) -> None:
+    """Only one process may send the request that could hit another branch; a name is free once it is out of time."""
+    assert [] != list(schedules(template, ACTORS[actor], RIVALS[rival], ForgetfulStore))
+
+
+def test_a_tag_is_deleted_without_conditional_deletions(template: LanceTable) -> None:
+    """It counts as deleted from its mark on; the name is free at once, or after a crash once time has passed."""
+    uri = copied(template)
+    table = LanceTable(context_on(ForgetfulStore(str(uri), durable=False)))
+
+    def dying(request: Request) -> object:
+        if request.verb == "compare_and_delete":
+            raise PlugPulledError
+        return request.send()
+
+    table.tags.create("release", "main")
+    with pytest.raises(PlugPulledError):
+        LanceTable(context_on(ScriptedStore(ForgetfulStore(str(uri), durable=False), dying))).tags.delete("release")
+    assert {} == table.tags.list()
+    with pytest.raises(RefNotFoundError):
+        table.tags.get("release")
+    with pytest.raises(ConflictError, match="the name is free 15 minutes later"):
+        table.tags.create("release", "main@1")
+    file = Path(table.uri, "_refs/tags/release.json")
+    found = json.loads(file.read_text())
+    found["metadata"][REMOVER] = "0 0"
+    file.write_text(json.dumps(found))
+    table.tags.create("release", "main@1")
+    assert "main@1" == table.tags.get("release").ref
+    table.tags.delete("release")
+    assert not file.exists()
+    table.tags.create("release", "main")
