@@ -21,8 +21,11 @@ and this package would then read or copy files of the user who runs it. `is_file
 import re
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
+from typing import TYPE_CHECKING
 
-from lance_dagster.format.model import DeletionFile
+if TYPE_CHECKING:
+    from lance_dagster.format.model import DeletionFile
+
 
 MAIN = "main"
 DATA = "data"
@@ -107,7 +110,7 @@ def join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
+def deletion_path(fragment_id: int, deletion: "DeletionFile") -> str:
     """Return the path of a deletion file, relative to the root of its base path."""
     # The file name contains the fragment's id, so a merge that assigns another id has to write the file again.
     suffix = DELETION_SUFFIXES[deletion.kind]

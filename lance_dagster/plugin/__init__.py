@@ -1,102 +1,171 @@
-"""Connect Dagster to Lance tables: run branches, checks of them, a publisher that merges them, and sensors."""
+"""Connect Dagster to Lance tables: run branches, checks of them, a publisher that merges them, and sensors.
 
+The public names are loaded when they are first used, so that a code location pays for what it defines. None of them
+needs pyarrow or the format before a run: what writes, reads, merges and evaluates is imported by the step.
+"""
+
+import importlib
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from lance_dagster.plugin.checks.built_in_checks import (
-    InRange,
-    IsIn,
-    KeysExist,
-    Matches,
-    NotNull,
-    NullRate,
-    RowCount,
-    Satisfies,
-    Unique,
-)
-from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange, RowCountChange, SchemaIs
-from lance_dagster.plugin.checks.check_definitions import build_table_checks, table_check
-from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, open_candidate
-from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
-from lance_dagster.plugin.components import LancePublisherComponent, LanceResourceComponent, LanceTablesComponent
-from lance_dagster.plugin.definitions import LanceAssetsOptions, lance_assets, validate_definitions
-from lance_dagster.plugin.io.io_manager import LanceIOManager
-from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.write_request import WriteMode
-from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
-from lance_dagster.plugin.operate.conditions import candidate_audited, newer_than, tag_moved
-from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor
-from lance_dagster.plugin.operate.maintenance_job import MaintenanceConfig, MaintenanceJob, build_maintenance_job
-from lance_dagster.plugin.operate.pipes_session import PipesTable, pipes_extras, pipes_table
-from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
-from lance_dagster.plugin.publish.promoted_asset import promoted_asset_spec
-from lance_dagster.plugin.publish.publish_step import PublishConfig
-from lance_dagster.plugin.publish.publisher import PublisherOptions, build_publisher
-from lance_dagster.plugin.publish.rollback import Rollback
-from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
-from lance_dagster.plugin.resource_fields import S3Options
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
-from lance_dagster.plugin.table_asset import TableAddress
+if TYPE_CHECKING:
+    from lance_dagster.plugin.checks.built_in_checks import (
+        InRange as InRange,
+        IsIn as IsIn,
+        KeysExist as KeysExist,
+        Matches as Matches,
+        NotNull as NotNull,
+        NullRate as NullRate,
+        RowCount as RowCount,
+        Satisfies as Satisfies,
+        Unique as Unique,
+    )
+    from lance_dagster.plugin.checks.change_checks import (
+        Freshness as Freshness,
+        NoSchemaChange as NoSchemaChange,
+        RowCountChange as RowCountChange,
+        SchemaIs as SchemaIs,
+    )
+    from lance_dagster.plugin.checks.check_definitions import (
+        build_table_checks as build_table_checks,
+        table_check as table_check,
+    )
+    from lance_dagster.plugin.checks.evaluation import (
+        BoundCheck as BoundCheck,
+        check_values as check_values,
+        evaluate_check as evaluate_check,
+        open_candidate as open_candidate,
+    )
+    from lance_dagster.plugin.checks.table_check import (
+        Audit as Audit,
+        CheckOutcome as CheckOutcome,
+        TableCheck as TableCheck,
+    )
+    from lance_dagster.plugin.components import (
+        LancePublisherComponent as LancePublisherComponent,
+        LanceResourceComponent as LanceResourceComponent,
+        LanceTablesComponent as LanceTablesComponent,
+    )
+    from lance_dagster.plugin.definitions import (
+        LanceAssetsOptions as LanceAssetsOptions,
+        lance_assets as lance_assets,
+        validate_definitions as validate_definitions,
+    )
+    from lance_dagster.plugin.io.io_manager import (
+        LanceIOManager as LanceIOManager,
+    )
+    from lance_dagster.plugin.io.partition_values import (
+        PartitionFilter as PartitionFilter,
+    )
+    from lance_dagster.plugin.operate.branch_sweeper import (
+        build_branch_sweeper as build_branch_sweeper,
+    )
+    from lance_dagster.plugin.operate.conditions import (
+        candidate_audited as candidate_audited,
+        newer_than as newer_than,
+        tag_moved as tag_moved,
+    )
+    from lance_dagster.plugin.operate.discovery_sensor import (
+        build_discovery_sensor as build_discovery_sensor,
+    )
+    from lance_dagster.plugin.operate.maintenance_job import (
+        MaintenanceConfig as MaintenanceConfig,
+        MaintenanceJob as MaintenanceJob,
+        build_maintenance_job as build_maintenance_job,
+    )
+    from lance_dagster.plugin.operate.pipes_session import (
+        PipesTable as PipesTable,
+        pipes_extras as pipes_extras,
+        pipes_table as pipes_table,
+    )
+    from lance_dagster.plugin.operate.ref_sensor import (
+        build_ref_sensor as build_ref_sensor,
+        ref_asset_specs as ref_asset_specs,
+    )
+    from lance_dagster.plugin.publish.promoted_asset import (
+        promoted_asset_spec as promoted_asset_spec,
+    )
+    from lance_dagster.plugin.publish.publish_config import (
+        PublishConfig as PublishConfig,
+        Rollback as Rollback,
+    )
+    from lance_dagster.plugin.publish.publisher import (
+        PublisherOptions as PublisherOptions,
+        build_publisher as build_publisher,
+    )
+    from lance_dagster.plugin.resource import (
+        LanceResource as LanceResource,
+        PinnedTable as PinnedTable,
+        SparkResource as SparkResource,
+    )
+    from lance_dagster.plugin.resource_fields import (
+        S3Options as S3Options,
+    )
+    from lance_dagster.plugin.run_branch import (
+        RunBranch as RunBranch,
+        RunChain as RunChain,
+    )
+    from lance_dagster.plugin.settings import (
+        WriteMode as WriteMode,
+    )
+    from lance_dagster.plugin.table_asset import (
+        TableAddress as TableAddress,
+    )
 
-__all__ = [
-    "Audit",
-    "BoundCheck",
-    "CheckOutcome",
-    "Freshness",
-    "InRange",
-    "IsIn",
-    "KeysExist",
-    "LanceAssetsOptions",
-    "LanceIOManager",
-    "LancePublisherComponent",
-    "LanceResource",
-    "LanceResourceComponent",
-    "LanceTablesComponent",
-    "MaintenanceConfig",
-    "MaintenanceJob",
-    "Matches",
-    "NoSchemaChange",
-    "NotNull",
-    "NullRate",
-    "PartitionFilter",
-    "PinnedTable",
-    "PipesTable",
-    "PublishConfig",
-    "PublisherOptions",
-    "Rollback",
-    "RowCount",
-    "RowCountChange",
-    "RunBranch",
-    "RunChain",
-    "S3Options",
-    "Satisfies",
-    "SchemaIs",
-    "SparkResource",
-    "TableAddress",
-    "TableCheck",
-    "Unique",
-    "WriteMode",
-    "build_branch_sweeper",
-    "build_discovery_sensor",
-    "build_maintenance_job",
-    "build_publisher",
-    "build_ref_sensor",
-    "build_table_checks",
-    "candidate_audited",
-    "check_values",
-    "evaluate_check",
-    "lance_assets",
-    "newer_than",
-    "open_candidate",
-    "pipes_extras",
-    "pipes_table",
-    "promoted_asset_spec",
-    "ref_asset_specs",
-    "table_check",
-    "tag_moved",
-    "validate_definitions",
-]
+_HOMES = {
+    "checks.built_in_checks": (
+        "InRange",
+        "IsIn",
+        "KeysExist",
+        "Matches",
+        "NotNull",
+        "NullRate",
+        "RowCount",
+        "Satisfies",
+        "Unique",
+    ),
+    "checks.change_checks": ("Freshness", "NoSchemaChange", "RowCountChange", "SchemaIs"),
+    "checks.check_definitions": ("build_table_checks", "table_check"),
+    "checks.evaluation": ("BoundCheck", "check_values", "evaluate_check", "open_candidate"),
+    "checks.table_check": ("Audit", "CheckOutcome", "TableCheck"),
+    "components": ("LancePublisherComponent", "LanceResourceComponent", "LanceTablesComponent"),
+    "definitions": ("LanceAssetsOptions", "lance_assets", "validate_definitions"),
+    "io.io_manager": ("LanceIOManager",),
+    "io.partition_values": ("PartitionFilter",),
+    "operate.branch_sweeper": ("build_branch_sweeper",),
+    "operate.conditions": ("candidate_audited", "newer_than", "tag_moved"),
+    "operate.discovery_sensor": ("build_discovery_sensor",),
+    "operate.maintenance_job": ("MaintenanceConfig", "MaintenanceJob", "build_maintenance_job"),
+    "operate.pipes_session": ("PipesTable", "pipes_extras", "pipes_table"),
+    "operate.ref_sensor": ("build_ref_sensor", "ref_asset_specs"),
+    "publish.promoted_asset": ("promoted_asset_spec",),
+    "publish.publish_config": ("PublishConfig", "Rollback"),
+    "publish.publisher": ("PublisherOptions", "build_publisher"),
+    "resource": ("LanceResource", "PinnedTable", "SparkResource"),
+    "resource_fields": ("S3Options",),
+    "run_branch": ("RunBranch", "RunChain"),
+    "settings": ("WriteMode",),
+    "table_asset": ("TableAddress",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = tuple(_HOME_OF)  # one list of names, kept above
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module it lives in."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lance_dagster.plugin' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted(__all__)
+
 
 try:
     _version = version("lance-dagster")

@@ -7,12 +7,15 @@ sensors read keys back from events, commits, branches and tags of earlier releas
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import pyarrow as pa
 
-from lance_dagster.history.versions import Version
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lance_dagster.history.versions import Version
+
 
 # On definitions and events, for Dagster's pages. Dagster's own sets of these keys are private classes, so the
 # keys are spelled out; it accepts any key that starts with `dagster/`.
@@ -95,12 +98,12 @@ def definition_metadata(table_name: str, uri: str | None) -> dict[str, str]:
     return found | ({URI: uri} if uri else {})
 
 
-def version_metadata(version: Version) -> dict[str, str | int]:
+def version_metadata(version: "Version") -> dict[str, str | int]:
     """Return the entries that identify the version an event is about."""
     return {BRANCH: version.branch, VERSION: version.number, TRANSACTION: version.transaction}
 
 
-def column_schema(schema: pa.Schema) -> dg.TableSchema:
+def column_schema(schema: "pa.Schema") -> dg.TableSchema:
     """Return a table's columns for Dagster's pages, with the descriptions in the metadata of the fields."""
     return dg.TableSchema(
         columns=[

@@ -10,32 +10,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import Ref
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.resource_fields import S3Options, check_fields, literal_secrets, merge_options
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress, TableKey, table_address
-from lance_dagster.store import refuse_unknown_options, supported_uri
-from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from lance_dagster.datafiles import LanceDataset
-
-
-def all_of(*filters: str | None) -> str | None:
-    """Combine filters with AND; an empty or missing filter is left out, and None means that none is left."""
-    given = [one for one in filters if one]
-    if len(given) <= 1:
-        return given[0] if given else None
-    return " AND ".join(f"({one})" for one in given)
+    from lance_dagster.history.context import Ref
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +38,8 @@ class PinnedTable:
     arguments of the methods narrow it further.
     """
 
-    table: LanceTable
-    version: Version
+    table: "LanceTable"
+    version: "Version"
     columns: tuple[str, ...] | None = None
     filter: str | None = None
 
@@ -62,7 +54,7 @@ class PinnedTable:
         return md.version_metadata(self.version)
 
     @property
-    def schema(self) -> pa.Schema:
+    def schema(self) -> "pa.Schema":
         """The table's schema at this version."""
         return self.table.schema(self.version)
 
@@ -77,11 +69,11 @@ class PinnedTable:
         # The manifest holds the number of rows, so nothing is read without a filter.
         return self.version.rows if wanted is None else self.table.count_rows(self.version, filter=wanted)
 
-    def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+    def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> "pa.Table":
         """Return rows as an Arrow table in memory."""
         return self.table.read(self.version, columns=self._columns(columns), filter=all_of(self.filter, filter))
 
-    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.RecordBatchReader:
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> "pa.RecordBatchReader":
         """Return rows as a stream of record batches."""
         return self.table.scan(self.version, columns=self._columns(columns), filter=all_of(self.filter, filter))
 
@@ -140,6 +132,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Refuse unknown fields and an unusable root when the resource is constructed."""
         check_fields(type(self), fields)
         super().__init__(**fields)
+        # Imported where it is used, as is the table below: loading a code location needs no storage and no format.
+        from lance_dagster.store import refuse_unknown_options
+
         refuse_unknown_options(self.storage_options)
         # Dagster resolves an EnvVar when a run starts; such a root is checked at its first use.
         if not isinstance(self.root, dg.EnvVar):
@@ -188,12 +183,14 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return the URI of the table at an address; the table need not exist."""
         return f"{self._check_root()}/{address}.lance"
 
-    def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> LanceTable:
+    def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> "LanceTable":
         """Open an asset's table.
 
         Raises:
             TableNotFoundError: There is no table at the URI.
         """
+        from lance_dagster.table import LanceTable
+
         address = self.address_of(key, metadata)
         uri = self.uri_at(address)
         try:
@@ -207,7 +204,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         asset_key: TableKey,
         metadata: Mapping[str, object] | None = None,
         *,
-        ref: Ref | None = None,
+        ref: "Ref | None" = None,
     ) -> PinnedTable:
         """Open a table pinned to the version that the current run reads, or to a version that the caller names.
 
@@ -225,7 +222,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             return PinnedTable(table=table, version=table.at(ref))
         return self.pin(RunChain.of_context(context), table)
 
-    def pin(self, chain: RunChain, table: LanceTable) -> PinnedTable:
+    def pin(self, chain: RunChain, table: "LanceTable") -> PinnedTable:
         """Return a table pinned to the version that a chain of runs reads."""
         head = RunBranch(table=table, chain=chain).head()
         return PinnedTable(table=table, version=head or table.at(self.read_ref))
@@ -253,6 +250,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"LanceResource.root is relative: {self.root!r}; the processes of a run may start in different "
                 f"folders, so give an absolute path such as {os.path.abspath(self.root)!r}"  # noqa: PTH100
             )
+        from lance_dagster.store import supported_uri
+
         try:
             # Without storage options: they may still be unresolved EnvVars. Opening a table checks them.
             self._root_uri = supported_uri(self.root)

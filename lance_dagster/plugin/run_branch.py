@@ -18,14 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
 
 # The run id that Dagster gives to a value produced outside of the current job; it raises no error there.
 EPHEMERAL_RUN_ID = "__EPHEMERAL_RUN_ID"
@@ -123,7 +126,7 @@ class RunChain:
 class RunBranch:
     """The branches of a chain of runs in one table: the branch that the run writes, and those that it reads."""
 
-    table: LanceTable
+    table: "LanceTable"
     chain: RunChain
 
     @property
@@ -131,11 +134,11 @@ class RunBranch:
         """The branch that this run writes; `main` outside of a run."""
         return self.chain.branch_names[0] if self.chain.branch_names else MAIN
 
-    def head(self) -> Version | None:
+    def head(self) -> "Version | None":
         """Return the head of the newest branch of the chain in this table, or None when there is no branch."""
         return next(self._heads(self.chain.branch_names), None)
 
-    def written(self) -> Version | None:
+    def written(self) -> "Version | None":
         """Return the head of the newest branch of the chain that has its own commits, or None."""
         # A step that failed after the fork leaves a branch without commits of its own.
         return next(filter(is_written, self._heads(self.chain.branch_names)), None)
@@ -161,7 +164,7 @@ class RunBranch:
             self.table.branches.create(name, at=parent or MAIN, exist_ok=True, metadata=self.chain.branch_metadata())
         return name
 
-    def earlier_attempt(self, properties: Mapping[str, str]) -> Version | None:
+    def earlier_attempt(self, properties: Mapping[str, str]) -> "Version | None":
         """Return the version that an earlier attempt of the same step committed, or None.
 
         An attempt is the same when the step, the asset and the partitions are equal. It may be in this run, before
@@ -181,7 +184,7 @@ class RunBranch:
                 return version
         return None
 
-    def retire(self, merged: Iterable[Version] = ()) -> tuple[str, ...]:
+    def retire(self, merged: "Iterable[Version]" = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.
 
         A branch is kept when `main` does not contain all its versions, when another branch was forked from it,
@@ -208,13 +211,13 @@ class RunBranch:
                 kept.append(f"{name}: {error}")
         return tuple(kept)
 
-    def _heads(self, names: Iterable[str]) -> Iterator[Version]:
+    def _heads(self, names: Iterable[str]) -> "Iterator[Version]":
         # Look branches up by name: a list of all would read a file for each, and a table may have thousands.
         for name in names:
             with suppress(RefNotFoundError):
                 yield self.table.head(name)
 
-    def _own_versions(self) -> Iterator[Version]:
+    def _own_versions(self) -> "Iterator[Version]":
         """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""
         name, until = self.name, math.inf
         # `main` has no branch file, so the search ends there: versions of main are published, and a commit on the
@@ -226,12 +229,12 @@ class RunBranch:
             name, until = branch.parent_branch, branch.parent_version
 
 
-def is_written(head: Version) -> bool:
+def is_written(head: "Version") -> bool:
     """Return whether the head of a branch is its own commit; the first manifest of a branch only records the fork."""
     return head.operation != "Clone"
 
 
-def is_never_written(table: LanceTable, version: Version) -> bool:
+def is_never_written(table: "LanceTable", version: "Version") -> bool:
     """Return whether no rows were ever committed up to a version: there are only the creation and settings.
 
     The IO manager creates the table of a candidate on `main` and writes its rows on run branches. Until the first of
@@ -243,7 +246,7 @@ def is_never_written(table: LanceTable, version: Version) -> bool:
     return all(one.number == 1 or one.operation in WITHOUT_ROWS for one in table.log(version))
 
 
-def waiting_version(table: LanceTable, asset: dg.AssetKey, instance: dg.DagsterInstance) -> Version | None:
+def waiting_version(table: "LanceTable", asset: dg.AssetKey, instance: dg.DagsterInstance) -> "Version | None":
     """Return the newest materialized version of an asset, or None when `main` has it or its branch is gone.
 
     Args:

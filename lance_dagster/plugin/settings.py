@@ -8,7 +8,7 @@ stands. Keys without the prefix `lance/` are the users' own, except those that a
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
@@ -20,6 +20,11 @@ SettingPlace = Literal["asset", "output", "input", "spec"]
 `spec`: the `AssetSpec` of a table that others write, or a promoted node.
 """
 
+WriteMode = Literal["append", "overwrite", "replace", "upsert"]
+SchemaEvolution = Literal["refuse", "add_columns", "widen", "replace"]
+Choice = TypeVar("Choice", bound=str)
+_WRITE_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
+_EVOLUTIONS: tuple[SchemaEvolution, ...] = get_args(SchemaEvolution)
 _PREFIX = "lance/"
 _NEAR = 0.8
 # Shorter names without the prefix are too often words of the user's own: `label` is no misspelt `table`.
@@ -107,14 +112,12 @@ def _are_texts(value: object) -> bool:
 _WRITTEN: tuple[SettingPlace, ...] = ("asset", "output")
 _DEFINED: tuple[SettingPlace, ...] = ("asset", "spec")
 _EVERY: tuple[SettingPlace, ...] = get_args(SettingPlace)
-WRITE_MODES = ("append", "overwrite", "replace", "upsert")
-EVOLUTIONS = ("refuse", "add_columns", "widen", "replace")
 
 SETTINGS = (
-    Setting(key=md.WRITE_MODE, places=_WRITTEN, values=WRITE_MODES),
+    Setting(key=md.WRITE_MODE, places=_WRITTEN, values=_WRITE_MODES),
     Setting(key=md.KEYS, places=_WRITTEN, kind="texts"),
     Setting(key=md.WHEN_MISSING, places=_WRITTEN, values=("keep", "delete")),
-    Setting(key=md.SCHEMA_EVOLUTION, places=_WRITTEN, values=EVOLUTIONS),
+    Setting(key=md.SCHEMA_EVOLUTION, places=_WRITTEN, values=_EVOLUTIONS),
     Setting(key=md.PARTITION_EXPR, places=(*_DEFINED, "input"), kind="partition_expr"),
     Setting(key=md.VECTORS, places=_DEFINED, kind="lengths"),
     Setting(key=md.TABLE, places=("asset", "spec", "output", "input")),
@@ -183,3 +186,28 @@ def _meant(key: str) -> str | None:
     names = _NAMES if slash else {name: own for name, own in _NAMES.items() if len(name) >= _LONG_NAME}
     near = difflib.get_close_matches(lowered, names, n=1, cutoff=0.6 if slash else _NEAR)
     return names[near[0]] if near else None
+
+
+def write_mode(given: str) -> WriteMode:
+    """Return a write mode given as text.
+
+    Raises:
+        InvalidInputError: There is no such mode.
+    """
+    return _one_of("write_mode", given, _WRITE_MODES)
+
+
+def schema_evolution(given: str) -> SchemaEvolution:
+    """Return a policy for columns given as text.
+
+    Raises:
+        InvalidInputError: There is no such policy.
+    """
+    return _one_of("schema_evolution", given, _EVOLUTIONS)
+
+
+def _one_of(what: str, given: str, choices: tuple[Choice, ...]) -> Choice:
+    for choice in choices:
+        if given == choice:
+            return choice
+    raise InvalidInputError(f"{what} is one of {', '.join(choices)}, not {given!r}")

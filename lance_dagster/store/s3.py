@@ -17,8 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from lance_dagster.errors import ConditionalPutUnsupportedError, MissingExtraError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
@@ -222,6 +220,9 @@ class S3Store:
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
+            # Here: programs that only look at a URI or its options do not need it.
+            import fsspec
+
             try:
                 self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
                 _hide_credentials_in_logs()

@@ -256,18 +256,32 @@ def test_secrets_as_text_are_refused(*, manager_only: bool) -> None:
     assert [] == findings(definitions(resources={"lance": hidden}))
 
 
-def test_import_of_the_plugin_brings_no_engine() -> None:
-    """A code location that only defines assets pays for none of them; each is imported when a run uses it."""
+def test_loading_a_code_location_brings_nothing_heavy() -> None:
+    """Definitions of every kind load without Arrow, the format, the merge and the engines; a run imports these."""
     program = """
 import sys
-import lance_dagster.plugin
-import lance_dagster
-lance = lance_dagster.LanceResource(root="/lake")
 import dagster as dg
-manager = lance_dagster.LanceIOManager(lance=lance)
-defs = dg.Definitions(resources={"lance": lance, "io_manager": manager})
-lance_dagster.validate_definitions(defs)
-engines = {"lance", "pandas", "polars", "pyspark", "pyarrow.dataset", "s3fs"} & set(sys.modules)
-assert not engines, engines
+import lance_dagster as ld
+
+@dg.asset
+def orders(): ...
+
+@ld.table_check(asset=orders)
+def has_rows(table): return table.count_rows() > 0
+
+defs = ld.lance_assets([orders], root="/lake", checks={"orders": [ld.RowCount(minimum=1), ld.Unique("id")]})
+sweeper = ld.build_branch_sweeper("sweeper", [orders], waiting="publish", publisher=ld.build_publisher([orders]))
+discovery = ld.build_discovery_sensor("discovery")
+maintenance = ld.build_maintenance_job([orders], schedule="0 3 * * 0")
+nodes = [ld.promoted_asset_spec(orders, tag="gold"), *ld.ref_asset_specs([orders])]
+others = dg.Definitions(nodes, asset_checks=[has_rows], sensors=[sweeper, discovery], jobs=[maintenance.job])
+whole = ld.validate_definitions(dg.Definitions.merge(defs, others))
+whole.resolve_all_asset_specs()
+used = [ld.LanceTablesComponent, ld.PinnedTable, ld.PipesTable, ld.pipes_extras, ld.tag_moved, ld.Freshness]
+
+engines = {"lance", "pandas", "polars", "pyspark", "numpy", "pyarrow", "google.protobuf", "fsspec", "s3fs"}
+core = {f"lance_dagster.{name}" for name in ("table", "merge", "history", "datafiles", "edit", "format.codec")}
+found = (engines | core) & set(sys.modules)
+assert not found, found
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import dagster as dg
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
-    Bound,
     BuiltInCheck,
     between,
     count_outcome,
@@ -29,13 +26,12 @@ from lance_dagster.plugin.checks.check_queries import (
     field_of,
     is_float,
     judged,
-    literal,
     partition_counts,
     slug,
     such_as,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
-from lance_dagster.plugin.io.partition_values import quote_name, quote_text
+from lance_dagster.plugin.predicates import Bound, literal, quote_name, quote_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +305,9 @@ class Unique(BuiltInCheck):
 
         Reads the key columns, all rows of them in memory at once.
         """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         names = self._names
         for name in names:
             field_of(audit.candidate, name)
@@ -357,6 +356,8 @@ class KeysExist(BuiltInCheck):
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Look up the distinct values; reads one column of each table, batch by batch."""
+        import pyarrow.compute as pc
+
         other = audit.others[self.reads[0]]
         wanted = distinct(audit.candidate, self.column)
         # The tables may store the key in different types, such as int32 and int64; is_in wants one type.

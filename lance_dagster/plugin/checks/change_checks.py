@@ -6,15 +6,15 @@ empty on `main`, so that everything which compares numbers of rows passes there.
 
 import datetime as dt
 from dataclasses import dataclass, field
-from typing import cast
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, cast
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts, slug
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
-from lance_dagster.plugin.io.partition_values import quote_name
+from lance_dagster.plugin.predicates import quote_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,9 @@ class Freshness(BuiltInCheck):
         )
 
     def _newest(self, audit: Audit) -> dt.datetime | None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         kind = field_of(audit.candidate, self.column).type
         if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
             raise InvalidInputError(
@@ -133,7 +136,7 @@ class SchemaIs(BuiltInCheck):
     Whether a column may be null and the metadata of columns do not matter.
     """
 
-    schema: pa.Schema
+    schema: "pa.Schema"
     scope: Scope = field(default="table", kw_only=True)
 
     @property
@@ -173,7 +176,7 @@ class NoSchemaChange(BuiltInCheck):
         return _compared(audit.candidate.schema, published.schema, published.ref)
 
 
-def _compared(found: pa.Schema, wanted: pa.Schema, named: str) -> CheckOutcome:
+def _compared(found: "pa.Schema", wanted: "pa.Schema", named: str) -> CheckOutcome:
     has, needs = ({one.name: one.type for one in schema} for schema in (found, wanted))
     missing = [f"{name} {kind} is missing" for name, kind in needs.items() if name not in has]
     extra = [f"{name} {kind} is new" for name, kind in has.items() if name not in needs]

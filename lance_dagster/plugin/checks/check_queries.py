@@ -1,20 +1,19 @@
 """What the built-in checks share: their fields, the questions that they ask about a column, and their wording."""
 
-import datetime as dt
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
-from lance_dagster.plugin.io.partition_values import quote_name, quote_text
+from lance_dagster.plugin.predicates import Bound, quote_name
 from lance_dagster.plugin.resource import PinnedTable
 
-Bound = int | float | str | dt.date | dt.datetime
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SHOWN = 5
 
 
@@ -47,6 +46,8 @@ def field_of(table: PinnedTable, column: str) -> "pa.Field[Any]":
 
 def is_float(table: PinnedTable, column: str) -> bool:
     """Return whether a column holds floating-point numbers, among which NaN can be."""
+    import pyarrow as pa
+
     return bool(pa.types.is_floating(field_of(table, column).type))
 
 
@@ -85,6 +86,9 @@ def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) 
 
 def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
     """Return the distinct values of a column without null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     kind = field_of(table, column).type
     batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
     # Batches are reduced to distinct values one by one, so memory holds distinct values and not the column.
@@ -93,23 +97,6 @@ def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
         pa.concat_arrays([pa.array([], kind), *(pc.unique(one.column(0)) for one in batches)])
     )
     return found
-
-
-def literal(bound: Bound) -> str:
-    """Return a value as a literal of Lance SQL."""
-    match bound:
-        # Before date: a datetime is a date too.
-        case dt.datetime():
-            zoned = bound.astimezone(dt.UTC).replace(tzinfo=None) if bound.tzinfo else bound
-            return f"timestamp '{zoned.isoformat(sep=' ')}{'+00:00' if bound.tzinfo else ''}'"
-        case dt.date():
-            return f"date '{bound.isoformat()}'"
-        case str():
-            return quote_text(bound)
-        case bool():
-            return str(bound).lower()
-        case _:
-            return repr(bound)
 
 
 def between(minimum: Bound | None, maximum: Bound | None) -> str:

@@ -7,19 +7,20 @@ the publisher with the result of a planned merge.
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import dagster as dg
-import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
-from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.partitions import partition_filter
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunBranch, RunChain, waiting_version
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+
+if TYPE_CHECKING:
+    from lance_dagster.plugin.io.partition_values import PartitionFilter
 
 # The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
 # resources or for the selection of a job, but never the function, so that the attribute survives.
@@ -37,7 +38,6 @@ _BROKEN = (
     RuntimeError,
     TypeError,
     ValueError,
-    pa.ArrowException,
 )
 
 CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
@@ -144,9 +144,16 @@ def evaluate_check(
         return bound.check.evaluate(_audit(bound, version, partition_keys, read))
     except StoreError:
         raise
-    except _BROKEN as error:
+    except _broken() as error:
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
         return CheckOutcome(passed=False, description=f"the check broke: {type(error).__name__}: {error}")
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    # Called when a check has raised, so that definitions load without pyarrow.
+    import pyarrow as pa
+
+    return (*_BROKEN, pa.ArrowException)
 
 
 def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: str = RESOURCE_KEY) -> PinnedTable:
@@ -243,7 +250,9 @@ def _audit(
     )
 
 
-def _partitions(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> PartitionFilter:
+def _partitions(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> "PartitionFilter":
+    from lance_dagster.plugin.io.partitions import partition_filter
+
     try:
         return partition_filter(
             keys,

@@ -8,21 +8,24 @@ on the result of a planned merge.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import dagster as dg
-import pyarrow as pa
 
-from lance_dagster.datafiles import evaluate_predicate
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.resource import PinnedTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lance_dagster.plugin.io.partition_values import PartitionFilter
 
 Scope = Literal["partitions", "table"]
 # From this number of partitions on, one scan for all of them is faster than a count for each.
 _MANY = 3
-_ROWS = pa.field("count_all", pa.int64())
+# The name that Arrow gives to the number of rows of a group.
+_ROWS = "count_all"
 Finding = int | float | str | dg.MetadataValue
 
 
@@ -42,7 +45,7 @@ class Audit:
     candidate: PinnedTable
     others: Mapping[dg.AssetKey, PinnedTable] = field(default_factory=dict)
     partition_keys: tuple[str, ...] = ()
-    partitions: Mapping[str, PartitionFilter] = field(default_factory=dict)
+    partitions: "Mapping[str, PartitionFilter]" = field(default_factory=dict)
 
     def by_partition(self) -> dict[str | None, PinnedTable]:
         """Return the candidate narrowed to each partition; without partitions, the candidate alone under None."""
@@ -125,26 +128,33 @@ class TableCheck(Protocol):
         ...
 
 
-def _grouped(batches: pa.RecordBatchReader, columns: list[str]) -> pa.Table:
+def _grouped(batches: "pa.RecordBatchReader", columns: list[str]) -> "pa.Table":
     """Return the distinct rows of some columns with their number, in the column `count_all`."""
+    # Imported where it is used, as in all checks: a code location that is only loaded needs no pyarrow.
+    import pyarrow as pa
+
     # A scan for each partition would read these columns as often as there are partitions. Batches are grouped one by
     # one, so memory holds groups and not rows.
     found = [pa.Table.from_batches([one]).group_by(columns).aggregate([([], "count_all")]) for one in batches]
     if not found:
-        return batches.schema.append(_ROWS).empty_table()
+        return batches.schema.append(pa.field(_ROWS, pa.int64())).empty_table()
     # Batches of a dictionary column may have different dictionaries, which Arrow does not group.
-    whole = pa.concat_tables(found).unify_dictionaries().group_by(columns).aggregate([(_ROWS.name, "sum")])
-    return whole.rename_columns([*columns, _ROWS.name])
+    whole = pa.concat_tables(found).unify_dictionaries().group_by(columns).aggregate([(_ROWS, "sum")])
+    return whole.rename_columns([*columns, _ROWS])
 
 
-def _rows_inside(partition: PartitionFilter, groups: pa.Table) -> int:
+def _rows_inside(partition: "PartitionFilter", groups: "pa.Table") -> int:
     if partition.expression is not None:
         inside = groups.filter(partition.expression)
     else:
+        import pyarrow as pa
+
+        from lance_dagster.datafiles import evaluate_predicate
+
         # A partition by an SQL expression, which only Lance can evaluate.
         rows = groups.select(partition.columns)
         inside = groups.filter(pa.array(evaluate_predicate(partition.predicate, rows))) if groups.num_rows else groups
-    return sum(int(rows or 0) for rows in inside[_ROWS.name].to_pylist())
+    return sum(int(rows or 0) for rows in inside[_ROWS].to_pylist())
 
 
 CheckFunction = Callable[..., bool | CheckOutcome | dg.AssetCheckResult]

@@ -18,7 +18,8 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_source import InputSource
 from lance_dagster.plugin.io.input_types import InputType
-from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource, all_of
+from lance_dagster.plugin.predicates import all_of
+from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written, waiting_version
 from lance_dagster.plugin.settings import refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableKey

@@ -9,12 +9,10 @@ This module has the fields of the resource and finds the run; `outputs` has the 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.plugin.io.inputs import InputReader
-from lance_dagster.plugin.io.outputs import OutputWriter
-from lance_dagster.plugin.io.write_request import WriteDefaults, schema_evolution, write_mode
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.resource_fields import check_fields
 from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.plugin.settings import schema_evolution, write_mode
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
@@ -82,6 +80,10 @@ class LanceIOManager(dg.ConfigurableIOManager):
                 written.
             SchemaMismatchError: The rows do not fit the schema of the table.
         """
+        # Imported in a run only: a code location that is loaded needs neither the format nor pyarrow.
+        from lance_dagster.plugin.io.outputs import OutputWriter
+        from lance_dagster.plugin.io.write_request import WriteDefaults
+
         # A context that was built by hand may have a run id although no resource was set up for a run.
         chain = self._chain if self._chain.run_ids else RunChain.of_run_id(context.run_id)
         writer = OutputWriter(
@@ -106,4 +108,6 @@ class LanceIOManager(dg.ConfigurableIOManager):
             TableNotFoundError: The table does not exist, and the input is not optional.
             VersionNotFoundError: Nothing was published, and the input is not optional.
         """
+        from lance_dagster.plugin.io.inputs import InputReader
+
         return InputReader(lance=self.lance, spark=self.spark, chain=self._chain).load(context)

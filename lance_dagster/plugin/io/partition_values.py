@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from lance_dagster.datafiles import evaluate_predicate, expression_type
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.predicates import literal, quote_name
 
 _NAME = re.compile(r"\w+")
 
@@ -125,7 +126,7 @@ class PartitionValues:
             )
         # Sorted, so that the predicate of the same partitions is the same text in each run.
         values = {key: self._value(key) for key in sorted(set(keys))}
-        listed = ", ".join(_literal(value) for value in values.values())
+        listed = ", ".join(literal(value) for value in values.values())
         arrow = None if self.arrow is None else self.arrow.isin(pa.array(values.values(), self.kind))
         return PartitionFilter(predicate=f"{self.sql} IN ({listed})", expression=arrow, columns=self.columns)
 
@@ -251,22 +252,3 @@ def _names_column(expression: str, column: str) -> bool:
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _literal(value: str | int | bool) -> str:  # noqa: FBT001
-    # A bool is an int in Python too, but SQL spells its literals `true` and `false`.
-    if isinstance(value, bool):
-        return str(value).lower()
-    return quote_text(value) if isinstance(value, str) else str(value)
-
-
-def quote_text(value: str) -> str:
-    """Return text as a string literal of Lance SQL."""
-    return "'" + value.replace("'", "''") + "'"
-
-
-def quote_name(column: str) -> str:
-    """Return a column's name quoted for Lance SQL; it may have any character except a backtick."""
-    if "`" in column:
-        raise InvalidInputError(f"column {column!r} cannot be used in a filter: its name has a backtick")
-    return f"`{column}`"

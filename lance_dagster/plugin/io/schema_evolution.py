@@ -18,16 +18,16 @@ Edits and rows are commits of their own on the branch of the run, so they become
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from lance_dagster.datafiles import exact_cast, fits_type
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.settings import SchemaEvolution
 from lance_dagster.table import LanceTable
 
-SchemaEvolution = Literal["refuse", "add_columns", "widen", "replace"]
 # A double holds every integer up to 53 bits, single precision up to 24.
 _EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
 
 import dagster as dg
 import pyarrow as pa
@@ -14,14 +13,15 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import partition_filter
-from lance_dagster.plugin.io.schema_evolution import SchemaEvolution
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID
-from lance_dagster.plugin.settings import refuse_unknown_settings
+from lance_dagster.plugin.settings import (
+    SchemaEvolution,
+    WriteMode,
+    refuse_unknown_settings,
+    schema_evolution,
+    write_mode,
+)
 
-WriteMode = Literal["append", "overwrite", "replace", "upsert"]
-Choice = TypeVar("Choice", bound=str)
-_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
-_EVOLUTIONS: tuple[SchemaEvolution, ...] = get_args(SchemaEvolution)
 _SHOWN = 3
 
 
@@ -143,31 +143,6 @@ class Write:
         return partition_filter(
             keys, schema, definition=self.definition, partition_expr=self.partition_expr, asset=self.asset
         )
-
-
-def write_mode(given: str) -> WriteMode:
-    """Return a write mode given as text.
-
-    Raises:
-        InvalidInputError: There is no such mode.
-    """
-    return _one_of("write_mode", given, _MODES)
-
-
-def schema_evolution(given: str) -> SchemaEvolution:
-    """Return a policy for columns given as text.
-
-    Raises:
-        InvalidInputError: There is no such policy.
-    """
-    return _one_of("schema_evolution", given, _EVOLUTIONS)
-
-
-def _one_of(what: str, given: str, choices: tuple[Choice, ...]) -> Choice:
-    for choice in choices:
-        if given == choice:
-            return choice
-    raise InvalidInputError(f"{what} is one of {', '.join(choices)}, not {given!r}")
 
 
 def _rows(found: PartitionFilter) -> RowFilter:

@@ -13,20 +13,21 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.history.refs.ref_files import Branch
-from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import branch_of, is_written, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
-from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    from lance_dagster.history.refs.ref_files import Branch
+    from lance_dagster.table import LanceTable
 
 WaitingPolicy = Literal["keep", "alert", "publish"]
 _BUDGET_SECONDS = 20.0
@@ -195,7 +196,7 @@ class _Sweep:
                 self.problems.append(f"{one.name}: {error}")
         self.cursor.next = (first + self.visited) % len(watched)
 
-    def _sweep(self, one: WatchedTable, table: LanceTable) -> None:
+    def _sweep(self, one: WatchedTable, table: "LanceTable") -> None:
         # Previews first, and the newest branch first: a branch that another one was forked from cannot be deleted.
         for branch in _newest_first(table.branches.list("preview/*")):
             if _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
@@ -205,7 +206,7 @@ class _Sweep:
         for branch in found:
             self._sweep_run(one, table, branch, runs)
 
-    def _sweep_run(self, one: WatchedTable, table: LanceTable, branch: Branch, runs: RunsOfBranches) -> None:
+    def _sweep_run(self, one: WatchedTable, table: "LanceTable", branch: "Branch", runs: RunsOfBranches) -> None:
         try:
             head = table.head(branch.name)
             is_merged = not is_written(head) or table.branches.is_merged(head) is not None
@@ -223,7 +224,7 @@ class _Sweep:
             if datetime.now(UTC) - head.committed_at >= self.options.get("waiting_after", timedelta(hours=1)):
                 self.late.append(swept)
 
-    def _delete(self, one: WatchedTable, table: LanceTable, branch: Branch, reason: str) -> None:
+    def _delete(self, one: WatchedTable, table: "LanceTable", branch: "Branch", reason: str) -> None:
         swept = _Swept(one, branch.name, "", reason)
         try:
             if not self.options.get("dry_run"):
@@ -324,11 +325,13 @@ def _observation(found: _Swept) -> dg.AssetObservation:
     return dg.AssetObservation(found.table.key, description=text, metadata={"lance/waiting": found.version})
 
 
-def _newest_first(branches: Mapping[str, Branch]) -> list[Branch]:
+def _newest_first(branches: "Mapping[str, Branch]") -> "list[Branch]":
     return sorted(branches.values(), key=lambda branch: branch.created_at, reverse=True)
 
 
-def _is_left_over(branch: Branch, keep: timedelta) -> bool:
+def _is_left_over(branch: "Branch", keep: timedelta) -> bool:
+    from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
+
     # Only previews of this package: another program may call its branches `preview/...` too.
     is_preview = PREVIEW_OF in branch.metadata or PREVIEWING in branch.metadata
     return is_preview and datetime.now(UTC) - branch.created_at >= keep

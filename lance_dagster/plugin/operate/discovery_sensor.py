@@ -13,7 +13,6 @@ import dagster as dg
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_sensor import SensorOptions, version_materialization
 from lance_dagster.plugin.resource import LanceResource
@@ -25,10 +24,9 @@ from lance_dagster.plugin.table_asset import (
     metadata_of,
     table_address,
 )
-from lance_dagster.store import open_store
-from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
     from lance_dagster.store import Store
 
 _ENDING = ".lance"
@@ -74,6 +72,8 @@ def build_discovery_sensor(
         seen = _seen(context.cursor)
         if context.cursor and seen is None:
             context.log.warning("the cursor of this sensor is damaged, so the tables of now count as seen")
+        from lance_dagster.store import open_store
+
         store = open_store(lance.root, lance.connection_options)
         paths = [path for path in _tables_below(store, folder) if path not in expected]
         is_first = seen is None and not (from_start and not context.cursor)
@@ -105,8 +105,10 @@ def _tables_below(store: "Store", folder: str) -> Iterator[str]:
 
 def _opened(
     context: dg.SensorEvaluationContext, lance: LanceResource, paths: Sequence[str]
-) -> list[tuple[str, Version]]:
+) -> "list[tuple[str, Version]]":
     """Return the heads of the tables that can be opened; the others are looked at again by the next tick."""
+    from lance_dagster.table import LanceTable
+
     heads = []
     for path in paths:
         try:
@@ -118,7 +120,7 @@ def _opened(
     return heads
 
 
-def _request(path: str, head: Version, partitions_def: dg.DynamicPartitionsDefinition | None) -> dg.RunRequest:
+def _request(path: str, head: "Version", partitions_def: dg.DynamicPartitionsDefinition | None) -> dg.RunRequest:
     # The transaction, because a table that is created again has the same path.
     key = f"lance:new:{path}:{head.transaction[:8]}"
     tags: Mapping[str, str] = {md.TABLE: path, md.REF: str(head)}

@@ -11,7 +11,7 @@ tag or a writer may need.
 import re
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
 from pydantic import Field
@@ -19,14 +19,16 @@ from pydantic import Field
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.gc.collect import GarbageReport
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
-from lance_dagster.table import LanceTable
-from lance_dagster.verify.manifest_rules import ERROR, Problem
+
+if TYPE_CHECKING:
+    from lance_dagster.gc.collect import GarbageReport
+    from lance_dagster.table import LanceTable
+    from lance_dagster.verify.manifest_rules import Problem
 
 _DEFAULT_AGE = timedelta(days=14)
 _SHOWN = 20
@@ -129,7 +131,7 @@ class _Step:
         # The sensors take a version with a run id for one of Dagster's.
         self._properties = {md.RUN_ID: RunChain.of_context(context).run_id or "", md.JOB_NAME: context.job_name}
 
-    def run(self, table: LanceTable, options: MaintenanceOptions) -> None:
+    def run(self, table: "LanceTable", options: MaintenanceOptions) -> None:
         if options.get("verify", True):
             self._verify(table)
         if self.damage:
@@ -144,32 +146,32 @@ class _Step:
         if age is not None:
             self._collect(table, age)
 
-    def _verify(self, table: LanceTable) -> None:
+    def _verify(self, table: "LanceTable") -> None:
         found = table.maintenance.verify()
-        self.damage = [problem for problem in found.problems if problem.severity == ERROR]
+        self.damage = _damage(found.problems)
         self._add_problems(found.problems)
         self.report["lance/versions_verified"] = found.versions
 
-    def _compact(self, table: LanceTable) -> None:
+    def _compact(self, table: "LanceTable") -> None:
         before = _fragments(table)
         version = table.maintenance.compact(message=f"maintenance of {self._name}", properties=self._properties)
         self.report |= {"lance/fragments_before": before, "lance/fragments_after": _fragments(table)}
         self.report |= {md.BRANCH: version.branch, md.VERSION: version.number}
 
-    def _refresh_indices(self, table: LanceTable) -> None:
+    def _refresh_indices(self, table: "LanceTable") -> None:
         missing = [index.name for index in table.maintenance.indices() if index.needs_work]
         if missing:
             table.to_lance(MAIN).optimize.optimize_indices(index_names=missing)
         self.report["lance/indices_refreshed"] = len(missing)
 
-    def _collect(self, table: LanceTable, age: timedelta) -> None:
+    def _collect(self, table: "LanceTable", age: timedelta) -> None:
         found = table.maintenance.collect_garbage(age, dry_run=self._dry_run)
         self._add_problems(found.problems)
         self.report |= _garbage(found)
         if not self._dry_run and not found.ok:
-            self.damage = [problem for problem in found.problems if problem.severity == ERROR]
+            self.damage = _damage(found.problems)
 
-    def _add_problems(self, problems: Sequence[Problem]) -> None:
+    def _add_problems(self, problems: "Sequence[Problem]") -> None:
         self.report["lance/problems"] = len(problems)
         if problems:
             lines = [f"- {problem}" for problem in problems[:_SHOWN]]
@@ -179,7 +181,13 @@ class _Step:
                 self._context.log.warning("%s: %s", self._name, problem)
 
 
-def _garbage(found: GarbageReport) -> Report:
+def _damage(problems: "Sequence[Problem]") -> "list[Problem]":
+    from lance_dagster.verify.manifest_rules import ERROR
+
+    return [problem for problem in problems if problem.severity == ERROR]
+
+
+def _garbage(found: "GarbageReport") -> Report:
     if found.dry_run:
         # Under names of their own: a plot of what was removed must not show what was not.
         removed, expired, done = found.garbage, found.expired, "would_remove"
@@ -194,7 +202,7 @@ def _garbage(found: GarbageReport) -> Report:
     }
 
 
-def _fragments(table: LanceTable) -> int:
+def _fragments(table: "LanceTable") -> int:
     return len(table.to_lance(MAIN).get_fragments())
 
 

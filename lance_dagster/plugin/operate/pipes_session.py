@@ -11,23 +11,25 @@ other clients put it where the service shows it. Give such a process credentials
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self, TypedDict
+from typing import TYPE_CHECKING, Self, TypedDict
 
 import dagster as dg
-import pyarrow as pa
 from dagster_pipes import PipesContext, PipesMetadataRawValue, open_dagster_pipes
 
-from lance_dagster.datafiles import StagedFiles
-from lance_dagster.edit.write import Rows
-from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import Ownership, TableAsset, asset_key_of, metadata_of
-from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lance_dagster.edit.write import Rows
+    from lance_dagster.edit.write_result import WriteResult
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
 
 _EXTRA = "lance_dagster"
 _SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partition_keys")
@@ -134,31 +136,33 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         self.partition_keys = tuple(settings["partition_keys"])
 
     @property
-    def table(self) -> LanceTable:
+    def table(self) -> "LanceTable":
         """The table; write it on `branch` only.
 
         Raises:
             TableNotFoundError: No run has written the table yet; the methods that write create it.
         """
+        from lance_dagster.table import LanceTable
+
         return LanceTable.open(self._settings["uri"], self._settings["storage_options"])
 
     @property
-    def version(self) -> Version:
+    def version(self) -> "Version":
         """The version that a reader of the run sees: the head of the branch, or of `main` before the first write."""
         table = self.table
         return RunBranch(table=table, chain=self._chain).head() or table.head(MAIN)
 
-    def append(self, rows: Rows) -> WriteResult:
+    def append(self, rows: "Rows") -> "WriteResult":
         """Append rows, or files staged by Spark. Rows of an earlier attempt of the step are replaced."""
         branch = self._ready(rows)
         earlier = branch.earlier_attempt(self._properties)
         return branch.table.append(rows, replaces=earlier, **self._commit("append"))
 
-    def overwrite(self, rows: Rows) -> WriteResult:
+    def overwrite(self, rows: "Rows") -> "WriteResult":
         """Replace all rows, and the schema where it differs."""
         return self._ready(rows).table.overwrite(rows, **self._commit("overwrite"))
 
-    def replace_where(self, predicate: str, rows: Rows) -> WriteResult:
+    def replace_where(self, predicate: str, rows: "Rows") -> "WriteResult":
         """Replace the rows that a predicate selects, such as those of the partitions of the run."""
         return self._ready(rows).table.replace_where(predicate, rows, **self._commit("replace"))
 
@@ -230,12 +234,15 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             "partitions": self.partition_keys,
         }
 
-    def _ready(self, rows: Rows) -> RunBranch:
+    def _ready(self, rows: "Rows") -> RunBranch:
         """Return the branch of the run, forked; create the table when it does not exist.
 
         Raises:
             InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files.
         """
+        from lance_dagster.datafiles import StagedFiles
+        from lance_dagster.table import LanceTable
+
         asset = self._properties[md.ASSET_KEY]
         uri, options = self._settings["uri"], self._settings["storage_options"]
         if isinstance(rows, StagedFiles):

@@ -11,15 +11,13 @@ observations of external assets.
 import re
 import time
 from collections.abc import Iterable, Sequence
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import MERGE
 from lance_dagster.format.validation import require_sequence, string_list
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import RefCursor
 from lance_dagster.plugin.operate.ref_tick import News, RefTick, WatchedTable
@@ -32,6 +30,9 @@ from lance_dagster.plugin.table_asset import (
     place_metadata,
     table_address,
 )
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
 
 # A third of the limit of the daemon, which discards the events of a tick that exceeds it.
 BUDGET_SECONDS = 20.0
@@ -139,8 +140,10 @@ def ref_asset_specs(
     return [_spec(asset_key_of(table), metadata_of(table), branch, lance) for branch in names for table in tables]
 
 
-def is_foreign(version: Version) -> bool:
+def is_foreign(version: "Version") -> bool:
     """Return whether a version was committed outside of Dagster: neither by a run nor by a merge of this package."""
+    from lance_dagster.format.transaction import MERGE
+
     return md.RUN_ID not in version.properties and MERGE not in version.properties
 
 
@@ -177,7 +180,9 @@ def _materialization(found: News) -> dg.AssetMaterialization:
     return version_materialization(dg.AssetKey([found.ref, *found.table.key.path]), found.version, **extra)
 
 
-def version_materialization(key: dg.AssetKey, version: Version, **extra: str | bool | None) -> dg.AssetMaterialization:
+def version_materialization(
+    key: dg.AssetKey, version: "Version", **extra: str | bool | None
+) -> dg.AssetMaterialization:
     """Return the materialization of an external asset that stands for a version, with entries that are not None."""
     about = {"lance/run_id": version.properties.get(md.RUN_ID), **extra}
     return dg.AssetMaterialization(

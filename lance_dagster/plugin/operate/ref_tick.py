@@ -11,19 +11,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
 
 from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_files import Tag
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
-from lance_dagster.plugin.publish.publication import find_tag
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    from lance_dagster.history.refs.ref_files import Tag
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
 
 _THREADS = 16
 # Enough of a uuid to tell two tables apart; the cursor holds one for each branch of each table.
@@ -49,7 +50,7 @@ class News(NamedTuple):
 
     table: WatchedTable
     ref: str
-    version: Version
+    version: "Version"
     is_tag: bool = False
     is_recreated: bool = False
 
@@ -91,7 +92,9 @@ class _Look:
             except LanceDagsterError as error:
                 self.problem = f"{self.watched.name}: {error}"
 
-    def _look_at(self, table: LanceTable, ref: str) -> None:
+    def _look_at(self, table: "LanceTable", ref: str) -> None:
+        from lance_dagster.plugin.publish.publication import find_tag
+
         tag = None if ref == MAIN else find_tag(table, ref)
         if tag is not None:
             self._look_at_tag(table, ref, tag)
@@ -102,7 +105,7 @@ class _Look:
             self.missing.append(ref)
             self.marks.pop(ref, None)
 
-    def _look_at_branch(self, table: LanceTable, branch: str) -> None:
+    def _look_at_branch(self, table: "LanceTable", branch: str) -> None:
         try:
             head = table.head(branch)
         except RefNotFoundError:  # deleted since it was listed
@@ -120,7 +123,7 @@ class _Look:
         after = 0 if known is None or recreated else known.number
         self._collect(table, branch, after=after, is_recreated=recreated)
 
-    def _collect(self, table: LanceTable, branch: str, *, after: int, is_recreated: bool) -> None:
+    def _collect(self, table: "LanceTable", branch: str, *, after: int, is_recreated: bool) -> None:
         for number in table.branches.version_numbers(branch, after=after):
             # At least one version in each look; otherwise a short budget would stop all progress.
             if self.news and time.monotonic() >= self.until:
@@ -134,7 +137,7 @@ class _Look:
             # After each version, so that a look that stops here is resumed at the next one.
             self.marks[branch] = _mark_of(version)
 
-    def _look_at_tag(self, table: LanceTable, name: str, tag: Tag) -> None:
+    def _look_at_tag(self, table: "LanceTable", name: str, tag: "Tag") -> None:
         moved = f"{tag.ref} {tag.updated_at.isoformat()}" if tag.updated_at else tag.ref
         # The time of the move is a part of the mark, so that a move away and back is noticed.
         if self.marks.get(name) == moved:
@@ -227,11 +230,11 @@ class RefTick:
             yield f"{_counted(tables - self.visited, 'table')} left to the next tick"
 
 
-def _mark_of(version: Version) -> BranchMark:
+def _mark_of(version: "Version") -> BranchMark:
     return BranchMark(version.number, version.transaction[:_TRANSACTION_CHARACTERS])
 
 
-def _contains(table: LanceTable, head: Version, mark: BranchMark) -> bool:
+def _contains(table: "LanceTable", head: "Version", mark: BranchMark) -> bool:
     """Return whether the branch is still the one that a mark was taken from."""
     if head.number < mark.number:
         return False

@@ -5,6 +5,7 @@ its assets read the table at the tag and not at `main`.
 """
 
 import re
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -12,6 +13,16 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of, place_metadata, table_address
 
 _ABOUT = "`{table}` as readers of `{tag}` see it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The candidate and the promoted node of one table."""
+
+    candidate: dg.AssetKey
+    promoted: dg.AssetKey
+    metadata: dict[str, object]
+    spec: dg.AssetSpec
 
 
 def promoted_key(table: TableAsset, tag: str) -> dg.AssetKey:

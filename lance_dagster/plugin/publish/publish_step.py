@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
 
 from lance_dagster.errors import (
     InvalidInputError,
@@ -22,6 +21,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.publication import (
     Publication,
     find_by_ref,
@@ -32,10 +32,10 @@ from lance_dagster.plugin.publish.publication import (
     retire_all,
     runs_of,
 )
+from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
-    Rollback,
     audited_behind,
     hold_at,
     is_rollback,
@@ -56,47 +56,6 @@ _WHO_TAGS = (
     "dagster/sensor_name",
     "dagster/automation_condition_name",
 )
-
-
-# Text fields default to "" and not to None: the Launchpad hides fields whose default is None.
-class PublishConfig(dg.Config):
-    """What to publish. By default the publisher publishes what its run wrote, or what waits when it wrote nothing."""
-
-    ref: str = Field(
-        default="",
-        description="Empty: what this run wrote, or what waits when it wrote nothing. main@3: promote or roll back to "
-        "that version. run/<id>: publish a branch that was left behind; the first characters of the id are enough.",
-    )
-    reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
-    rollback: Rollback = Field(
-        default=Rollback.revert,
-        description="When ref is older than the tag. revert: a commit on main restores that version, so that what was "
-        "withdrawn does not come back. hold: the tag moves back and stays there until it is released. Needs a reason.",
-    )
-    hold: bool = Field(
-        default=False,
-        description="Keep the tag where it is: nothing is published until it is released. Needs a reason.",
-    )
-    discard: str = Field(
-        default="",
-        description="Delete the branch of a run that is given up: run/<id> or the first characters of the id. Needs a "
-        "reason.",
-    )
-    release: bool = Field(default=False, description="Release a held tag; with ref, publish that next. Needs a reason.")
-    dry_run: bool = Field(default=False, description="Look at the checks and say what would happen, and stop there.")
-    ignore_failed_checks: bool = Field(
-        default=False, description="Publish although checks failed or did not run. Needs a reason."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """The candidate and the promoted node of one table."""
-
-    candidate: dg.AssetKey
-    promoted: dg.AssetKey
-    metadata: dict[str, object]
-    spec: dg.AssetSpec
 
 
 @dataclass(slots=True)

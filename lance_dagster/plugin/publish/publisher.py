@@ -19,8 +19,8 @@ import dagster as dg
 from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, ProtectedError, PublishRefusedError
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.evaluation import blocking_checks
-from lance_dagster.plugin.publish.promoted_asset import promoted_asset_spec
-from lance_dagster.plugin.publish.publish_step import Node, PublishConfig, PublishStep
+from lance_dagster.plugin.publish.promoted_asset import Node, promoted_asset_spec
+from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
 
 POOL = "lance_publish"
@@ -137,6 +137,9 @@ def build_publisher(
         required_resource_keys={resource_key},
     )
     def publisher(context: dg.AssetExecutionContext, config: PublishConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        # Imported in a run only: a code location that is loaded needs neither the format nor the merge.
+        from lance_dagster.plugin.publish.publish_step import PublishStep
+
         selected = [node for node in nodes if node.promoted in context.selected_asset_keys]
         step = PublishStep(
             context=context,
@@ -149,11 +152,7 @@ def build_publisher(
             partitioned=partitions_def is not None,
             accept_stale=options.get("stale_checks") == "accept",
         )
-        try:
-            yield from step.execute(selected)
-        except (PublishRefusedError, ProtectedError, ConflictError, InvalidInputError, NotFoundError) as error:
-            # A retry by Dagster would fail for the same reason. A StoreError may pass, so it is retried.
-            raise dg.Failure(description=str(error), allow_retries=False) from error
+        yield from _without_vain_retries(step.execute(selected))
 
     node_def = _waiting_graph(name, publisher, nodes) if waits else publisher
     setattr(node_def, _TRAITS, PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked))
@@ -165,6 +164,14 @@ def build_publisher(
         specs=[node.spec for node in nodes],
         can_subset=True,
     )
+
+
+def _without_vain_retries(results: Iterator[dg.MaterializeResult]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    try:
+        yield from results
+    except (PublishRefusedError, ProtectedError, ConflictError, InvalidInputError, NotFoundError) as error:
+        # A retry by Dagster would fail for the same reason. A StoreError may pass, so it is retried.
+        raise dg.Failure(description=str(error), allow_retries=False) from error
 
 
 def _waiting_graph(name: str, publisher: dg.OpDefinition, nodes: Sequence[Node]) -> dg.GraphDefinition:

@@ -13,7 +13,6 @@ The commit is made on a branch of its own and merged by fast-forward. So a versi
 not withdrawn unseen, and a protected `main` can be rolled back.
 """
 
-import enum
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -34,14 +33,6 @@ from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.table import LanceTable
 
 _MOST_WITHDRAWN = 20
-
-
-# The Launchpad shows and accepts the names of the members, so they are spelled as a person types them.
-class Rollback(enum.Enum):
-    """What happens to the rows that a rollback withdraws."""
-
-    revert = "revert"
-    hold = "hold"
 
 
 def is_rollback(publication: Publication) -> bool:
