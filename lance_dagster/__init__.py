@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
+        BasePathRefusedError as BasePathRefusedError,
         Call as Call,
         CommitConflictError as CommitConflictError,
         CommitStateUnknownError as CommitStateUnknownError,
@@ -197,6 +198,7 @@ _HOMES = {
     "lance_dagster.edit.write_result": ("WriteResult",),
     "lance_dagster.errors": (
         "AlreadyExistsError",
+        "BasePathRefusedError",
         "Call",
         "CommitConflictError",
         "CommitStateUnknownError",

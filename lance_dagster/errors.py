@@ -195,6 +195,28 @@ class SchemaMismatchError(InvalidInputError):
     """Report rows that do not fit the schema of the table they are written to."""
 
 
+class BasePathRefusedError(InvalidInputError):
+    """Report a version that names files outside of its table, which neither the caller nor the place allows."""
+
+    def __init__(self, table: str, place: str) -> None:
+        """Keep the URIs of the table and of the place."""
+        super().__init__(table, place)
+        self.table = table
+        self.place = place
+
+    @property
+    def hint(self) -> str:
+        """How to allow the place."""
+        return (
+            f"if you trust the table with that place, open it with the storage option allowed_base_paths={self.place}, "
+            "or allow it for every reader with maintenance.allow_base; if the table was moved, relocate it"
+        )
+
+    def __str__(self) -> str:
+        """Name the table and the place, and how to allow it."""
+        return f"{self.table} names files at {self.place}, outside of the table, which is not allowed; {self.hint}"
+
+
 # A class of its own: the call was right when it was made, so reading the table again can help, unlike for wrong input.
 class ConflictError(LanceDagsterError):
     """Report that another writer changed what this call was about to change."""

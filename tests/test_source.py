@@ -20,6 +20,7 @@ PUBLIC_NAMES = [
     "AlreadyExistsError",
     "Audit",
     "BasePath",
+    "BasePathRefusedError",
     "BoundCheck",
     "Branch",
     "Call",

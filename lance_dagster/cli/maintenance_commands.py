@@ -71,6 +71,7 @@ def _verify_lines(report: "VerifyReport") -> list[str]:
     lines = []
     for problem in report.problems:
         lines += problem_lines(problem.severity, problem.where, problem.what, f"right: {problem.right}")
+    lines += [f"note: files outside of the table: {place}" for place in report.base_paths]
     lines += [f"note: not there, as clean-up leaves it: {gap}" for gap in report.gaps]
     severities = Counter(problem.severity for problem in report.problems)
     looked_at = ", ".join(

@@ -338,7 +338,7 @@ def create(
 def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
     """Return the write target for data files: the table's data folder, or the folder of a named base path."""
     # Branches share the data folder of the root, so a merge copies no file.
-    place = destination(head, base)
+    place = destination(context, head, base)
     return WriteTarget(
         data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),
         schema=schema,

@@ -119,8 +119,12 @@ class TableContext:
 
         Raises:
             FormatError: The version's manifest cannot be read whole.
+            BasePathRefusedError: The version names files outside of the table that are not allowed.
         """
         check_readable(state.manifest, state.path or str(state))
+        for base in state.manifest.base_paths:
+            # pylance follows every base path, so it gets no version with one that is not allowed.
+            self.versions.bases.locate(base.path, base.id)
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
     def count_rows(self, state: State) -> int:

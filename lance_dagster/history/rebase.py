@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from pyroaring import BitMap
 
-from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
+from lance_dagster.errors import BasePathRefusedError, CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import layout
 from lance_dagster.format.deletions import decode_offsets, encode_offsets
 from lance_dagster.format.model import DeletionFile, Fragment
@@ -73,6 +73,8 @@ def _locate_deletion(versions: Versions, state: State, fragment: Fragment) -> tu
     key = path if base.is_dataset_root else path.removeprefix(f"{layout.DELETIONS}/")
     try:
         return versions.locate(base.path, key, base.id)
+    except BasePathRefusedError:
+        raise
     except InvalidInputError as error:
         where = state.path or str(state)
         raise UnsupportedFeatureError(where, [f"the base path {base.path!r} ({error})"]) from error

@@ -26,7 +26,8 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import VersionSummary, decode_manifest_file, decode_transaction, summarize_manifest
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
-from lance_dagster.store import Store, base_options, open_store
+from lance_dagster.history.base_access import BaseAccess
+from lance_dagster.store import Store
 from lance_dagster.transactions.commit_id import commit_id
 
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
@@ -129,6 +130,10 @@ class Versions:
     _v1_named: set[str] = field(default_factory=set)
     _ids: dict[tuple[str, int], str] = field(default_factory=dict)
     _folders: dict[str, str] = field(default_factory=dict)
+    bases: BaseAccess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bases = BaseAccess(self.store, self.storage_options)
 
     def branch_uri(self, branch: str) -> str:
         """Return the URI of the folder that holds a branch's own files."""
@@ -143,13 +148,12 @@ class Versions:
             uri: A folder of the table, or a base path.
             key: The object's path below it.
             base_id: The id of the base path, which may have storage options of its own.
+
+        Raises:
+            BasePathRefusedError: The base path is outside of the table, and neither the caller nor the place allows it.
         """
-        own = self.store.uri
-        if uri == own:
-            return self.store, key
-        if uri.startswith(f"{own}/"):
-            return self.store, layout.join(uri.removeprefix(f"{own}/"), key)
-        return open_store(uri, base_options(self.storage_options, base_id, uri)), key
+        store, folder = self.bases.locate(uri, base_id)
+        return store, layout.join(folder, key)
 
     def numbers(self, branch: str) -> list[int]:
         """List the versions of a branch, oldest first, from file names alone; empty when there is no such branch."""

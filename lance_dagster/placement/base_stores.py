@@ -5,11 +5,12 @@ the readers. A reader follows the base ids in the manifest and needs no configur
 deletion files, indices and manifests are always written to the table's own folder.
 """
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError
+from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Transaction, UpdateBases
@@ -30,6 +31,7 @@ from lance_dagster.transactions.base_paths import (
 )
 
 _SHOWN = 3
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
     refuse_protected_branch("add a base path to", branch, context.store)
     # The id is chosen from the heads of all branches, so it is read once and not for each proposal.
     number = _free_id(context, branch, base)
+    # Before the commit, so that no reader finds a base path that is not allowed.
+    allow(context, base.path, number)
     # One uuid for all proposals, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
     properties = dict(wanted.properties) | ({} if wanted.message is None else {COMMIT_MESSAGE: wanted.message})
@@ -84,6 +88,15 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
     context.head(branch)
     state = commit(context.versions, branch, propose)
     return find_base_path(state.manifest, base.name or "", context.uri)
+
+
+def allow(context: TableContext, path: str, base_id: int) -> None:
+    """Let every reader of a table follow a base path that the caller named, where the place can be written."""
+    try:
+        context.versions.bases.allow(path, base_id)
+    except StoreError as error:
+        # The place may be readable only, or its options may not be known here. Readers can allow it by themselves.
+        _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, error)
 
 
 def _checked(context: TableContext, wanted: NewBase) -> BasePath:
@@ -138,23 +151,21 @@ def heads(context: TableContext) -> list[State]:
 
 def base_store(context: TableContext, base: BasePath) -> Store:
     """Open the store of a base path; folders of the table itself are opened with the table's own options."""
-    if base.path == context.uri:
-        return context.store
-    if base.path.startswith(f"{context.uri}/"):
-        # A branch names a folder below the table's root, such as `tree/<branch>`, as a base path.
-        return open_store(base.path, context.storage_options)
-    return open_store(base.path, options_of(context, base))
+    store, folder = context.versions.bases.locate(base.path, base.id)
+    # A branch names a folder below the table's root, such as `tree/<branch>`, as a base path.
+    return store if not folder else open_store(f"{context.uri}/{folder}", context.storage_options)
 
 
-def destination(head: State, name: str | None) -> BasePath | None:
+def destination(context: TableContext, head: State, name: str | None) -> BasePath | None:
     """Return the base path for new data files; None for the table's own data folder.
 
     Raises:
-        InvalidInputError: The branch has no base path of that name.
+        InvalidInputError: The branch has no base path of that name, or it is not allowed.
     """
     if name is None or name == ROOT_BASE:
         return None
     base = find_base_path(head.manifest, name, str(head))
+    context.versions.bases.locate(base.path, base.id)
     return replace(base, path=spelled(base.path))
 
 

@@ -30,7 +30,7 @@ from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import State
-from lance_dagster.placement.base_stores import base_store
+from lance_dagster.placement.base_stores import allow, base_store
 from lance_dagster.store import Store, canonical_uri, copy_file, copy_folder, table_options
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import FileReferences, deep_clone, file_references, shallow_clone
@@ -109,6 +109,7 @@ def write_clone(
         # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
             _pin(context, source, made.uri)
+            _allow(context, source, made, manifest)
         else:
             _copy_files(context, source, made.store, progress)
         _commit_first(context, source, made, manifest, properties=properties or {})
@@ -134,6 +135,14 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
     except StoreError as error:
         # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
         _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, error)
+
+
+def _allow(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:
+    """Let every reader of the clone follow its base paths: the source, and the places that the source may name."""
+    for base in source.manifest.base_paths:
+        context.versions.bases.locate(base.path, base.id)
+    for base in manifest.base_paths:
+        allow(made, base.path, base.id)
 
 
 @contextmanager

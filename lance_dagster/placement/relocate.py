@@ -41,7 +41,7 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.placement.base_stores import check_files, heads, spelled
+from lance_dagster.placement.base_stores import allow, check_files, heads, spelled
 from lance_dagster.store import canonical_uri
 from lance_dagster.transactions.base_paths import ROOT_BASE, moved_base_paths, replace_base_paths
 
@@ -118,7 +118,17 @@ def relocate(context: TableContext, old_uri: str | None, how: How) -> Relocation
             known[state.branch] = {context.uri: context.uri} | dict.fromkeys(earlier, context.uri)
         return known[state.branch]
 
-    return _repoint_all(context, moves, how)
+    done = _repoint_all(context, moves, how)
+    if not how.dry_run:
+        _allow_again(context, frozenset(place for places in known.values() for place in places))
+    return done
+
+
+def _allow_again(context: TableContext, former: frozenset[str]) -> None:
+    """Write the allowances of the table's new place where the base paths hold one for a former place."""
+    for head in heads(context):
+        for base in head.manifest.base_paths:
+            context.versions.bases.carry_over(base.path, base.id, former)
 
 
 def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocation:
@@ -139,9 +149,12 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
         remedy = Remedy("move its folder, then {} for the new place", Call("maintenance.relocate"))
         raise InvalidInputError(f"{name!r} is the table itself", remedy=remedy)
     bases = [base for head in heads(context) for base in head.manifest.base_paths]
-    if not any(name == base.name or spelled(name) == spelled(base.path) for base in bases):
+    number = next((base.id for base in bases if name == base.name or spelled(name) == spelled(base.path)), None)
+    if number is None:
         known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
         raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
+    # Also for a dry run: the check of the files reads there.
+    allow(context, new, number)
 
     def moves(state: State) -> Mapping[str, str]:
         # A name may stand for different paths on different branches, so it is resolved for each version.

@@ -12,6 +12,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, sync_path
 from lance_dagster.store.options import (
+    allowed_base_paths,
     base_options,
     canonical_uri,
     is_durable,
@@ -27,6 +28,7 @@ __all__ = [
     "ObjectInfo",
     "S3Store",
     "Store",
+    "allowed_base_paths",
     "base_options",
     "canonical_uri",
     "copy_file",
@@ -48,6 +50,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         storage_options: Credentials and endpoint under pylance's names. Options of base paths (`base_1.region`) are
             ignored here; they configure the stores of those base paths. `durability` states what a write on local disk
             survives: "power" (a power cut, the default) or "process" (the end of the process, as with pylance).
+            `allowed_base_paths` lists places outside of the table whose files its versions may name.
 
     Raises:
         InvalidInputError: The scheme is not supported, or an option is unknown.
@@ -57,6 +60,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         return S3Store(location.uri, location.access)
     if location.access:
         raise InvalidInputError(
-            f"a local table takes no storage options but durability, and {location.uri} was given some"
+            f"a local table takes no storage options but durability and allowed_base_paths, and {location.uri} was "
+            "given others"
         )
     return LocalStore(location.uri, durable=location.durable)

@@ -35,6 +35,9 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
 }
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _DURABILITY = "durability"
+_ALLOWED_BASES = "allowed_base_paths"
+# Options of this package, which no provider knows.
+_OWN = frozenset({_DURABILITY, _ALLOWED_BASES})
 _DURABLE = {"power": True, "process": False}
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
@@ -60,8 +63,7 @@ def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, 
     return Location(
         uri=canonical,
         scheme=scheme_of(canonical),
-        # All options except `durability`, which applies to local disk only.
-        access={key: value for key, value in options.items() if key != _DURABILITY},
+        access={key: value for key, value in options.items() if key not in _OWN},
         durable=is_durable(options),
     )
 
@@ -145,6 +147,16 @@ def is_durable(storage_options: Mapping[str, str]) -> bool:
     return _DURABLE[given]
 
 
+def allowed_base_paths(storage_options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the places that the option `allowed_base_paths` lists, separated by commas, in canonical spelling.
+
+    Raises:
+        InvalidInputError: An entry is no URI.
+    """
+    listed = storage_options.get(_ALLOWED_BASES, "").split(",")
+    return tuple(canonical_uri(entry.strip()) for entry in listed if entry.strip())
+
+
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
     """Return the options for a base path: the table's, overridden by those given for the base, as in pylance.
 
@@ -172,13 +184,13 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
     for given in storage_options:
         of_base = _OF_A_BASE.fullmatch(given)
         name = of_base[2] if of_base else given
-        if name != _DURABILITY and name.lower().removeprefix("aws_") not in _S3_OPTIONS:
+        if name not in _OWN and name.lower().removeprefix("aws_") not in _S3_OPTIONS:
             raise InvalidInputError(_unknown_option(given))
 
 
 def _unknown_option(given: str) -> str:
     known = [f"aws_{name}" for name in sorted(_S3_OPTIONS)]
-    near = difflib.get_close_matches(given.lower(), [*known, *_S3_OPTIONS, _DURABILITY], n=1)
+    near = difflib.get_close_matches(given.lower(), [*known, *_S3_OPTIONS, *_OWN], n=1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown storage option {given!r}{meant}; known: {', '.join(known)}"
 

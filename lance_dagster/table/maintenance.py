@@ -97,6 +97,22 @@ class Maintenance(Generic[TableT]):
         )
         return base_stores.add_base(self._context, branch, wanted)
 
+    def allow_base(self, uri: str | os.PathLike[str]) -> None:
+        """Allow versions of this table to name files at a place outside of it, for every reader.
+
+        `add_base`, `move_base` and a shallow `clone` do this by themselves. It is needed where pylance added the base
+        path, or where the table was moved. The place gets a small object that names the table, below `_refs/tables`.
+
+        Args:
+            uri: The base path, as `bases` shows it; places below it are not allowed by it.
+
+        Raises:
+            StoreError: The place cannot be written. Readers can allow it with the storage option `allowed_base_paths`.
+        """
+        place = os.fspath(uri)
+        known = next((base.id for base in self._context.at(MAIN).manifest.base_paths if base.path == place), 0)
+        self._context.versions.bases.allow(place, known)
+
     def move_base(
         self,
         name: str,

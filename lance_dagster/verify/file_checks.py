@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import DataFileInspector, DataFileSummary
-from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputError, StoreError
+from lance_dagster.errors import BasePathRefusedError, CorruptFileError, FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_transaction
 from lance_dagster.format.deletions import decode_offsets
@@ -60,6 +60,25 @@ class FileChecks:
         self.data_files: set[str] = set()
         self.deletion_files: set[str] = set()
         self.index_files: set[str] = set()
+        self.base_paths: set[str] = set()
+
+    def check_bases(self, state: State) -> Iterator[Problem]:
+        """Record the base paths outside of the table, and report those that are not allowed."""
+        for base in state.manifest.base_paths:
+            try:
+                store, _ = self._context.versions.bases.locate(base.path, base.id)
+            except BasePathRefusedError as error:
+                self.base_paths.add(error.place)
+                yield Problem(
+                    what="a base path outside of the table is not allowed; its rows may be those of another table",
+                    right=error.hint,
+                    path=error.place,
+                )
+            except (InvalidInputError, StoreError) as error:
+                yield Problem(what=f"a base path cannot be reached: {error}", right="every place can be", path=None)
+            else:
+                if store is not self._context.store:
+                    self.base_paths.add(store.uri)
 
     def check_fragment(self, state: State, fragment: Fragment) -> Iterator[Problem]:
         """Check that a fragment's files exist in full size, and that its deletion vector fits."""

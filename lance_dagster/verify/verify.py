@@ -38,6 +38,7 @@ class VerifyReport:
         deletion_files: The number of distinct deletion files.
         index_files: The number of distinct index files.
         files_read: The number of data files that were opened and read whole.
+        base_paths: The URIs of the places outside of the table that its versions name.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -50,6 +51,7 @@ class VerifyReport:
     deletion_files: int = 0
     index_files: int = 0
     files_read: int = 0
+    base_paths: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -70,7 +72,8 @@ class VerifyReport:
         parts = ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in checked)
         found = len(self.problems)
         counted = f"{found:,} {'problem' if found == 1 else 'problems'}" if found else "no problems"
-        return "\n".join([f"{counted}: {parts}", *map(str, self.problems)])
+        outside = [f"files outside of the table: {place}" for place in self.base_paths]
+        return "\n".join([f"{counted}: {parts}", *outside, *map(str, self.problems)])
 
 
 def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
@@ -119,6 +122,7 @@ def _report(check: Verification) -> VerifyReport:
         deletion_files=len(check.places.deletion_files),
         index_files=len(check.places.index_files),
         files_read=check.files_read,
+        base_paths=tuple(sorted(check.places.base_paths)),
     )
 
 

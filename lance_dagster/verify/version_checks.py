@@ -143,6 +143,7 @@ class Verification:
             # The first version that is read: a clone has fields from another table.
             self._origin = state.transaction
         self.problems(check_manifest(manifest, path), name)
+        self.problems(self.places.check_bases(state), name)
         self.problems(check_transaction(state.transaction, manifest, path), name)
         indices, problems = check_indices(manifest, path)
         self.problems(problems, name)

@@ -26,6 +26,12 @@ SHALLOW, DEEP = "shallow", "deep"
 KINDS = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
 
 
+@pytest.fixture(autouse=True)
+def _allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow the base paths that pylance adds, for which no place holds an allowance."""
+    monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
+
+
 def made_by_pylance(folder: Path) -> LanceTable:
     """A table that pylance made, with an index, deletions, two bases, a branch, a branch of that and a tag."""
     uri = folder / "pylance"
@@ -354,9 +360,11 @@ def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:
 def test_pylance_reads_a_table_with_a_base_in_other_storage(tmp_path: Path, s3_storage: S3Storage) -> None:
     """With the options under pylance's own names, which the package takes as well."""
     table = new_table(tmp_path, entries("a", 1))
+    # Without its options the place cannot be written, so it gets no allowance yet.
     table.maintenance.add_base("cold", f"{s3_storage.uri}/cold")
     options = {f"base_1.{key}": value for key, value in s3_storage.storage_options.items()}
     table = LanceTable.open(table.uri, options)
+    table.maintenance.allow_base(f"{s3_storage.uri}/cold")
     table.append(table.stage(entries("cold", 1), base="cold"))
     dataset = lance.dataset(table.uri, storage_options=options)
     lance.write_dataset(entries("cold", 2), dataset, mode="append", target_bases=["cold"], storage_options=options)

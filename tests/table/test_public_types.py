@@ -50,7 +50,7 @@ WITHOUT_MESSAGE = {
         "Config": "get table_metadata",
         "LanceTable": "at changes_since_base commit count_rows diff exists head log merge_base open preview_merge "
         "read scan schema stage status to_lance write_target",
-        "Maintenance": "bases collect_garbage content_id indices migrate_manifest_names verify",
+        "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names verify",
         "Tags": "create delete get history hold list move protect release rename roll_back set_metadata unprotect",
     }.items()
     for name in names.split()

@@ -97,8 +97,10 @@ def test_what_this_package_makes_is_sound(tmp_path: Path, operation: str) -> Non
 
 
 @pytest.mark.parametrize("maker", [*PLACES, *MAKERS])
-def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str) -> None:
+def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Branches, base paths, indices, and clones that name the files of another table."""
+    # For the clone of pylance, which leaves no allowance.
+    monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
     table = {**PLACES, **MAKERS}[maker](tmp_path)
     dataset = as_pylance(table)
     dataset.shallow_clone(str(tmp_path / "pylance-shallow"), ("main", None))

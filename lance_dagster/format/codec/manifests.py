@@ -178,6 +178,7 @@ _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
 _FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
 # Later timestamps cannot be represented by `datetime`.
+_WITH_CREDENTIALS = re.compile(r"[a-zA-Z][^/]*://([^/]*@|.*[?#])", re.DOTALL)
 _LAST_SECOND = 253_402_300_799
 """The end of the year 9999, after which there are no dates."""
 
@@ -325,6 +326,10 @@ def _refuse_contradictions(message: wire.Manifest, path: str) -> None:
         "two of its base paths have one id": len(set(ids)) < len(ids),
         "one of its base paths is empty": any(
             not base.path.strip() or "\0" in base.path for base in message.base_paths
+        ),
+        # Base paths are shown in messages, and no reader needs them: credentials are options of the caller.
+        "one of its base paths has credentials or a query in it": any(
+            _WITH_CREDENTIALS.match(base.path) for base in message.base_paths
         ),
         f"{message.transaction_file[:100]!r} is not the name of a transaction file": bool(message.transaction_file)
         and not is_file_name(message.transaction_file),

@@ -1,0 +1,102 @@
+"""Which places outside of a table its versions may name as base paths.
+
+A manifest may name any place as a base path. A reader follows it with credentials of its own, so a table that someone
+else wrote could make it read a table that only the reader may read, and hand out the rows as its own. Nothing inside
+the table can be trusted to allow this, because whoever writes the manifest can write it too. So a place is allowed by
+
+- the caller: the storage option `allowed_base_paths`, or the environment variable `LANCE_DAGSTER_ALLOWED_BASE_PATHS`;
+- or the place itself: it holds an allowance, a small object that names the table. `add_base`, `clone` and `move_base`
+  write it, which takes the right to write there.
+
+Folders of the table itself are always allowed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from lance_dagster.errors import BasePathRefusedError
+from lance_dagster.format.layout import join
+from lance_dagster.store import Store, allowed_base_paths, base_options, canonical_uri, open_store
+
+VARIABLE = "LANCE_DAGSTER_ALLOWED_BASE_PATHS"
+"""The environment variable that allows base paths: URIs separated by commas, each with everything below it."""
+_FOLDER = "_refs/tables"
+
+
+@dataclass(slots=True)
+class BaseAccess:
+    """The base paths that versions of one table may name, as far as they were looked at."""
+
+    store: Store
+    storage_options: Mapping[str, str] = field(repr=False)
+    _checked: dict[tuple[str, int], Store] = field(default_factory=dict)
+
+    def locate(self, path: str, base_id: int = 0) -> tuple[Store, str]:
+        """Return the store of a base path and the folder in it; a folder of the table is in the table's own store.
+
+        Raises:
+            BasePathRefusedError: The base path is outside of the table, and neither the caller nor the place allows it.
+            InvalidInputError: No store has such a URI.
+        """
+        own = self.store.uri
+        # Compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
+        uri = canonical_uri(path)
+        if uri == own or uri.startswith(f"{own}/"):
+            return self.store, uri.removeprefix(own).lstrip("/")
+        found = self._checked.get((uri, base_id))
+        if found is None:
+            found = open_store(uri, base_options(self.storage_options, base_id, uri))
+            if not (self._allowed_by_caller(uri) or _allows(found, own)):
+                raise BasePathRefusedError(own, uri)
+            # Kept for the life of this object: the answer costs a request.
+            self._checked[uri, base_id] = found
+        return found, ""
+
+    def allow(self, path: str, base_id: int = 0) -> None:
+        """Write the allowance at a base path that the caller names, unless the caller's options allow it already.
+
+        Raises:
+            StoreError: The place cannot be written.
+        """
+        uri = canonical_uri(path)
+        own = self.store.uri
+        if uri == own or uri.startswith(f"{own}/") or self._allowed_by_caller(uri):
+            return
+        place = open_store(uri, base_options(self.storage_options, base_id, uri))
+        if not _allows(place, own):
+            place.put(_key(own), json.dumps({"table": own}).encode())
+
+    def carry_over(self, path: str, base_id: int, former: Collection[str]) -> None:
+        """Write the allowance at a base path that has one for a former place of the table.
+
+        Raises:
+            StoreError: The place cannot be read or written.
+        """
+        uri = canonical_uri(path)
+        place = open_store(uri, base_options(self.storage_options, base_id, uri))
+        if uri not in former and any(_allows(place, table) for table in former):
+            self.allow(path, base_id)
+
+    def _allowed_by_caller(self, uri: str) -> bool:
+        given = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
+        return any(uri == place or uri.startswith(f"{place}/") for place in given)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return allowed_base_paths({"allowed_base_paths": text})
+
+
+def _key(table: str) -> str:
+    return join(_FOLDER, f"{hashlib.sha256(table.encode()).hexdigest()[:32]}.json")
+
+
+def _allows(place: Store, table: str) -> bool:
+    data = place.get(_key(table))
+    # The name is a digest, so the content is compared too.
+    try:
+        return data is not None and json.loads(data) == {"table": table}
+    except (ValueError, RecursionError):
+        return False
