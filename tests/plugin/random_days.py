@@ -8,8 +8,12 @@ unless a person says so.
 
 import json
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +35,7 @@ from lance_dagster import (
 Kind = Literal["append", "overwrite", "replace"]
 Rows = Counter[tuple[str, int]]  # how often each row, its region and its id, occurs
 
-KEY, PROMOTED = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["production", "shop", "orders"])
+KEY = dg.AssetKey(["shop", "orders"])
 REGIONS = ("eu", "us", "asia")
 COLUMNS: dict[str, pa.DataType] = {"region": pa.string(), "id": pa.int64()}
 SCHEMA = pa.schema(COLUMNS)
@@ -49,8 +53,8 @@ class Unsteady(LanceIOManager):
             raise ConnectionError("the network went away after the commit")
 
 
-def assets_of(root: str, kind: Kind) -> tuple[list[Any], dict[str, Any]]:
-    """The candidate, its checks and its publisher, and the resources they need."""
+def assets_of(root: str, kind: Kind, tags: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """The candidate, its checks and a publisher for each tag, and the resources they need."""
     lance = LanceResource(root=root)
     metadata: dict[str, Any] = {"lance/write_mode": kind}
     partitions = dg.StaticPartitionsDefinition(list(REGIONS)) if kind == "replace" else None
@@ -63,14 +67,16 @@ def assets_of(root: str, kind: Kind) -> tuple[list[Any], dict[str, Any]]:
         return pa.Table.from_pylist([{"region": region, "id": number} for region, number in rows], SCHEMA)
 
     checks = build_table_checks(orders, [RowCount(minimum=1), InRange("id", minimum=0), Unique("id")])
-    publisher = build_publisher([orders], partitions_def=partitions)
-    return [orders, *checks, publisher], {"lance": lance, "io_manager": Unsteady(lance=lance)}
+    publishers = [build_publisher([orders], tag=tag, partitions_def=partitions) for tag in tags]
+    return [orders, *checks, *publishers], {"lance": lance, "io_manager": Unsteady(lance=lance)}
 
 
-def materialize(root: str, kind: Kind, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
-    """Run the assets, or some of them."""
-    assets, resources = assets_of(root, kind)
-    return dg.materialize(assets, resources=resources, instance=instance, raise_on_error=False, **options)
+def execute(root: str, kind: Kind, tags: Sequence[str], home: str, region: str) -> None:
+    """Run everything in this process, which is killed meanwhile; `region` is empty without partitions."""
+    assets, resources = assets_of(root, kind, tags)
+    options: dict[str, Any] = {"partition_key": region} if region else {}
+    with dg.DagsterInstance.local_temp(home, overrides={"telemetry": {"enabled": False}}) as instance:
+        dg.materialize(assets, resources=resources, instance=instance, raise_on_error=False, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +98,10 @@ class Team:
     kind: Kind
     instance: dg.DagsterInstance
     random: random.Random
+    # One publisher for each tag; the second one is never held or rolled back.
+    tags: Sequence[str] = ("production",)
     main: Rows = field(default_factory=Counter)
-    production: Rows | None = None
+    readers: dict[str, Rows] = field(default_factory=dict)
     held: bool = False
     changes: int = 0
     published: dict[int, Rows] = field(default_factory=dict)
@@ -111,12 +119,47 @@ class Team:
         self._deliver(publish=False)
 
     def publish_left_over(self) -> None:
-        """A person names the branch of a run that was not published."""
+        """A person names the branch of a run that was not published, to one of the publishers."""
         if self.waiting:
-            candidate = self.random.choice(self.waiting)
-            self._note(f"publish {candidate.run_id[:8]}")
-            result = self._publisher(candidate.region, ref=f"run/{candidate.run_id}")
-            self._settle(candidate, result.success)
+            candidate, tag = self.random.choice(self.waiting), self.random.choice(self.tags)
+            self._note(f"publish {candidate.run_id[:8]} to {tag}")
+            result = self._publisher(tag, candidate.region, ref=f"run/{candidate.run_id}")
+            self._settle(candidate, result.success, [tag])
+
+    def deliver_and_die(self) -> None:
+        """The process of a run is killed at some point, and a person publishes what it left."""
+        candidate = self._delivered()
+        self._note(f"deliver {sorted(candidate.rows.elements())} and die")
+        known = {run.run_id for run in self.instance.get_runs()}
+        self._run_and_kill(candidate.region)
+        for run in self.instance.get_runs():
+            if run.run_id not in known and not run.is_finished:
+                self.instance.report_run_failed(run)
+        (started,) = {run.run_id for run in self.instance.get_runs()} - known or {""}
+        if not started:
+            return
+        results = [self._publisher(tag, candidate.region, ref=f"run/{started}").success for tag in self.tags]
+        # Not clean: the run may have died before its checks, and then the refusal has this reason.
+        found = replace(candidate, run_id=started, base=-1, passed=any(results) and candidate.passed)
+        done = [tag for tag, success in zip(self.tags, results, strict=True) if success]
+        self._settle(found, bool(done), done)
+
+    def _run_and_kill(self, region: str | None) -> None:
+        table = Path(LanceResource(root=self.root).uri_of(KEY))
+        # The rows, the commit on the run branch, the merge, the move of the tag.
+        pattern = self.random.choice(["data/*", "tree/run/*/_versions/*", "_versions/*", "_refs/tags/*"])
+        before = {path: path.stat().st_mtime_ns for path in table.glob(pattern)}
+        arguments = [self.root, self.kind, list(self.tags), self.instance.root_directory, region or ""]
+        program = f"from tests.plugin.random_days import execute; execute(*{arguments!r})"
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            while process.poll() is None:
+                if {path: path.stat().st_mtime_ns for path in table.glob(pattern) if path.exists()} != before:
+                    time.sleep(self.random.random() / 50)
+                    process.send_signal(signal.SIGKILL)
+                    break
+                time.sleep(0.001)
 
     def commit_by_another_program(self) -> None:
         """Another program appends a row to `main`, good or bad."""
@@ -135,13 +178,13 @@ class Team:
         version, how = self.random.choice(older), self.random.choice(["revert", "hold"])
         self._note(f"roll back to {version} by {how}")
         region = REGIONS[0] if self.kind == "replace" else None
-        result = self._publisher(region, ref=f"main@{version}", rollback=how, reason="wrong prices")
+        result = self._publisher("production", region, ref=f"main@{version}", rollback=how, reason="wrong prices")
         assert result.success, self.story
-        self.production = self.published[version]
+        self.readers["production"] = self.published[version]
         if how == "hold":
             self.held = True
         else:
-            self.main = self.production
+            self.main = self.published[version]
             self.changes += 1
             self._remember()
 
@@ -185,60 +228,65 @@ class Team:
         """Hold the table against the model."""
         if self.table is None:
             return
-        tag = self.table.tags.list("production").get("production")
-        seen = None if tag is None else self._rows("production")
-        assert self.production == seen, self.story
+        seen = {tag: self._rows(tag) for tag in self.table.tags.list()}
+        assert self.readers == seen, self.story
         assert self.main == self._rows("main"), self.story
 
     def _rows(self, ref: str) -> Rows:
         assert self.table is not None
         return Counter((row["region"], row["id"]) for row in self.table.read(ref).to_pylist())
 
-    def _deliver(self, *, publish: bool) -> None:
+    def _delivered(self) -> Candidate:
+        """Write what the next run delivers, and return it as it is when nothing goes wrong."""
         region = self.random.choice(REGIONS) if self.kind == "replace" else None
         bad = self.random.random() < 0.25
         rows = [self._row(region or self.random.choice(REGIONS), bad=bad and not place) for place in range(2)]
         if self.random.random() < 0.1:
             rows = []
-        flaky = self.random.random() < 0.2
         Path(self.root).with_name("rows.json").write_text(json.dumps(rows))
+        candidate = Candidate(run_id="", rows=Counter(rows), region=region, base=self.changes, passed=False)
+        return replace(candidate, passed=self._passes(candidate))
+
+    def _deliver(self, *, publish: bool) -> None:
+        candidate = self._delivered()
+        flaky = self.random.random() < 0.2
         if flaky:
             Path(self.root).with_name("fail_once").touch()
-        base, main = self.changes, self.main
-        options: dict[str, Any] = {"partition_key": region} if region else {}
+        options: dict[str, Any] = {"partition_key": candidate.region} if candidate.region else {}
         if not publish:
             options["selection"] = dg.AssetSelection.assets(KEY)
-        result = materialize(self.root, self.kind, self.instance, **options)
-        candidate = Candidate(run_id=result.run_id, rows=Counter(rows), region=region, base=base, passed=False)
-        seen = replace(candidate, passed=self._passes(candidate, main))
-        self._note(f"deliver{'' if publish else ' only'} {rows}{' flaky' if flaky else ''} as {result.run_id[:8]}")
+        result = self._materialize(**options)
+        candidate = replace(candidate, run_id=result.run_id)
+        what = f"deliver{'' if publish else ' only'} {sorted(candidate.rows.elements())}{' flaky' if flaky else ''}"
+        self._note(f"{what} as {result.run_id[:8]}")
         if publish:
-            self._settle(seen, result.success)
+            self._settle(candidate, result.success, self.tags)
         else:
-            assert seen.passed == result.success, self.story
-            self.waiting.append(seen)
+            assert candidate.passed == result.success, self.story
+            self.waiting.append(candidate)
 
-    def _passes(self, candidate: Candidate, main: Rows) -> bool:
+    def _passes(self, candidate: Candidate) -> bool:
         """Whether the checks pass on the branch of the run: an empty partition fails although the table has rows."""
-        branch = self.merged(candidate) if main == self.main else candidate.rows
+        branch = self.merged(candidate)
         scoped = candidate.rows if self.kind == "replace" else branch
         ids = Counter(number for _, number in branch.elements())
         return bool(scoped) and min(number for _, number in scoped) >= 0 and set(ids.values()) == {1}
 
-    def _settle(self, candidate: Candidate, published: bool) -> None:  # noqa: FBT001
-        """Follow a publication that was tried, which the rule must allow if it succeeded."""
+    def _settle(self, candidate: Candidate, published: bool, tags: Sequence[str]) -> None:  # noqa: FBT001
+        """Follow a publication to some tags that was tried, which the rule must allow if it succeeded."""
         after = self.merged(candidate)
         clean = candidate.base == self.changes
-        if published and self.held:
-            # The pipeline leaves a held table out and stays green.
-            published = False
+        # A publisher leaves a held table out and stays green.
+        moved = [tag for tag in tags if not (tag == "production" and self.held)]
+        published = published and bool(moved)
         if published:
             assert candidate.passed, self.story
             assert self.allowed(after), self.story
-            self.main = self.production = after
+            self.main = after
+            self.readers |= dict.fromkeys(moved, after)
             self.changes += 1
             self._remember()
-        elif clean and not self.held:
+        elif clean and moved:
             assert not (candidate.passed and self.allowed(after)), f"{self.story}: refused without a reason"
         self.waiting = [one for one in self.waiting if one.run_id != candidate.run_id]
         if not published:
@@ -248,10 +296,14 @@ class Team:
         assert self.table is not None
         self.published[self.table.head("main").number] = self.main
 
-    def _publisher(self, region: str | None, **config: str) -> dg.ExecuteInProcessResult:
+    def _publisher(self, tag: str, region: str | None, **config: str) -> dg.ExecuteInProcessResult:
         options: dict[str, Any] = {"partition_key": region} if region else {}
-        run_config = {"ops": {"publish_production": {"config": config}}}
-        return materialize(self.root, self.kind, self.instance, selection=[PROMOTED], run_config=run_config, **options)
+        run_config = {"ops": {f"publish_{tag}": {"config": config}}}
+        return self._materialize(selection=[dg.AssetKey([tag, *KEY.path])], run_config=run_config, **options)
+
+    def _materialize(self, **options: Any) -> dg.ExecuteInProcessResult:
+        assets, resources = assets_of(self.root, self.kind, self.tags)
+        return dg.materialize(assets, resources=resources, instance=self.instance, raise_on_error=False, **options)
 
     def _row(self, region: str, *, bad: bool) -> tuple[str, int]:
         # Few ids, so that two runs deliver the same ones now and then.
@@ -265,6 +317,7 @@ ACTIONS: tuple[tuple[Callable[[Team], None], int], ...] = (
     (Team.deliver, 5),
     (Team.deliver_only, 3),
     (Team.publish_left_over, 3),
+    (Team.deliver_and_die, 1),
     (Team.commit_by_another_program, 2),
     (Team.roll_back, 1),
     (Team.release, 1),

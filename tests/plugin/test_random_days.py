@@ -16,7 +16,11 @@ HISTORIES = soak.examples(1)
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(HISTORIES))
 @pytest.mark.parametrize("kind", ["append", "overwrite", "replace"])
-def test_readers_see_what_was_audited(tmp_path: Path, instance: dg.DagsterInstance, kind: Kind, seed: int) -> None:
-    """Ten random acts: runs, retries, bad rows, commits of other programs, rollbacks, holds, publications by hand."""
-    team = Team(root=str(tmp_path / "lake"), kind=kind, instance=instance, random=random.Random(f"{kind} {seed}"))
+def test_readers_see_what_was_audited(
+    tmp_path: Path, stored_instance: dg.DagsterInstance, kind: Kind, seed: int
+) -> None:
+    """Ten random acts: runs, retries, kills, bad rows, foreign commits, rollbacks, holds, one or two publishers."""
+    chance = random.Random(f"{kind} {seed}")
+    tags = chance.choice([("production",), ("production", "gold")])
+    team = Team(root=str(tmp_path / "lake"), kind=kind, instance=stored_instance, random=chance, tags=tags)
     live(team, 10)
