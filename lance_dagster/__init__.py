@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         LogFilter as LogFilter,
     )
     from lance_dagster.history.refs.protection import Protection as Protection
-    from lance_dagster.history.refs.ref_files import Branch as Branch, Tag as Tag
+    from lance_dagster.history.refs.ref_files import Branch as Branch, BranchState as BranchState, Tag as Tag
     from lance_dagster.history.refs.tag_hold import TagHold as TagHold
     from lance_dagster.history.refs.tag_operations import TagMove as TagMove
     from lance_dagster.history.table_uri import split_table_uri as split_table_uri, table_uri as table_uri
@@ -229,7 +229,7 @@ _HOMES = {
     "lance_dagster.gc.collect": ("FileCount", "GarbageReport"),
     "lance_dagster.history.log": ("LogFilter",),
     "lance_dagster.history.refs.protection": ("Protection",),
-    "lance_dagster.history.refs.ref_store": ("Branch", "Tag"),
+    "lance_dagster.history.refs.ref_files": ("Branch", "BranchState", "Tag"),
     "lance_dagster.history.refs.tag_hold": ("TagHold",),
     "lance_dagster.history.refs.tag_operations": ("TagMove",),
     "lance_dagster.history.table_uri": ("split_table_uri", "table_uri"),

@@ -23,6 +23,7 @@ PUBLIC_NAMES = [
     "BasePathRefusedError",
     "BoundCheck",
     "Branch",
+    "BranchState",
     "Call",
     "ChangeKind",
     "Channel",

@@ -66,7 +66,16 @@ from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import destination, options_of, placed
 from lance_dagster.transactions.apply import apply, empty_manifest
 from lance_dagster.transactions.base_paths import data_folder
-from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, encode_claims
+from lance_dagster.transactions.claims import (
+    APPEND,
+    OVERWRITE,
+    REPLACE,
+    UPSERT,
+    Change,
+    Claim,
+    ClaimMode,
+    encode_claims,
+)
 
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
@@ -269,7 +278,7 @@ class CommitInfo:
         return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
 
     def as_properties(
-        self, mode: str | None = None, predicate: str | None = None, *, on: Sequence[str] = ()
+        self, mode: ClaimMode | None = None, predicate: str | None = None, *, on: Sequence[str] = ()
     ) -> dict[str, str]:
         """Return the transaction properties: those of the caller, the message, and the claim if a mode is given.
 

@@ -153,7 +153,7 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
 
     # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
     head = read if read is not None and read.number == newest else None
-    return commit(versions, branch, propose, head)
+    return commit(versions, branch, propose, head, known=transaction.read_version)
 
 
 def _branch_replaced(versions: Versions, landed: str, transaction: Transaction) -> CommitConflictError:
@@ -194,7 +194,7 @@ def next_manifest(versions: Versions, head: State, transaction: Transaction) -> 
     return apply(head.manifest, transaction, timestamp=now_ns(), writer=WRITER, restored=restored)
 
 
-def commit(versions: Versions, branch: str, propose: Propose, head: State | None = None) -> State:
+def commit(versions: Versions, branch: str, propose: Propose, head: State | None = None, *, known: int = 0) -> State:
     """Commit what `propose` returns as the next version of a branch; propose again while other writers are first.
 
     Args:
@@ -202,6 +202,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
         branch: The name of the branch.
         propose: Proposes the next version for the newest one.
         head: The newest version, when the caller has just read it.
+        known: The number of a version that the caller knows to exist, in case a listing does not show it yet.
 
     Raises:
         CommitConflictError: Other writers were first until the deadline passed, or the branch was deleted meanwhile.
@@ -210,7 +211,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
     deadline = time.monotonic() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     fence, branch_id = BranchFence(Refs(versions.store), branch), None
-    head = head or versions.head(branch)
+    head = head or _head(versions, branch, known)
     while True:
         proposal = propose(head)
         if isinstance(proposal, State):
@@ -225,7 +226,27 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
         # A random pause, or writers that lost together would collide again and again.
         time.sleep(random.uniform(0, pause))  # noqa: S311  # no secret depends on it
         pause = min(2 * pause, _LONGEST_PAUSE)
+        # The number that was lost is that of a version.
+        head = _head(versions, branch, proposal.manifest.version)
+
+
+def _head(versions: Versions, branch: str, known: int) -> State:
+    """Read the newest version of a branch; versions that a lagging listing does not show are looked for by name."""
+    try:
         head = versions.head(branch)
+    except VersionNotFoundError:
+        if not known:
+            raise
+        head = None
+    if head is not None and head.number >= known:
+        return head
+    # A version that is known and gone was on another branch of the name, or was cleaned up.
+    later = versions.find(branch, known)
+    if later is None:
+        return head or versions.head(branch)
+    while (following := versions.find(branch, later.number + 1)) is not None:
+        later = following
+    return later
 
 
 def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MAIN) -> State | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
@@ -117,7 +118,7 @@ class Branches:
         """
         return rename.rename_branch(name, new_name, self._context.refs, self._context.versions)
 
-    def reset(self, name: str, at: Ref = MAIN) -> Branch:
+    def reset(self, name: str, at: Ref = MAIN, *, message: str | None = None, properties: Properties = None) -> Branch:
         """Reset a branch to a version, as `git reset --hard` does; the branch keeps its metadata.
 
         To an older version of its own: the branch gets a new version with the content of that one, made from it, and
@@ -129,21 +130,26 @@ class Branches:
         Args:
             name: The branch; not `main`.
             at: The version to go back to, or to start from.
+            message: The message of the version that the reset makes.
+            properties: Stored with its transaction.
 
         Raises:
             RefNotFoundError: There is no such branch.
             InvalidInputError: The branch is `main`.
             ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to the branch, or to a version that would be dropped; or
-                another branch contains such a version. The message names them all.
+                another branch contains such a version. The message names them all. Or another reset or a deletion of
+                the branch began meanwhile, and has its way.
             CommitConflictError: Another writer committed while the branch was reset to a version of its own.
         """
+        given = CommitInfo.of(name, message, properties).as_properties()
         target = self._context.at(at)
         # Two operations: a reset to one of its own versions keeps the branch; a reset to any other version replaces it
         # by a new branch of that name.
         if target.branch == name:
-            return reset.reset_to_own_version(target, self._context.refs, self._context.versions)
-        return branch_operations.reset_branch(name, target, self._context.refs, self._context.versions)
+            return reset.reset_to_own_version(target, self._context.refs, self._context.versions, given)
+        refs, versions = self._context.refs, self._context.versions
+        return branch_operations.reset_branch(name, target, refs, versions, properties=given)
 
     def recover(self, name: str) -> Branch:
         """Bring back a branch that lost its file or its versions, or that was deleted less than about a day ago.

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import (
@@ -26,7 +27,13 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
-APPEND, REPLACE, OVERWRITE, UPSERT = "append", "replace", "overwrite", "upsert"
+ClaimMode = Literal["append", "replace", "overwrite", "upsert"]
+"""The kind of a write that claims rows."""
+APPEND: Literal["append"] = "append"
+REPLACE: Literal["replace"] = "replace"
+OVERWRITE: Literal["overwrite"] = "overwrite"
+UPSERT: Literal["upsert"] = "upsert"
+_MODES: Mapping[object, ClaimMode] = {APPEND: APPEND, REPLACE: REPLACE, OVERWRITE: OVERWRITE, UPSERT: UPSERT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class Claim:
     `on` are the key columns of an upsert: it claims the keys of the rows it put in, and the predicate covers them.
     """
 
-    mode: str
+    mode: ClaimMode
     predicate: str | None = None
     partitions: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
@@ -72,7 +79,8 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
         found = json.loads(properties.get(CLAIMS, "[]"))
         return tuple(
             Claim(
-                mode=str(entry["mode"]),
+                # A kind that only a newer release knows counts as one that claims all of its rows.
+                mode=_MODES.get(entry["mode"], REPLACE),
                 predicate=entry["predicate"] and str(entry["predicate"]),
                 partitions=tuple(map(str, entry["partitions"])),
                 on=tuple(map(str, entry.get("on", ()))),

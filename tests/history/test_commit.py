@@ -271,3 +271,30 @@ def test_the_first_version_is_made_once(tmp_path: Path, answer: Callable[[Reques
     assert create_empty(context_on(store), SCHEMA) is not None
     assert create_empty(context_on(store), SCHEMA) is None
     assert [1] == LanceTable.open(store.uri).branches.version_numbers()
+
+
+@pytest.mark.parametrize("hidden", [1, 2])
+def test_a_listing_that_lags_is_no_deleted_branch(table: LanceTable, hidden: int) -> None:
+    """Versions that are known to exist are read by their names, and so are those after them."""
+    table.branches.create("run")
+    for branch in ("main", "run"):
+        before = table.head(branch)
+        for number in range(2):
+            table.append(entries("new", number), branch=branch)
+        folder = "_versions" if branch == "main" else "tree/run/_versions"
+
+        def lagging(request: Request, folder: str = folder, oldest: int = before.number) -> object:
+            found = request.send()
+            if request.verb == "list" and request.key == folder:
+                shown = [name for name in found if name.endswith(".manifest")]
+                return [name for name in shown if 2**64 - 1 - int(name[:20]) <= oldest + 2 - hidden]
+            return found
+
+        head = table._context.head(branch)  # noqa: SLF001 - its fragments are committed once more
+        change = Append(fragments=(head.manifest.fragments[-1],))
+        transaction = Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=change)
+        late = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), lagging)))
+        assert head.number + 1 == late.commit(transaction, branch=branch).number
+        # Asked for again, it is found, though the listing does not show it.
+        assert head.number + 1 == late.commit(transaction, branch=branch).number
+        assert head.number + 2 == late.append(entries("more", 1), branch=branch).number

@@ -45,7 +45,7 @@ CALLED_BY_SPARK = tuple(f"LanceDataSource.{name}" for name in ("reader", "writer
 WITHOUT_MESSAGE = {
     f"{owner}.{name}"
     for owner, names in {
-        "Branches": "ahead_behind create delete get graph is_merged list protect protection recover rename reset "
+        "Branches": "ahead_behind create delete get graph is_merged list protect protection recover rename "
         "set_metadata unprotect version_numbers",
         "Config": "get table_metadata",
         "LanceTable": "at changes_since_base commit count_rows diff exists head log merge_base open preview_merge "

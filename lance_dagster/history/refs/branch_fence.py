@@ -47,10 +47,11 @@ from lance_dagster.history.versions import State
 from lance_dagster.transactions.commit_id import commit_id
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
-"""The key of the mark: the version that the branch goes back to, and the last one that is dropped, as "5-8"."""
+"""The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
+reset, as "5-8 4f2a..."."""
 _RESET_SECONDS = 60
 """For how long a writer waits for a reset of the branch to end."""
-_RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
+_RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class Dropped:
         return self.target < number <= self.last
 
     def __str__(self) -> str:
-        """Return the value of the mark."""
+        """Return the range as the mark has it."""
         return f"{self.target}-{self.last}"
 
 

@@ -27,6 +27,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
 from lance_dagster.format import layout
@@ -66,6 +67,8 @@ from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork
 from lance_dagster.transactions.commit_id import commit_id
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def create_branch(
@@ -114,7 +117,9 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
     finish_deleting(close_branch(_unused(name, "delete", refs), "delete", refs, versions), refs, versions)
 
 
-def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Branch:
+def reset_branch(
+    name: str, target: State, refs: Refs, versions: Versions, *, properties: Mapping[str, str] = NOTHING
+) -> Branch:
     """Make a branch start again from a version of another branch. Its own versions are deleted, its metadata stays.
 
     Raises:
@@ -138,7 +143,7 @@ def reset_branch(name: str, target: State, refs: Refs, versions: Versions) -> Br
             f"cannot reset branch {name!r} of {refs.store.uri} to {target}: another process deleted or reset it at the "
             "same time"
         )
-    return _finish_creating(replaced, refs, versions)
+    return _finish_creating(replaced, refs, versions, properties)
 
 
 def _replace_deleted(
@@ -254,7 +259,7 @@ def _describe_new(name: str, parent: State, refs: Refs, versions: Versions, *, m
     return new_branch(name, of, version=parent.number, manifest_size=size, metadata=metadata)
 
 
-def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
+def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties: Mapping[str, str] = NOTHING) -> Branch:
     if branch.state != CREATING:
         raise ConflictError(f"branch {branch.name!r} of {versions.store.uri} is being deleted; try again")
     if RENAMED_FROM in branch.metadata:
@@ -281,6 +286,8 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions) -> Branch:
             ref_path=parent_uri,
             branch_name=branch.name,
         ),
+        # Of the process that asked for it; another one that finishes the creation does not know them.
+        properties=properties,
     )
     forked = replace(
         manifest,

@@ -13,21 +13,25 @@ new version to the older one, and a merge finds nothing of what was dropped.
    Data files stay until they are collected.
 5. The mark is taken back.
 
+The mark has a random id. A reset that finds the mark of another one replaces it, and then the other one does not drop
+anything before it has looked again; a reset that is committed already is finished first.
+
 After a crash the branch is either as it was (steps 1 and 2) or reset; the same call again does what is left. Whoever
 creates a reference to a version writes it first and then looks for the mark, and the reset looks for references after
 it wrote the mark, so at least one of the two sees the other.
 """
 
 import uuid
+from collections.abc import Mapping
 
-from lance_dagster.errors import Call, CommitConflictError, ConflictError, InvalidInputError, Remedy
+from lance_dagster.errors import Call, CommitConflictError, ConflictError, InvalidInputError, Remedy, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import COMMIT_MESSAGE, RESET, Restore, Transaction, reset_target
 from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.lineage import merge_records_of
-from lance_dagster.history.refs.branch_fence import DROPPING, Dropped
+from lance_dagster.history.refs.branch_fence import DROPPING, Dropped, dropped_versions
 from lance_dagster.history.refs.branch_operations import refuse_renaming
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import READY, Branch, with_metadata
@@ -35,17 +39,64 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_operations import recorded_versions
 from lance_dagster.history.versions import State, Versions
 
+_ATTEMPTS = 5
 
-def reset_to_own_version(target: State, refs: Refs, versions: Versions) -> Branch:
+
+def reset_to_own_version(target: State, refs: Refs, versions: Versions, properties: Mapping[str, str]) -> Branch:
     """Make an older version of a branch its newest one, and drop the versions after it.
 
     Raises:
         RefNotFoundError: There is no such branch.
         InvalidInputError: The branch is `main`.
         ProtectedError: The branch is protected.
+        VersionNotFoundError: Another reset dropped the version meanwhile.
         ConflictError: A tag or a branch needs a version that would be dropped, or the branch is being renamed.
         CommitConflictError: Another writer committed to the branch meanwhile; nothing was changed.
     """
+    for _ in range(_ATTEMPTS):
+        done = _attempted(target, refs, versions, properties)
+        if done is not None:
+            return done
+        # Read again: another reset may have dropped it.
+        target = versions.load(target.branch, target.number)
+    raise StoreError(f"cannot reset branch {target.branch!r} of {refs.store.uri}: other resets keep replacing the mark")
+
+
+def _attempted(target: State, refs: Refs, versions: Versions, properties: Mapping[str, str]) -> Branch | None:
+    """Reset a branch; return None when another reset replaced the mark, or had to be finished first."""
+    branch, head = _resettable(target, refs), versions.head(target.branch)
+    pending = dropped_versions(branch)
+    if head.number == target.number and pending is None:
+        return branch
+    begun = pending is not None and head.number == pending.last + 1 and reset_target(head.transaction) == pending.target
+    if begun and pending is not None and pending.target != target.number:
+        _drop(branch, pending, versions)
+        _unmarked(branch, branch.metadata[DROPPING], refs)
+        return None
+    # A head that this reset made is not dropped: an earlier attempt committed it and was interrupted afterwards.
+    done = reset_target(head.transaction) == target.number
+    dropped = Dropped(target.number, head.number - 1 if done else max(head.number, target.number))
+    mark = f"{dropped} {uuid.uuid4().hex}"
+    marked = refs.change_branch(branch, lambda current: with_metadata(current, {DROPPING: mark}))
+    try:
+        # Once it is committed under a mark, whoever refers to a dropped version finds the mark and withdraws.
+        if not begun:
+            _refuse_needed(marked, dropped, refs, versions)
+        if not done:
+            _commit(target, dropped, versions, properties)
+    except ConflictError:
+        _unmarked(marked, mark, refs)
+        # It was committed by an attempt whose mark was taken away: what something came to need since then stays.
+        if done:
+            return refs.branch(branch.name)
+        raise
+    if dropped_versions(stored := refs.branch(branch.name) or marked) is None or stored.metadata[DROPPING] != mark:
+        return None
+    _drop(marked, dropped, versions)
+    return _unmarked(marked, mark, refs)
+
+
+def _resettable(target: State, refs: Refs) -> Branch:
     name, uri = target.branch, refs.store.uri
     if name == MAIN:
         raise InvalidInputError(f"main of {uri} cannot be reset; restore an older version instead")
@@ -54,26 +105,16 @@ def reset_to_own_version(target: State, refs: Refs, versions: Versions) -> Branc
         raise refs.branch_not_found(name)
     refuse_protected_branch("reset", name, refs.store)
     refuse_renaming(branch, "reset", refs)
-    head = versions.head(name)
-    if head.number == target.number:
-        return _unmarked(branch, refs)
-    # A head that this reset made is not dropped: an earlier attempt committed it and was interrupted afterwards.
-    done = reset_target(head.transaction) == target.number
-    dropped = Dropped(target.number, head.number - 1 if done else head.number)
-    marked = refs.change_branch(branch, lambda current: with_metadata(current, {DROPPING: str(dropped)}))
-    try:
-        _refuse_needed(marked, dropped, refs, versions)
-        if not done:
-            _commit(target, dropped, versions)
-    except ConflictError:
-        _unmarked(marked, refs)
-        raise
-    _drop(marked, dropped, versions)
-    return _unmarked(marked, refs)
+    return branch
 
 
-def _unmarked(branch: Branch, refs: Refs) -> Branch:
-    return refs.change_branch(branch, lambda current: with_metadata(current, {DROPPING: None}))
+def _unmarked(branch: Branch, mark: str, refs: Refs) -> Branch:
+    """Take back the mark of one reset; that of another one stays."""
+
+    def unmarked(current: Branch) -> Branch:
+        return with_metadata(current, {DROPPING: None}) if current.metadata.get(DROPPING) == mark else current
+
+    return refs.change_branch(branch, unmarked)
 
 
 def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versions) -> None:
@@ -113,13 +154,13 @@ def _is_dropped(place: VersionRef | None, name: str, dropped: Dropped) -> bool:
     return place is not None and place.branch == name and place.number in dropped
 
 
-def _commit(target: State, dropped: Dropped, versions: Versions) -> None:
+def _commit(target: State, dropped: Dropped, versions: Versions, properties: Mapping[str, str]) -> None:
     # One uuid for all proposals, so that a commit whose response was lost is recognised.
     transaction = Transaction(
         read_version=target.number,
         uuid=str(uuid.uuid4()),
         operation=Restore(version=target.number),
-        properties={RESET: str(target), COMMIT_MESSAGE: f"reset to {target}"},
+        properties={COMMIT_MESSAGE: f"reset to {target}", **properties, RESET: str(target)},
     )
 
     def propose(head: State) -> Proposal | State:

@@ -12,6 +12,7 @@ from lance_dagster.errors import (
     CommitConflictError,
     ConflictError,
     InvalidInputError,
+    LanceDagsterError,
     ProtectedError,
     VersionNotFoundError,
 )
@@ -297,3 +298,59 @@ def test_a_writer_of_a_dropped_version_reads_again(table: LanceTable) -> None:
         through(table, late).delete("value = 4", branch="run")
     assert KEPT == contents(transaction, "run")
     assert "run@5" == str(head)
+
+
+def test_a_reset_says_why(table: LanceTable) -> None:
+    """The message and the properties are those of the version that it makes, of either kind."""
+    table.branches.reset("run", "run@3", message="bad load", properties={"ticket": "7"})
+    head = table.head("run")
+    assert ("bad load", "7", "run@3") == (
+        head.message,
+        head.properties["ticket"],
+        head.properties["lance_dagster.reset"],
+    )
+    table.branches.reset("run", "main@1", message="from the start", properties={"ticket": "8"})
+    head = table.head("run")
+    assert ("from the start", "8") == (head.message, head.properties["ticket"])
+    with pytest.raises(InvalidInputError):
+        table.branches.reset("run", "main@1", message=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", ["run@3", "run@4"])
+def test_two_resets_at_once_drop_nothing_that_is_referred_to(table: LanceTable, other: str) -> None:
+    """Each has a mark of its own: a tag that was acknowledged between the two names a version that is there."""
+    for place in range(60):
+        again = LanceTable.open(new_copy(table))
+        asked = 0
+
+        def script(request: Request, place: int = place, again: LanceTable = again) -> object:
+            nonlocal asked
+            asked += 1
+            if asked == place + 1:
+                with suppress(LanceDagsterError):
+                    again.tags.create("refused", "run@5")
+                with suppress(LanceDagsterError):
+                    again.branches.reset("run", other)
+                for name, ref in (("four", "run@4"), ("five", "run@5")):
+                    with suppress(LanceDagsterError):
+                        again.tags.create(name, ref)
+            return request.send()
+
+        with suppress(LanceDagsterError):
+            through(again, script).branches.reset("run", "run@3")
+        for tag in again.tags.list():
+            again.read(tag)
+        assert as_pylance(again, "run").count_rows() == len(contents(again, "run"))
+        if asked <= place:
+            break
+    else:
+        raise AssertionError("a reset makes fewer requests")
+
+
+def new_copy(table: LanceTable) -> Path:
+    """A table of its own like the fixture's."""
+    made = new_table(Path(table.uri).parent, entries("a", 1))
+    made.branches.create("run")
+    for value in (2, 3, 4):
+        made.append(entries("r", value), branch="run")
+    return Path(made.uri)

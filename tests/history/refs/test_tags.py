@@ -1,6 +1,8 @@
 """What a tag remembers: its moves, bounded; going back; tags that stay where they are."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +12,13 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import (
     InvalidInputError,
+    LanceDagsterError,
     ProtectedError,
     RefMovedError,
     RefNotFoundError,
     VersionNotFoundError,
 )
+from lance_dagster.history.refs.ref_files import DELETING
 from lance_dagster.history.refs.tag_operations import MOVES
 from lance_dagster.store import LocalStore
 from tests.backdating import free_names
@@ -375,3 +379,61 @@ def test_a_new_tag_tells_its_times(table: LanceTable) -> None:
     assert made.updated_at is not None
     assert moved.updated_at is not None
     assert (made.created_at, True) == (moved.created_at, made.updated_at < moved.updated_at)
+
+
+def test_a_tag_that_is_withdrawn_is_the_one_that_was_made(table: LanceTable) -> None:
+    """Before it is withdrawn, since its branch goes, another process moves it to a version that stays."""
+    table.branches.create("dying")
+    moved = [False]
+
+    def script(request: Request) -> object:
+        answer = request.send()
+        if request.verb == "put_if_absent" and request.key.endswith("tags/release.json"):
+            table.tags.move("release", "main@2")
+            table._context.refs.set_branch_state(table.branches.get("dying"), DELETING)  # noqa: SLF001 - a deletion
+            moved[0] = True
+        return answer
+
+    with pytest.raises(RefNotFoundError):
+        through(table, script).tags.create("release", "dying")
+    assert moved == [True]
+    assert "main@2" == table.tags.get("release").ref
+
+
+def made_again(table: LanceTable) -> None:
+    """Delete the tag and create it for another version."""
+    table.tags.delete("release")
+    table.tags.create("release", "main@1")
+
+
+@pytest.mark.parametrize("meanwhile", ["move", "hold", "delete and create"])
+def test_a_tag_is_deleted_only_as_it_was_checked(table: LanceTable, meanwhile: str) -> None:
+    """At every request of the deletion another process changes the tag: what that was told holds."""
+    acts: dict[str, Callable[[], object]] = {
+        "move": lambda: table.tags.move("release", "main@1"),
+        "hold": lambda: table.tags.hold("release", reason="kept for the audit"),
+        "delete and create": lambda: made_again(table),
+    }
+    for place in range(20):
+        table.tags.create("release", "main@2")
+        asked: list[str] = []
+
+        def script(request: Request, place: int = place, asked: list[str] = asked) -> object:
+            asked.append(request.verb)
+            if len(asked) == place + 1:
+                acts[meanwhile]()
+            return request.send()
+
+        deleted = False
+        with suppress(LanceDagsterError):
+            through(table, script).tags.delete("release")
+            deleted = True
+        looks = next(number for number, verb in enumerate(asked) if verb == "get")
+        assert deleted == ((place <= looks and meanwhile != "hold") or len(asked) <= place)
+        if not deleted:
+            assert ("main@2" if meanwhile == "hold" else "main@1") == table.tags.get("release").ref
+            if meanwhile == "hold":
+                table.tags.release("release", reason="over")
+            table.tags.delete("release")
+        if len(asked) <= place:
+            break
