@@ -21,7 +21,7 @@ sys.meta_path.insert(0, Missing())
 """
 SPARK = [
     *("LanceDataSource", "SaveMode", "SaveOptions", "StageOptions", "ensure_java", "large_batches", "local_session"),
-    *("read_table", "stage", "target_schema", "write_table"),
+    *("narrow", "read_table", "stage", "table_view", "target_schema", "write_table"),
 ]
 
 

@@ -15,7 +15,7 @@ try:
     from lance_dagster.spark.java import ensure_java
     from lance_dagster.spark.save import SaveMode, SaveOptions, write_table
     from lance_dagster.spark.session import local_session
-    from lance_dagster.spark.source import LanceDataSource, read_table
+    from lance_dagster.spark.source import LanceDataSource, narrow, read_table, table_view
     from lance_dagster.spark.spark_schema import replacement_schema, target_schema
     from lance_dagster.spark.writer import StageOptions, large_batches, stage
 except ModuleNotFoundError as error:
@@ -32,9 +32,11 @@ __all__ = [
     "ensure_java",
     "large_batches",
     "local_session",
+    "narrow",
     "read_table",
     "replacement_schema",
     "stage",
+    "table_view",
     "target_schema",
     "write_table",
 ]

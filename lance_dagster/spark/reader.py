@@ -1,4 +1,4 @@
-"""The reader of the Spark data source, which reads the rows of exactly one version.
+"""Read the rows of exactly one version on Spark's executors, in tasks of about the same size.
 
 A ref is resolved once, on the driver, and the executors receive the version. A branch or a tag that moves while a
 job runs therefore does not affect the job.
@@ -9,34 +9,64 @@ relation and applies them to the next query: a frame that is used twice silently
 not be implemented here.
 """
 
+import functools
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref
-from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows, row_bytes, to_spark_batch
+from lance_dagster.spark.spark_schema import (
+    arrow_for_spark,
+    batch_rows,
+    readable_schema,
+    row_bytes,
+    to_spark_batch,
+)
 from lance_dagster.table import LanceTable
+
+if TYPE_CHECKING:
+    from lance_dagster.datafiles import LanceDataset
 
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
 _SPLIT_BYTES = 32 * 1024 * 1024
+# What opening a fragment costs, as bytes that are read in the same time. Ten thousand fragments of one row are then
+# many tasks and not one.
+_FRAGMENT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """The description of a read: a version of a table, columns of it, and a filter of its rows."""
+    """The description of a read: a version of a table, columns of it, and a filter of its rows.
+
+    Attributes:
+        uri: The table.
+        version: The version, such as `main@3`.
+        commit_id: The id of the version, which another table at the same place does not have.
+        schema: The columns.
+        table_row_bytes: The estimated size of a row with all columns.
+        filter: A condition in Lance's SQL.
+        limit: The largest number of rows that a task needs to return; None for all.
+        rows: The number of rows of the version, without the filter.
+        storage_options: Those of the table.
+    """
 
     uri: str
     version: str
+    commit_id: str = ""
     schema: pa.Schema
     table_row_bytes: int
     filter: str | None
+    limit: int | None = None
+    rows: int = 0
     storage_options: Mapping[str, str] = field(repr=False)
 
     @classmethod
@@ -69,19 +99,55 @@ class Scan:
         scan = cls(
             uri=table.uri,
             version=str(version),
+            commit_id=version.id,
+            rows=version.rows,
             schema=pa.schema([whole.field(name) for name in chosen]),
             table_row_bytes=row_bytes(whole),
             filter=filter,
             storage_options=table.storage_options,
         )
         if filter is not None:
-            _check_filter(table, scan)
+            check_filter(scan)
         return scan
 
+    def narrowed(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Self:
+        """Return a read of some of the columns, of the rows for which another condition is true as well."""
+        both = [condition for condition in (self.filter, filter) if condition is not None]
+        return replace(
+            self,
+            schema=pa.schema([self.schema.field(name) for name in columns]),
+            filter=" AND ".join(f"({condition})" for condition in both) if len(both) > 1 else next(iter(both), None),
+            limit=limit,
+        )
 
-def _check_filter(table: LanceTable, scan: Scan) -> None:
+    def dataset(self) -> "LanceDataset":
+        """Open the version with pylance; a worker that reads several pieces of it opens it once.
+
+        Raises:
+            StoreError: There is no table at the path on this machine, though there was one where the read was planned.
+        """
+        return _opened(self.uri, self.version, self.commit_id, frozenset(self.storage_options.items()))
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(uri: str, version: str, _commit_id: str, options: frozenset[tuple[str, str]]) -> "LanceDataset":
     try:
-        scanner = table.to_lance(scan.version).scanner(columns=scan.schema.names, filter=scan.filter)
+        return LanceTable.open(uri, dict(options)).to_lance(version)
+    except TableNotFoundError as error:
+        raise StoreError(
+            f"the executor on {socket.gethostname()} finds no table at {uri}; a table that several machines read has "
+            "to be on object storage or on a file system that all of them mount at the same path"
+        ) from error
+
+
+def check_filter(scan: Scan) -> None:
+    """Refuse a filter that Lance cannot evaluate.
+
+    Raises:
+        InvalidInputError: The filter is wrong; the message has Lance's reason.
+    """
+    try:
+        scanner = scan.dataset().scanner(columns=scan.schema.names, filter=scan.filter)
         # Lance parses the filter only when the schema of the scan is requested. Without this, an error would come
         # from an executor, in the middle of the job.
         _ = scanner.projected_schema
@@ -112,8 +178,100 @@ class LancePartition(InputPartition):
         self.pieces = tuple(pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class FragmentSize:
+    """The number of rows of a fragment, deleted ones included, and the size of its files."""
+
+    fragment: int
+    rows: int
+    bytes: int
+
+
+def fragment_sizes(scan: Scan) -> tuple[FragmentSize, ...]:
+    """Return the sizes of the fragments of the version that is read."""
+    # pylance does not know the size of a file in manifests of early releases, hence the estimate by rows.
+    return tuple(
+        FragmentSize(
+            fragment.fragment_id,
+            rows := fragment.physical_rows,
+            sum(file.file_size_bytes or 0 for file in fragment.data_files()) or rows * scan.table_row_bytes,
+        )
+        for fragment in scan.dataset().get_fragments()
+    )
+
+
+def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[FragmentRows]]:
+    """Split large fragments and group small ones, into partitions that take about the same time.
+
+    Fragments are not split where rows are filtered: Lance then reads the columns of the filter for the whole fragment
+    whichever part of it is wanted.
+    """
+    # A fragment knows the size of its files, but not of each column; the types of the columns give their share.
+    share = row_bytes(scan.schema) / scan.table_row_bytes
+    # In order of the fragments and without looking ahead: rows that were written together stay together, which
+    # keeps a table that is sorted by a column nearly sorted in the frame.
+    groups: list[list[FragmentRows]] = [[]]
+    filled = 0.0
+    for size in sizes:
+        cuts = 1 if scan.filter is not None else max(1, round(share * size.bytes / _SPLIT_BYTES))
+        cost = share * size.bytes / cuts + _FRAGMENT_BYTES
+        for cut in range(cuts):
+            if groups[-1] and filled + cost > _SPLIT_BYTES:
+                groups.append([])
+                filled = 0.0
+            stop = None if cuts == 1 else size.rows * (cut + 1) // cuts
+            groups[-1].append(FragmentRows(size.fragment, size.rows * cut // cuts, stop))
+            filled += cost
+    return [group for group in groups if group]
+
+
+def scan_frame(spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize], name: str) -> DataFrame:
+    """Return a lazy frame of a scan, which Spark computes with the tasks that are planned now.
+
+    The frame is a range of task numbers that `mapInArrow` replaces by rows. Spark carries rows to and from this
+    function in fewer steps than those of a Python data source.
+    """
+    groups = partition_pieces(scan, sizes)
+    schema = readable_schema(scan.schema)
+    task = functools.partial(_read_groups, scan, groups, schema)
+    # Spark names the function in plans, and `narrowed` finds the scan by this name.
+    task.__name__ = name  # type: ignore[attr-defined]
+    numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
+    return numbers.mapInArrow(task, schema)
+
+
+def _read_groups(
+    scan: Scan, groups: Sequence[Sequence[FragmentRows]], schema: StructType, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tasks with these numbers; runs on an executor."""
+    expected = arrow_for_spark(schema)
+    for batch in numbers:
+        for number in batch.column(0):
+            yield from read_pieces(scan, groups[int(number.as_py())], expected)
+
+
+def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of some pieces, in the types that Spark expects, and not more of them than the limit."""
+    dataset = scan.dataset()
+    room = scan.limit
+    for fragments, condition in _scans(pieces, scan.filter):
+        scanner = dataset.scanner(
+            columns=scan.schema.names,
+            filter=condition,
+            limit=room,
+            # The fragments of a version never change, so none is missing.
+            fragments=[dataset.get_fragment(number) for number in fragments],  # type: ignore[misc]
+            batch_size=batch_rows(scan.schema),
+        )
+        for batch in scanner.to_batches():
+            yield to_spark_batch(batch, expected)
+            room = None if room is None else room - batch.num_rows
+        if room is not None and room <= 0:
+            return
+
+
 class LanceReader(DataSourceReader):
-    """Read one scan, in tasks of about 32 MiB of the columns that it reads."""
+    """Read one scan through Spark's interface for Python data sources."""
 
     def __init__(self, scan: Scan, schema: StructType) -> None:
         """Keep the scan, and the Spark schema in which its rows are returned."""
@@ -121,57 +279,15 @@ class LanceReader(DataSourceReader):
         self._expected = arrow_for_spark(schema)
 
     def partitions(self) -> list[LancePartition]:
-        """Split large fragments and group small ones, into partitions of about the same size."""
-        # In order of the fragments and without looking ahead: rows that were written together stay together, which
-        # keeps a table that is sorted by a column nearly sorted in the frame.
-        groups: list[list[FragmentRows]] = [[]]
-        filled = 0.0
-        for piece, size in self._pieces():
-            if groups[-1] and filled + size > _SPLIT_BYTES:
-                groups.append([])
-                filled = 0.0
-            groups[-1].append(piece)
-            filled += size
-        return [LancePartition(group) for group in groups]
-
-    def _pieces(self) -> Iterator[tuple[FragmentRows, float]]:
-        """Yield each piece with the estimated bytes of the scan's columns in it.
-
-        A fragment knows the size of its files, but not of each column; the types of the columns give their share.
-        """
-        scan = self._scan
-        share = row_bytes(scan.schema) / scan.table_row_bytes
-        dataset = LanceTable.open(scan.uri, scan.storage_options).to_lance(scan.version)
-        for fragment in dataset.get_fragments():
-            rows = fragment.physical_rows
-            # pylance does not know the size of a file in manifests of early releases, hence the estimate by rows.
-            known = sum(file.file_size_bytes or 0 for file in fragment.data_files())
-            size = share * (known or rows * scan.table_row_bytes)
-            cuts = max(1, round(size / _SPLIT_BYTES))
-            if cuts == 1:
-                yield FragmentRows(fragment.fragment_id), size
-                continue
-            for cut in range(cuts):
-                yield FragmentRows(fragment.fragment_id, rows * cut // cuts, rows * (cut + 1) // cuts), size / cuts
+        """Return partitions of about the same size."""
+        # Spark makes a partition without a value where there is none.
+        return [LancePartition(group) for group in partition_pieces(self._scan, fragment_sizes(self._scan))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition; runs on an executor."""
         # Spark's contract has a partition of any class here; a table without rows has one partition without pieces.
-        if not isinstance(partition, LancePartition) or not partition.pieces:
-            return
-        scan = self._scan
-        dataset = LanceTable.open(scan.uri, scan.storage_options).to_lance(scan.version)
-        rows = batch_rows(scan.schema)
-        for fragments, condition in _scans(partition.pieces, scan.filter):
-            scanner = dataset.scanner(
-                columns=scan.schema.names,
-                filter=condition,
-                # The fragments of a version never change, so none is missing.
-                fragments=[dataset.get_fragment(number) for number in fragments],  # type: ignore[misc]
-                batch_size=rows,
-            )
-            for batch in scanner.to_batches():
-                yield to_spark_batch(batch, self._expected)
+        if isinstance(partition, LancePartition):
+            yield from read_pieces(self._scan, partition.pieces, self._expected)
 
 
 def _scans(pieces: Sequence[FragmentRows], filter: str | None) -> Iterator[tuple[list[int], str | None]]:

@@ -1,4 +1,4 @@
-"""The Spark data source `lance_dagster`, and `read_table`, which reads through it.
+"""The Spark data source `lance_dagster`, and the functions that read a table faster than it.
 
 Unknown options are refused. Spark passes every option on, so a misspelt `ref` would silently read `main`.
 
@@ -6,18 +6,18 @@ The name is not `lance`, because that is the name of lance-spark's data source, 
 name that a Java data source has.
 """
 
-import functools
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter, InputPartition
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.history.context import Ref
+from lance_dagster.spark.frame import TableFrame
+from lance_dagster.spark.narrowing import whole_frame
 from lance_dagster.spark.reader import LanceReader, Scan
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
 from lance_dagster.spark.writer import LanceWriter, check_names
@@ -38,12 +38,13 @@ def read_table(
 ) -> DataFrame:
     """Return a lazy Spark frame of exactly the version a ref names now.
 
-    Later commits do not show in the frame. Name the columns and the filter here rather than in `select` and
-    `where`: Spark passes neither of those to a Python data source, which would read everything. Spark does not
-    know the size of the frame either, so call `broadcast(df)` to join a small one.
+    Later commits do not show in the frame. In a classic session the actions of the frame, and of frames that are made
+    of it by selections, filters, joins, groupings and the like, read only the columns and rows that they need, as far
+    as Lance can tell them; `count` of the whole frame reads none. With Spark Connect, name the columns and the filter
+    here. Spark does not know the size of the frame, so call `broadcast(df)` to join a small one.
 
     Args:
-        spark: A classic or Spark Connect session; the data source is registered in it.
+        spark: A classic or Spark Connect session.
         table: The table.
         ref: A version, or any ref expression.
         columns: The columns to read, in this order; None reads all.
@@ -58,15 +59,28 @@ def read_table(
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
-    source = _source_with(frozenset(table.storage_options.items()))
-    spark.dataSource.register(source)
-    reader = spark.read.format(source.name()).option("ref", scan.version)
-    if columns is not None:
-        # As JSON, because a column's name may contain a comma.
-        reader = reader.option("columns", json.dumps(scan.schema.names))
-    if filter is not None:
-        reader = reader.option("filter", filter)
-    return reader.load(table.uri)
+    frame = whole_frame(spark, scan)
+    return TableFrame(frame) if isinstance(frame, ClassicDataFrame) else frame
+
+
+def table_view(spark: SparkSession, table: LanceTable, ref: Ref, name: str) -> None:
+    """Make a version of a table known to the SQL of a session, as a temporary view.
+
+    Spark reads all columns of the view for any query. `narrow(spark.sql("..."))` reads what the query needs.
+
+    Raises:
+        RefNotFoundError: There is no such ref.
+        InvalidInputError: Spark has no type for a column.
+    """
+    read_table(spark, table, ref).createOrReplaceTempView(name)
+
+
+def narrow(df: DataFrame) -> DataFrame:
+    """Return a frame with the same rows, whose actions read of Lance tables only what they need.
+
+    Frames of `read_table` are so already. This is for frames that Spark made, as `spark.sql` does of a `table_view`.
+    """
+    return TableFrame(df) if isinstance(df, ClassicDataFrame) else df
 
 
 class LanceDataSource(DataSource):
@@ -86,8 +100,6 @@ class LanceDataSource(DataSource):
         spark.dataSource.register(LanceDataSource)
         spark.read.format("lance_dagster").option("ref", "production").load("s3://bucket/orders")
     """
-
-    storage_options: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def name(cls) -> str:
@@ -167,7 +179,7 @@ class LanceDataSource(DataSource):
         # Spark converts option names to lower case, in which Lance's storage options are written anyway.
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
-        return path, {**self.storage_options, **given}
+        return path, given
 
 
 class _NoStream(DataSourceStreamReader):
@@ -180,29 +192,6 @@ class _NoStream(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
         raise NotImplementedError
-
-
-@functools.cache
-def _source_with(options: frozenset[tuple[str, str]]) -> type[LanceDataSource]:
-    """Return a data source class that holds storage options, under a unique name.
-
-    Credentials thus stay out of the options of the read, which Spark may log. The cache keeps one class for each
-    set of options, so that repeated reads do not register ever more data sources.
-    """
-    if not options:
-        return LanceDataSource
-    own_name = f"{LanceDataSource.name()}_{uuid.uuid4().hex[:12]}"
-
-    # A class defined in a function is pickled by value, so the executors get the options with it. Spark does not
-    # log pickles.
-    class Source(LanceDataSource):
-        storage_options: ClassVar[Mapping[str, str]] = dict(options)
-
-        @classmethod
-        def name(cls) -> str:
-            return own_name
-
-    return Source
 
 
 def _names(text: str | None) -> list[str] | None:

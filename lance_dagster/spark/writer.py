@@ -33,6 +33,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.format.layout import VERSIONS
+from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, to_table_batch
 from lance_dagster.table import LanceTable
 
@@ -155,6 +156,7 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
     Raises:
         SchemaMismatchError: A value does not fit its column.
     """
+    df = narrowed(df)
     names = df.columns
     task = functools.partial(_stage_partition, target, tally.scope, names)
     # `mapInArrow` looks columns up by name, without regard to case, and would find `a` and `A` ambiguous.

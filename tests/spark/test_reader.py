@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from lance_dagster.spark import read_table
-from lance_dagster.spark.reader import LancePartition, LanceReader, Scan
+from lance_dagster.spark.reader import FragmentSize, LancePartition, LanceReader, Scan, partition_pieces
 from lance_dagster.spark.spark_schema import readable_schema
 from lance_dagster.table import LanceTable
 from tests.spark.samples import rows, schema_of
@@ -104,15 +104,27 @@ def test_small_fragments_share_a_task(numbers: LanceTable) -> None:
     assert [2] == [len(partition.pieces) for partition in partitions]
 
 
+def test_many_fragments_are_several_tasks(numbers: LanceTable) -> None:
+    """Opening a fragment costs time, however few rows it has."""
+    plan = Scan.plan(numbers)
+    groups = partition_pieces(plan, [FragmentSize(number, 1, 100) for number in range(10_000)])
+    assert 10_000 == sum(map(len, groups))
+    assert 50 < len(groups) < 200
+    assert max(map(len, groups)) <= 2 * min(map(len, groups[:-1]))
+
+
 def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> None:
-    """Every row is read once, by several tasks, with a filter or without; a narrow column is one task."""
+    """Every row is read once; a narrow column is one task, and so is a filter, which reads the fragment anyway."""
     count = 30_000
     values = pa.array(np.random.default_rng(0).random(count * 512, dtype=np.float32))
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), v=pa.list_(pa.float32(), 512)))
     table.append(pa.table({"id": range(count), "v": pa.FixedSizeListArray.from_arrays(values, 512)}))
-    for condition, expected in [(None, pa.array(range(count))), ("id % 3 = 0", pa.array(range(0, count, 3)))]:
+    for condition, tasks, expected in [
+        (None, 2, pa.array(range(count))),
+        ("id % 3 = 0", 1, pa.array(range(0, count, 3))),
+    ]:
         made, partitions = planned(table, filter=condition)
-        assert 2 == len(partitions)
+        assert tasks == len(partitions)
         batches = [batch for partition in partitions for batch in made.read(partition)]
         assert expected == pa.Table.from_batches(batches).sort_by("id")["id"].combine_chunks()
     assert 1 == len(planned(table, columns=["id"])[1])

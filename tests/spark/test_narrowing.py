@@ -1,0 +1,242 @@
+"""A frame of `read_table` reads what its actions need, and gives what Spark gives."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession, functions
+
+from lance_dagster.spark import narrow, read_table, stage, table_view
+from lance_dagster.spark.frame import TableFrame
+from lance_dagster.spark.narrowing import narrowed
+from lance_dagster.table import LanceTable
+from tests import soak
+from tests.spark.samples import schema_of
+
+ROWS = 400
+TEXTS = ["", "a", "A", "a'b", "a\\b", "100%", "a_b", "é", "\U0001f600", "b", "zz", None]
+NUMBERS = [-(2**31), -3, -1, 0, 1, 2, 5, 2**31 - 1, None]
+FLOATS = [math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 0.1, -1.5, 2.5, 1e300, None]
+SINGLES = [math.nan, -math.nan, math.inf, 0.0, -0.0, 0.1, -1.5, 2.5, None]
+DECIMALS = ["-1.50", "0.00", "1.50", "1.49", "99999999.99", None]
+MICROS = [-62_135_596_800_000_000, -1, 0, 1_769_250_000_000_000, 1_792_897_200_500_000, 1_792_900_800_500_000, None]
+DAYS = [-719_162, -1, 0, 20_000, 20_574, None]
+INNER = pa.struct([pa.field("n", pa.int32()), pa.field("in", pa.struct([pa.field("t", pa.string())]))])
+COLUMNS: dict[str, pa.DataType] = {
+    "id": pa.int64(), "i": pa.int32(), "sh": pa.int16(), "u": pa.uint32(), "x": pa.float64(), "f": pa.float32(),
+    "s": pa.string(), "b": pa.bool_(), "dec": pa.decimal128(10, 2), "ts": pa.timestamp("us", "UTC"),
+    "ms": pa.timestamp("ms", "UTC"), "n": pa.timestamp("us"), "d": pa.date32(), "st": INNER, "Odd one": pa.int64(),
+}  # fmt: skip
+
+
+def random_rows(chance: random.Random) -> pa.Table:
+    """Rows with every special value of their types."""
+
+    def some(values: list[object]) -> list[object]:
+        return [chance.choice(values) for _ in range(ROWS)]
+
+    small = [None if number is None else abs(number) % 100 for number in NUMBERS]
+    structs = [None, {"n": None, "in": None}, {"n": 1, "in": {"t": None}}, {"n": 2, "in": {"t": "a'b"}}]
+    values: dict[str, pa.Array[Any]] = {
+        "id": pa.array(range(ROWS), pa.int64()),
+        "i": pa.array(some([*NUMBERS]), pa.int32()),
+        "sh": pa.array(some([*small]), pa.int16()),
+        "u": pa.array(some([*small]), pa.uint32()),
+        "x": pa.array(some([*FLOATS]), pa.float64()),
+        "f": pa.array(some([*SINGLES]), pa.float32()),
+        "s": pa.array(some([*TEXTS]), pa.string()),
+        "b": pa.array(some([True, False, None]), pa.bool_()),
+        "dec": pa.array(some([*DECIMALS]), pa.string()).cast(pa.decimal128(10, 2)),
+        "ts": pa.array(some([*MICROS]), pa.int64()).cast(pa.timestamp("us", "UTC")),
+        "ms": pa.array(some([0, 1_769_250_000_000, None]), pa.int64()).cast(pa.timestamp("ms", "UTC")),
+        "n": pa.array(some([*MICROS]), pa.int64()).cast(pa.timestamp("us")),
+        "d": pa.array(some([*DAYS]), pa.int32()).cast(pa.date32()),
+        "st": pa.array(some([*structs]), INNER),
+        "Odd one": pa.array(some([*NUMBERS]), pa.int64()),
+    }
+    return pa.table({name: values[name] for name in COLUMNS}, schema=schema_of(**COLUMNS))
+
+
+def random_atom(chance: random.Random) -> str:
+    """A condition in Spark's SQL on one column."""
+    numbers, quoted = (
+        ["-3", "0", "1", "2", "5", "2.5", "1L", "3000000000"],
+        [repr(text) for text in ("a", "A", "b", "é")],
+    )
+    floats = ["0.1", "0", "-1.5D", "2.5D", "double('nan')", "float(0.1)", "1e300D", "double('inf')"]
+    times = [
+        "'1970-01-01'",
+        "'2026-10-25 02:30:00.5'",
+        "timestamp '2026-01-24 10:20:00Z'",
+        "date '2026-05-01'",
+        "now()",
+    ]
+    texts = [*quoted, '"a\'b"', r"'a\\b'", "'100%'", "''", "'\U0001f600'"]
+    values = {
+        "id": numbers, "i": numbers, "sh": numbers, "u": numbers, "`Odd one`": numbers, "st.n": numbers,
+        "x": floats, "f": floats, "s": texts, "st.`in`.t": texts, "dec": ["1.5", "1.50", "-1.5D", "0", "1.495"],
+        "ts": times, "ms": times, "n": [*times, "timestamp_ntz '2026-10-25 02:30:00.5'"], "d": times,
+    }  # fmt: skip
+    column = chance.choice([*values, "b"])
+    if column == "b":
+        return chance.choice(["b", "NOT b", "b = true", "b IS NULL", "b <=> false"])
+    one, other = chance.choice(values[column]), chance.choice(values[column])
+    shapes = ["{c} {o} {v}", "{c} {o} {v}", "{v} {o} {c}", "{c} IN ({v}, {w})", "{c} NOT IN ({v}, {w})"]
+    shapes += ["{c} BETWEEN {v} AND {w}", "{c} IS NULL", "{c} IS NOT NULL", "{c} <=> {v}"]
+    if values[column] is texts:
+        shapes += [
+            "startswith({c}, {v})",
+            "endswith({c}, {v})",
+            "contains({c}, {v})",
+            "{c} LIKE 'a%'",
+            "{c} LIKE 'a_b'",
+        ]
+    signs = ["=", "<>", "<", "<=", ">", ">="]
+    return chance.choice(shapes).format(c=column, o=chance.choice(signs), v=one, w=other)
+
+
+def random_condition(chance: random.Random, depth: int = 2) -> str:
+    """A condition in Spark's SQL on several columns."""
+    if not depth or chance.random() < 0.3:
+        return random_atom(chance)
+    both = [random_condition(chance, depth - 1) for _ in range(2)]
+    return chance.choice(["({} AND {})", "({} OR {})", "NOT ({} AND {})", "NOT ({} OR {})"]).format(*both)
+
+
+@pytest.fixture
+def zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Set the zone of the session for one test."""
+    yield lambda name: spark.conf.set("spark.sql.session.timeZone", name)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("name", ["UTC", "Europe/Paris"])
+def test_a_random_filter_gives_the_rows_that_spark_gives(
+    spark: SparkSession, tmp_path: Path, zone: Callable[[str], None], name: str
+) -> None:
+    """Over nulls, NaN of both signs, decimals, times, zones and nested columns, against a Parquet copy."""
+    chance = random.Random(f"{soak.FIRST_SEED} {name}")
+    rows = random_rows(chance)
+    table = LanceTable.create(str(tmp_path / "t"), rows.schema)
+    for half in (range(ROWS // 2), range(ROWS // 2, ROWS)):
+        table.append(rows.take(pa.array(half)))
+    # Spark reads no unsigned integers and milliseconds from Parquet as it reads them from Arrow.
+    read_table(spark, table).write.parquet(str(tmp_path / "p"))
+    assert ROWS == pq.read_table(tmp_path / "p").num_rows
+    zone(name)
+    frame, plain = read_table(spark, table), spark.read.parquet(str(tmp_path / "p"))
+    pushed = 0
+    for _ in range(soak.examples(25)):
+        condition = random_condition(chance)
+        expected = plain.where(condition).select("id")
+        found = frame.where(condition).select("id")
+        assert expected.toArrow().sort_by("id") == found.toArrow().sort_by("id"), condition
+        pushed += "lance_" in str(narrowed(found)._jdf.queryExecution().analyzed().toString())  # noqa: SLF001
+    assert pushed
+
+
+@pytest.fixture
+def numbers(spark: SparkSession, tmp_table_uri: str) -> LanceTable:
+    """A table of a hundred rows and four columns, in two fragments."""
+    frame = spark.range(0, 100, 1, 2).selectExpr("id", "id % 3 AS k", "concat('n', id) AS s", "id / 2 AS x")
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), k=pa.int64(), s=pa.string(), x=pa.float64()))
+    table.append(stage(frame, table))
+    return table
+
+
+def reads(frame: DataFrame) -> list[list[str]]:
+    """The columns that the tasks of an action return, for each read of a table."""
+    plan: Any = narrowed(frame)._jdf.queryExecution().analyzed()  # noqa: SLF001
+    leaves = [leaf for leaf in _below(plan) if leaf.nodeName() == "MapInArrow"]
+    return [[leaf.output().apply(n).name() for n in range(leaf.output().size())] for leaf in leaves]
+
+
+def _below(plan: Any) -> Iterator[Any]:  # noqa: ANN401 - a Java object
+    yield plan
+    for number in range(plan.children().size()):
+        yield from _below(plan.children().apply(number))
+
+
+def test_actions_read_the_columns_they_need(spark: SparkSession, numbers: LanceTable) -> None:
+    """Through selections, groups, joins and sorts; `count` reads none."""
+    df = read_table(spark, numbers)
+    other = spark.range(5).withColumnRenamed("id", "k")
+    for frame, columns in [
+        (df, ["id", "k", "s", "x"]),
+        (df.select("x"), ["x"]),
+        (df.drop("s", "x"), ["id", "k"]),
+        (df.select("s").where("x > 3"), ["s", "x"]),
+        (df.select("s").orderBy("k"), ["k", "s"]),
+        (df.groupBy("k").agg(functions.max("x")), ["k", "x"]),
+        (df.agg(functions.sum("id")), ["id"]),
+        (df.join(other, "k").select("s"), ["k", "s"]),
+        (df.withColumn("y", df.x + 1).select("y"), ["x"]),
+    ]:
+        assert isinstance(frame, TableFrame)
+        assert [columns] == reads(frame)
+    assert 100 == df.count() == df.select("k").count()
+    assert [] == reads(df.agg(functions.count("*")))
+    assert 100 == df.agg(functions.count("*")).collect()[0][0]
+
+
+def test_frames_and_their_columns_are_those_of_spark(spark: SparkSession, numbers: LanceTable) -> None:
+    """Columns of a frame are understood by the frames made of it, and by joins with itself."""
+    df = read_table(spark, numbers)
+    few = df.where(df.id < 5)
+    assert [0, 1, 2, 3, 4] == [row.id for row in few.select(df.id).orderBy(df.x).collect()]
+    assert [0.0, 0.5] == [row.x for row in df.select("x").where(df.id < 2).orderBy("s").collect()]
+    assert (
+        5
+        == few.join(df, few.id == df.id).count()
+        == few.alias("a").join(few.alias("b"), functions.expr("a.id = b.id")).count()
+    )
+    assert 10 == few.union(few).count()
+    assert 7 == few.union(df.where("id >= 98")).count()
+    assert ["id", "k", "s", "x"] == few.columns == df.schema.names
+    assert few.schema == spark.createDataFrame([], df.schema).where("id < 5").schema
+
+
+def test_a_frame_in_subqueries_caches_samples_and_sql(spark: SparkSession, numbers: LanceTable) -> None:
+    """What is not narrowed is read whole."""
+    df = read_table(spark, numbers)
+    table_view(spark, numbers, "main", "numbers")
+    largest = narrow(spark.sql("SELECT k, max(id) AS most FROM numbers GROUP BY k ORDER BY k"))
+    assert [["id", "k"]] == reads(largest)
+    assert [99, 97, 98] == [row.most for row in largest.collect()]
+    within = narrow(spark.sql("SELECT s FROM numbers WHERE id = (SELECT max(id) FROM numbers WHERE k = 1)"))
+    assert ["n97"] == [row.s for row in within.collect()]
+    cached = df.select("id", "x").cache()
+    try:
+        assert 3 == cached.where("id < 3").count() == len(cached.where("x < 1.5").collect())
+    finally:
+        cached.unpersist()
+    assert df.sample(0.5, 7).count() == df.sample(0.5, 7).count()
+    assert 3 == len(df.where("id < 3").toPandas()) == df.where("id < 3").toArrow().num_rows
+    assert 3 == df.where("id < 3").rdd.count()
+
+
+def test_a_limit_stops_the_tasks_without_a_trace(
+    spark: SparkSession, numbers: LanceTable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spark ends a worker that still has rows to give, and the worker prints a broken pipe."""
+    df = read_table(spark, numbers)
+    assert 3 == len(df.limit(3).collect()) == len(df.take(3)) == len(df.select("id").head(3))
+    assert df.first() is not None
+    df.show(2)
+    assert 7 == df.limit(7).count()
+    assert 2 == len(df.where("id > 5 AND s LIKE '%7'").limit(2).collect())
+    assert "only showing top 2 rows" in capfd.readouterr().out
+
+
+def test_deleted_rows_and_a_filter_of_the_read(spark: SparkSession, numbers: LanceTable) -> None:
+    """Both hold together with the filters of the frame."""
+    numbers.delete("id < 10")
+    df = read_table(spark, numbers, columns=["id", "k"], filter="x < 20")
+    assert 30 == df.count()
+    assert 10 == df.where("k = 1").count() == len(df.where("k = 1").collect())
+    assert 90 == read_table(spark, numbers).count()
