@@ -117,6 +117,26 @@ def about_table(command: F) -> F:
     return wrapped  # type: ignore[return-value]  # click replaces the function anyway
 
 
+def about_repository(command: F) -> F:
+    """Add the argument ROOT and the options that every subcommand takes.
+
+    The function is called with `repository` (a `LanceRepository`) and `output` (an `Output`) in addition to its own
+    arguments.
+    """
+
+    @click.argument("root", metavar="ROOT", type=click.Path())
+    @with_storage_options
+    @functools.wraps(command)
+    def wrapped(root: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
+        from lance_dagster.repository import LanceRepository
+
+        remember_table(root)
+        repository = LanceRepository.open(root, storage_options_from(storage_options))
+        return command(repository=repository, output=Output(as_json), **own)
+
+    return wrapped  # type: ignore[return-value]  # click replaces the function anyway
+
+
 def remember_table(table: str) -> None:
     """Keep TABLE as it was typed, for commands that error messages suggest."""
     click.get_current_context().find_root().obj = table

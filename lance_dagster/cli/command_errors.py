@@ -117,14 +117,20 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "tags.unprotect": ("protect", partial(_unprotect, "--tag")),
 }
 """By method of a table, the subcommand and a function that returns the words after TABLE."""
+REPOSITORY_COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
+    "channels.release": ("release", lambda name, reason: ("--channel", name, "--reason", reason)),
+    "tags.delete": ("tag", _delete_tag),
+}
+"""By method of a repository, the subcommand of `repository` and a function that returns the words after ROOT."""
 
 
-def error_line(error: LanceDagsterError, table: str) -> str:
+def error_line(error: LanceDagsterError, table: str, written: Callable[[str, Call], str] | None = None) -> str:
     """Return an error as one line, with the command to type where it names a method to call.
 
     Args:
         error: The error.
-        table: TABLE as it was typed, so that the command can be pasted into the same shell.
+        table: TABLE or ROOT as it was typed, so that the command can be pasted into the same shell.
+        written: Writes a call as a command; the commands of tables are written if None is given.
     """
     if isinstance(error, CommitStateUnknownError):
         # The error's own hint is to commit its transaction object again, which a shell does not have.
@@ -132,14 +138,15 @@ def error_line(error: LanceDagsterError, table: str) -> str:
     elif error.remedy is None:
         text = str(error)
     else:
-        text = f"{error.complaint}; {error.remedy.said(partial(command_for, table))}"
+        text = f"{error.complaint}; {error.remedy.said(partial(written or command_for, table))}"
     # A line that ends in a colon introduces the next one, so it takes no semicolon.
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
 
 
 def command_line(name: str, table: str, *words: str) -> str:
     """Return a call of the command as it is typed, in backquotes."""
-    return f"`{' '.join(map(quoted, ('lance-dagster', name, table, *words)))}`"
+    # The name of a subcommand of `repository` has two words.
+    return f"`{' '.join(map(quoted, ('lance-dagster', *name.split(), table, *words)))}`"
 
 
 def quoted(word: str) -> str:
@@ -162,3 +169,12 @@ def command_for(table: str, call: Call) -> str:
     """Return a call of a method of a table as the command that does the same."""
     name, words = COMMANDS[call.method]
     return command_line(name, table, *words(*call.given, **call.named))
+
+
+def repository_command_for(root: str, call: Call) -> str:
+    """Return a call of a method of a repository as the command that does the same, where there is one."""
+    if call.method not in REPOSITORY_COMMANDS:
+        # A remedy for one of its tables: ROOT would be the wrong argument for that command.
+        return str(call)
+    name, words = REPOSITORY_COMMANDS[call.method]
+    return command_line(f"repository {name}", root, *words(*call.given, **call.named))

@@ -19,6 +19,7 @@ from lance_dagster.cli.maintenance_commands import clone, compact, gc, move_base
 from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, preview_branch, restore, revert, sync
 from lance_dagster.cli.output import discard_output
 from lance_dagster.cli.ref_commands import branch, promote, protect, reset, rollback, tag
+from lance_dagster.cli.repository.repository_group import repository
 from lance_dagster.cli.table_commands import create, head, tables
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
 
@@ -28,6 +29,7 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Name": (branch, tag, protect, reset),
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Release": (promote, rollback),
+    "Many tables": (repository,),
     "Maintain": (verify, gc, compact, clone, relocate, move_base),
 }
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
@@ -64,6 +66,8 @@ class Program(click.Group):
         """Run a subcommand."""
         try:
             return super().invoke(ctx)
+        except NoArgsIsHelpError:
+            raise
         except click.UsageError as error:
             raise UsageRefusal.from_click(error, ctx.invoked_subcommand) from error
         # The arguments name something that cannot be: exit code 2, as for a misspelt option.

@@ -15,9 +15,10 @@ WIDTH = 110
 SHARED = {"--storage-option", "--json", "--help"}
 
 
-def section(command: click.Command) -> str:
-    """One command: how it is called, what it does, the options that not every command has."""
-    parent = click.Context(main, info_name="lance-dagster", **main.context_settings)
+def section(command: click.Command, group: click.Group = main) -> str:
+    """One command: how it is called, what it does, the options that not every command has; a group with all of its."""
+    name = "lance-dagster" if group is main else f"lance-dagster {group.name}"
+    parent = click.Context(group, info_name=name, **main.context_settings)
     context = click.Context(command, parent=parent, info_name=command.name)
     formatter = click.HelpFormatter(width=WIDTH)
     command.format_usage(context, formatter)
@@ -29,7 +30,11 @@ def section(command: click.Command) -> str:
         with formatter.section("Options"):
             formatter.write_dl(records)
     command.format_epilog(context, formatter)
-    return f"### {command.name}\n\n```text\n{formatter.getvalue().strip()}\n```\n"
+    title = f"### {command.name}" if group is main else f"#### {group.name} {command.name}"
+    text = f"{title}\n\n```text\n{formatter.getvalue().strip()}\n```\n"
+    if not isinstance(command, click.Group):
+        return text
+    return "\n".join([text, *(section(each, command) for each in command.commands.values())])
 
 
 def reference() -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import lance_dagster
-from lance_dagster import LanceTable, ProtectedError
-from lance_dagster.cli.command_errors import COMMANDS, error_line
+from lance_dagster import LanceRepository, LanceTable, ProtectedError
+from lance_dagster.cli.command_errors import COMMANDS, REPOSITORY_COMMANDS, error_line
 from lance_dagster.errors import AlreadyExistsError, Call, CommitStateUnknownError, InvalidInputError, Remedy
 from tests.cli.running import run
 from tests.table_factory import entries, new_table
@@ -39,9 +39,11 @@ def methods_named() -> Iterator[str]:
 
 
 def test_every_method_that_errors_name_can_be_typed(table: LanceTable) -> None:
-    """And each is a method of a table."""
-    assert set(COMMANDS) - {"revert"} == set(methods_named())
+    """And each is a method of a table, or one of a repository."""
+    assert (set(COMMANDS) | set(REPOSITORY_COMMANDS)) - {"revert"} == set(methods_named())
     assert all(callable(attrgetter(name)(table)) for name in COMMANDS)
+    repository = LanceRepository.create(Path(table.uri).parent)
+    assert all(callable(attrgetter(name)(repository)) for name in REPOSITORY_COMMANDS)
 
 
 def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:

@@ -11,13 +11,20 @@ from threading import Thread
 import click
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.cli.main import TOPICS, main
 from tests.cli.running import document_of, interpreter, lines_of, process, run
 from tests.forked_program import ROOT, run_on
 from tests.table_factory import contents, entries, new_table
 
 COMMANDS = [command for commands in TOPICS.values() for command in commands]
+# By the words they are called with: each command that is no group.
+CALLED = {str(command.name): command for command in COMMANDS if not isinstance(command, click.Group)} | {
+    f"{group.name} {name}": command
+    for group in COMMANDS
+    if isinstance(group, click.Group)
+    for name, command in group.commands.items()
+}
 
 
 @pytest.fixture
@@ -112,40 +119,50 @@ def test_help_lists_commands_by_topic() -> None:
     assert sorted(main.commands) == sorted(command.name or "" for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
-def test_each_command_has_the_same_options(command: click.Command, tmp_path: Path) -> None:
-    """TABLE or ROOT, --json, storage options, -h; and says in one line when there is no table."""
-    page = run(command.name or "", "-h")
+@pytest.mark.parametrize("name", CALLED)
+def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
+    """TABLE or ROOT, --json, storage options, -h; and says in one line when there is no table or repository."""
+    command, place, what = CALLED[name], _place(name), "repository" if " " in name else "Lance table"
+    page = run(*name.split(), "-h")
     assert 0 == page.exit_code
-    assert all(part in page.stdout for part in ("--json", "--storage-option", "Usage: main"))
-    assert ("ROOT" if command.name == "tables" else "TABLE") in page.stdout
-    if command.name in {"tables", "create"}:
+    assert all(part in page.stdout for part in ("--json", "--storage-option", "Usage: main", place))
+    if name in {"tables", "create", "repository create"}:
         return
-    arguments = [
-        "x" for each in command.params if isinstance(each, click.Argument) and each.required and each.name != "table"
-    ]
-    missing = run(command.name or "", str(tmp_path / "nothing"), *arguments)
+    needed = [each for each in command.params if isinstance(each, click.Argument) and each.required]
+    missing = run(*name.split(), str(tmp_path / "nothing"), *("x" for _ in needed[1:]), *_required_options(command))
     assert (2, "", 1) == (missing.exit_code, missing.stdout, missing.stderr.count("\n"))
-    assert missing.stderr.startswith("lance-dagster: no Lance table at ")
+    assert missing.stderr.startswith(f"lance-dagster: no {what} at ")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
-def test_a_wrong_call_is_one_line_and_two(command: click.Command, table: LanceTable) -> None:
-    """Whatever is wrong with it, for people and for programs; it names the subcommand and where to look."""
-    name = command.name or ""
-    needed = ["x" for each in command.params if isinstance(each, click.Argument) and each.required][1:]
-    right = [name, table.uri, *needed]
+def _place(name: str) -> str:
+    """What a command is about, as its help calls it."""
+    return "ROOT" if name == "tables" or " " in name else "TABLE"
+
+
+def _required_options(command: click.Command) -> list[str]:
+    """The options that a command does not do without, as words."""
+    required = [each for each in command.params if isinstance(each, click.Option) and each.required]
+    return [word for option in required for word in (max(option.opts, key=len), "x")]
+
+
+def _wrong_calls(command: click.Command, begin: list[str]) -> dict[str, list[str]]:
+    """Calls that are wrong, by how their error begins."""
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    needed = ["x" for each in arguments if each.required][1:]
+    required = _required_options(command)
+    right = [*begin, *needed, *required]
     calls = {
-        f"missing argument '{'ROOT' if name == 'tables' else 'TABLE'}'": [name],
         "no such option '--bogus'": [*right, "--bogus"],
         "no such option '--limitless'": [*right, "--limitless=3"],
         "--storage-option takes KEY=VALUE": [*right, "-o", "aws_region"],
         "option '--storage-option' requires an argument": [*right, "--storage-option"],
         "option '--json' does not take a value": [*right, "--json=yes"],
-        "": [*right, "x", "x", "x"],
     }
+    # Nothing is too much for a command that takes any number of names.
+    if all(each.nargs != -1 for each in arguments):
+        calls[""] = [*right, "x", "x", "x"]
     if needed:
-        calls["missing argument '"] = right[:-1]
+        calls["missing argument '"] = [*begin, *needed[:-1], *required]
     for option in command.params:
         if not isinstance(option, click.Option):
             continue
@@ -154,8 +171,18 @@ def test_a_wrong_call_is_one_line_and_two(command: click.Command, table: LanceTa
             calls[f"invalid value for '{option.opts[0]}"] = [*right, typed, "-1"]
         if not option.is_flag:
             calls[f"option '{typed}' requires an argument"] = [*right, typed]
+    return calls
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_wrong_call_is_one_line_and_two(name: str, table: LanceTable) -> None:
+    """Whatever is wrong with it, for people and for programs; it names the subcommand and where to look."""
+    words_of_name = name.split()
+    uri = LanceRepository.create(Path(table.uri).parent).root if " " in name else table.uri
+    calls = _wrong_calls(CALLED[name], [*words_of_name, uri])
+    calls[f"missing argument '{_place(name)}'"] = words_of_name
     for said, call in calls.items():
-        for words in (call, [*call[:1], "--json", *call[1:]]):
+        for words in (call, [*words_of_name, "--json", *call[len(words_of_name) :]]):
             result = run(*words)
             assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n")), (words, result.output)
             assert result.stderr.startswith(f"lance-dagster {name}: {said}")

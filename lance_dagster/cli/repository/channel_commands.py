@@ -1,0 +1,164 @@
+"""`lance-dagster repository promote`, `rollback`, `hold`, `release` and `history`: channels; `tag`: release tags."""
+
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import about_repository, refuse_beside, refuse_without
+from lance_dagster.cli.output import Output, aligned, first_line, printable
+from lance_dagster.cli.repository.repository_commands import lagging_documents, lagging_lines
+from lance_dagster.cli.repository.repository_inspect import (
+    channel_document,
+    repository_hold_document,
+    time_of,
+    with_limit,
+)
+from lance_dagster.errors import RefNotFoundError
+
+if TYPE_CHECKING:
+    from lance_dagster.repository import Channel, LanceRepository, RefEntry
+
+_with_channel = click.option("--channel", default="production", show_default=True, help="The channel.")
+_with_reason = click.option("--reason", "-m", required=True, help="Why; the history shows it.")
+
+
+class _ReleaseTagOptions(TypedDict):
+    """The options of `tag`."""
+
+    at: str
+    message: str | None
+    delete: bool
+    force: bool
+
+
+@click.command(epilog="Example: lance-dagster repository promote s3://lake --at main --reason 'prices of May'")
+@about_repository
+@_with_channel
+@click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
+@click.option("--reason", "-m", default="", help="Why; the history shows it.")
+@click.option("--expect", metavar="REF", help="Refuse unless the channel names this commit when it is moved.")
+def promote(
+    repository: "LanceRepository", output: Output, channel: str, at: str, reason: str, expect: str | None
+) -> None:
+    """Let a channel name a commit, for all tables at once; create it where there is none."""
+    before = _named_by(repository, channel)
+    expected = None if expect is None else repository.head(expect).id
+    _write_move(output, before, repository.channels.promote(channel, at, reason=reason, expected=expected))
+
+
+@click.command(epilog="Example: lance-dagster repository rollback s3://lake --reason 'doubled rows'")
+@about_repository
+@_with_channel
+@_with_reason
+@click.option("--steps", type=click.IntRange(min=1), default=1, help="How many promotions to go back; 1 if not given.")
+@click.option("--to", metavar="REF", help="The commit to go back to, in place of --steps.")
+@click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or let it move on.")
+def rollback(repository: "LanceRepository", output: Output, channel: str, **options: Any) -> None:  # noqa: ANN401
+    """Let a channel name an earlier commit again, for all tables at once, and hold it there.
+
+    A held channel refuses publications until it is released. Promotions that were rolled back do not count as steps.
+    """
+    if options["to"] is not None:
+        refuse_beside("--to", "steps")
+    before = _named_by(repository, channel)
+    _write_move(output, before, repository.channels.rollback(channel, **options))
+
+
+@click.command()
+@about_repository
+@_with_channel
+@_with_reason
+def hold(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
+    """Keep a channel where it is until it is released."""
+    _write_channel(output, repository.channels.hold(channel, reason=reason), "held")
+
+
+@click.command()
+@about_repository
+@_with_channel
+@_with_reason
+def release(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
+    """Let a held channel move again."""
+    _write_channel(output, repository.channels.release(channel, reason=reason), "free to move")
+
+
+@click.command()
+@about_repository
+@_with_channel
+@with_limit
+def history(repository: "LanceRepository", output: Output, channel: str, limit: int | None) -> None:
+    """Show who moved a channel when, where to and why, newest first."""
+    entries = repository.channels.history(channel, limit)
+    rows = [
+        (
+            f"{channel}@{entry.number}",
+            time_of(entry.at),
+            entry.action,
+            entry.commit[:12],
+            printable(entry.by),
+            first_line(entry.reason),
+        )
+        for entry in entries
+    ]
+    output.write([_entry_document(entry) for entry in entries], aligned(rows, whole=(0, 1, 2, 3)))
+
+
+@click.command(epilog="Example: lance-dagster repository tag s3://lake v1.4 --at production")
+@about_repository
+@click.argument("name")
+@click.option("--at", default="main", show_default=True, metavar="REF", help="The commit to name.")
+@click.option("--message", "-m", help="What is released.")
+@click.option("--delete", "-d", is_flag=True, help="Delete the tag of the repository; those of the tables stay.")
+@click.option("--force", is_flag=True, help="With --delete: needed, since a release tag is meant to stay.")
+def tag(repository: "LanceRepository", output: Output, name: str, **options: Unpack[_ReleaseTagOptions]) -> None:
+    """Name a commit for ever by the release tag NAME, in the repository and in each of its tables."""
+    if options["delete"]:
+        refuse_beside("--delete", "at", "message")
+        repository.tags.delete(name, force=options["force"])
+        output.write({"name": name, "deleted": True}, [f"{name}: deleted"])
+        return
+    refuse_without("--delete", "force")
+    made, lagging = repository.tags.create(name, options["at"], message=options["message"] or "")
+    document = {"name": made.name, "commit": made.commit, "lagging": lagging_documents(lagging)}
+    output.write(document, [f"{made.name}: {made.commit[:12]}", *lagging_lines(lagging)])
+
+
+def _named_by(repository: "LanceRepository", channel: str) -> str | None:
+    try:
+        return repository.channels.get(channel).commit
+    except RefNotFoundError:
+        # The move itself creates the channel, or reports that there is none.
+        return None
+
+
+def _write_move(output: Output, before: str | None, after: "Channel") -> None:
+    moved = before != after.commit
+    shown = "new" if before is None else before[:12]
+    line = f"{after.name}: {shown} -> {after.commit[:12]}" if moved else f"{after.name}: {shown} already"
+    held = f", held by {printable(after.hold.held_by)}: {printable(after.hold.reason)}" if after.hold else ""
+    document = {
+        "channel": after.name,
+        "moved": moved,
+        "from": before,
+        "to": after.commit,
+        "hold": repository_hold_document(after.hold),
+        "lagging": lagging_documents(after.lagging),
+    }
+    output.write(document, [line + held, *lagging_lines(after.lagging)])
+
+
+def _write_channel(output: Output, found: "Channel", done: str) -> None:
+    output.write(channel_document(found), [f"{found.name}: {found.commit[:12]}, {done}"])
+
+
+def _entry_document(entry: "RefEntry") -> dict[str, Any]:
+    return {
+        "number": entry.number,
+        "action": entry.action,
+        "commit": entry.commit,
+        "by": entry.by,
+        "at": entry.at.isoformat(),
+        "reason": entry.reason,
+        "hold": repository_hold_document(entry.hold),
+        "properties": dict(entry.properties),
+    }

@@ -1,0 +1,277 @@
+"""`lance-dagster repository create`, `adopt`, `fork`, `commit`, `publish` and the others that make commits.
+
+What a publication could not bring up afterwards, such as the tag of a table, is a warning and not an error: readers of
+the repository do not depend on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+
+from lance_dagster.cli.arguments import (
+    CommitOptions,
+    about_repository,
+    properties_from,
+    remember_table,
+    storage_options_from,
+    strategy_from,
+    table_as_typed,
+    with_message,
+    with_properties,
+    with_storage_options,
+    with_strategy,
+)
+from lance_dagster.cli.command_errors import Refusal, command_line
+from lance_dagster.cli.conflict_output import conflict_lines
+from lance_dagster.cli.output import Output, busy, counted, printable, problem_lines
+from lance_dagster.cli.repository.repository_inspect import channel_document, commit_document, commit_line
+from lance_dagster.errors import MergeConflictError, NotFoundError
+
+if TYPE_CHECKING:
+    from lance_dagster.repository import Lagging, LanceRepository, RepositoryCommit
+
+
+class _PublishOptions(CommitOptions):
+    """The options of `publish`."""
+
+    channel: str | None
+    strategies: Sequence[str]
+    keep_branches: bool
+
+
+class _Committing(TypedDict):
+    """The options of `revert`."""
+
+    message: str | None
+    properties: Sequence[str]
+
+
+@click.command(epilog="Example: lance-dagster repository create s3://lake")
+@click.argument("root", metavar="ROOT", type=click.Path())
+@with_storage_options
+def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
+    """Make a repository of ROOT, which may have tables already: adopt takes them in."""
+    from lance_dagster.repository import LanceRepository
+
+    remember_table(root)
+    options = storage_options_from(storage_options)
+    try:
+        repository, done = LanceRepository.open(root, options), "is a repository already"
+    except NotFoundError:
+        repository, done = LanceRepository.create(root, options), "is a repository now"
+    found = repository.discover()
+    document = {"root": repository.root, "id": repository.id, "not_adopted": found}
+    lines = [f"{repository.root}: {done}"]
+    if found:
+        tables = f"{counted(len(found), 'table')} below it {'is' if len(found) == 1 else 'are'} not part of it"
+        lines.append(f"{tables}: {', '.join(found)}; {command_line('repository adopt', root)} takes them in")
+    Output(as_json).write(document, [printable(line) for line in lines])
+
+
+@click.command(epilog="Example: lance-dagster repository adopt s3://lake shop/orders")
+@about_repository
+@click.argument("names", metavar="[TABLE]...", nargs=-1)
+@with_message
+def adopt(repository: "LanceRepository", output: Output, names: tuple[str, ...], message: str | None) -> None:
+    """Take tables that exist below ROOT into the repository: all that are found, if none is named.
+
+    The commit names the newest version of the main of each. Their files stay as they are.
+    """
+    with busy("looking for tables"):
+        wanted = list(names) or repository.discover()
+    if not wanted:
+        output.write({"changed": []}, [f"no table below {repository.root} that is not part of the repository"])
+        return
+    with _commit_lines(repository, output) as made:
+        made(repository.adopt(wanted, message=message or f"adopt {', '.join(wanted)}"))
+
+
+@click.command("move-table", epilog="Example: lance-dagster repository move-table s3://lake orders shop/orders")
+@about_repository
+@click.argument("name", metavar="OLD")
+@click.argument("new_name", metavar="NEW")
+def move(repository: "LanceRepository", output: Output, name: str, new_name: str) -> None:
+    """Give a table a new name after its folder was moved from OLD.lance to NEW.lance.
+
+    Move the folder first, with the tools of the storage, while nothing writes to it.
+    """
+    with _commit_lines(repository, output) as made:
+        made(repository.move_table(name, new_name))
+
+
+@click.command("remove-table")
+@about_repository
+@click.argument("name", metavar="TABLE")
+@with_message
+def remove(repository: "LanceRepository", output: Output, name: str, message: str | None) -> None:
+    """Take a table out of the repository. Its files stay, and older commits still read it."""
+    with _commit_lines(repository, output) as made:
+        made(repository.remove_table(name, message=message or ""))
+
+
+@click.command(epilog="Example: lance-dagster repository fork s3://lake run/1 shop/orders shop/lines")
+@about_repository
+@click.argument("branch")
+@click.argument("names", metavar="TABLE...", nargs=-1, required=True)
+def fork(repository: "LanceRepository", output: Output, branch: str, names: tuple[str, ...]) -> None:
+    """Make BRANCH in tables of the repository, for writes that one publication brings to main together."""
+    forked = {name: repository.fork(name, branch) for name in names}
+    document = {"branch": branch, "tables": [{"name": name, "uri": table.uri} for name, table in forked.items()]}
+    output.write(document, [f"{branch} of {name}: {table.head(branch)}" for name, table in forked.items()])
+
+
+@click.command(epilog="Example: lance-dagster repository commit s3://lake -m 'prices of May'")
+@about_repository
+@click.argument("names", metavar="[TABLE]...", nargs=-1)
+@with_message
+@with_properties
+def commit(
+    repository: "LanceRepository", output: Output, names: tuple[str, ...], **options: Unpack[CommitOptions]
+) -> None:
+    """Commit the newest version of the main of each table: of all tables, if none is named."""
+    if not options["message"]:
+        raise click.UsageError("a commit needs --message")
+    with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
+        made(
+            repository.commit(
+                options["message"], tables=names or None, properties=properties_from(options["properties"])
+            )
+        )
+
+
+@click.command(epilog="Example: lance-dagster repository publish s3://lake run/1 --channel production")
+@about_repository
+@click.argument("branch")
+@click.argument("names", metavar="[TABLE]...", nargs=-1)
+@click.option("--channel", help="Promote this channel to the result.")
+@click.option("--keep-branches", is_flag=True, help="Leave BRANCH in the tables; it is deleted otherwise.")
+@with_strategy
+@with_message
+@with_properties
+def publish(
+    repository: "LanceRepository",
+    output: Output,
+    branch: str,
+    names: tuple[str, ...],
+    **options: Unpack[_PublishOptions],
+) -> None:
+    """Merge BRANCH of many tables into main, all of them at once or none: of the tables that were forked to it.
+
+    Repeated after a crash, it does the rest. With conflicts nothing changes, and those of all tables are printed.
+    """
+    before = repository.head()
+    with _conflicts_as_lines(output, branch), busy("publishing"):
+        done = repository.publish(
+            branch,
+            channel=options["channel"],
+            tables=names or None,
+            strategy=strategy_from(options["strategies"]),
+            message=options["message"] or "",
+            properties=properties_from(options["properties"]),
+            retire=not options["keep_branches"],
+        )
+    changed = sorted(done.changed)
+    line = f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(changed)}"
+    lines = [line if changed else f"main: {commit_line(done.commit)}, published already"]
+    if done.channel is not None:
+        lines.append(f"{done.channel.name}: {done.channel.commit[:12]}")
+    lines += [f"kept: {each}" for each in done.kept]
+    document = {
+        **commit_document(done.commit),
+        "changed": changed,
+        "channel": None if done.channel is None else channel_document(done.channel),
+        "kept": list(done.kept),
+        "lagging": lagging_documents(done.lagging),
+    }
+    output.write(document, [*map(printable, lines), *lagging_lines(done.lagging)])
+
+
+@click.command(epilog="Example: lance-dagster repository revert s3://lake main~1")
+@about_repository
+@click.argument("ref")
+@with_message
+@with_properties
+def revert(repository: "LanceRepository", output: Output, ref: str, **options: Unpack[_Committing]) -> None:
+    """Undo on main what one commit did to its tables, all at once, and keep everything that came later."""
+    with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
+        properties = properties_from(options["properties"])
+        made(repository.revert(ref, message=options["message"] or "", properties=properties))
+
+
+@click.command()
+@about_repository
+def repair(repository: "LanceRepository", output: Output) -> None:
+    """Bring main and the tags of every table up to what the repository names; print what could not follow."""
+    with busy("repairing"):
+        lagging = repository.repair()
+    output.write(lagging_documents(lagging), lagging_lines(lagging) or ["all tables follow the repository"])
+
+
+@contextmanager
+def _commit_lines(repository: "LanceRepository", output: Output) -> "Iterator[Callable[[RepositoryCommit], None]]":
+    """Print what the commit that the block makes has changed."""
+    before = repository.head()
+    commits: list[RepositoryCommit] = []
+    yield commits.append
+    made = commits[0]
+    document = {**commit_document(made), "changed": list(made.changed_from(before))}
+    if made.id == before.id:
+        output.write(document, [f"main: {commit_line(made)}, nothing to commit"])
+        return
+    tables = _tables(made.changed_from(before))
+    output.write(document, [f"main: {before.short_id} -> {commit_line(made)}, {tables}"])
+
+
+def _tables(names: Sequence[str]) -> str:
+    return f"{counted(len(names), 'table')}: {printable(', '.join(names))}"
+
+
+@contextmanager
+def _conflicts_as_lines(output: Output, source: str = "") -> Iterator[None]:
+    """Print the conflicts that the block raises, each on its own line, and refuse with a hint.
+
+    Args:
+        output: Where to print.
+        source: The branch that was to be merged; empty where there is none.
+
+    Raises:
+        Refusal: There were conflicts.
+    """
+    try:
+        yield
+    except MergeConflictError as error:
+        documents = {"made": False, "conflicts": [_conflict_document(each) for each in error.conflicts]}
+        output.write(documents, conflict_lines(error.conflicts))
+        settle = "settle all of them with --strategy source-wins, or one kind with --strategy rows=source-wins"
+        hint = f"{_look(error, source)}; {settle}" if source else ""
+        raise Refusal(error.message.rstrip(";: "), hint, "lance-dagster repository") from error
+
+
+def _look(error: MergeConflictError, source: str) -> str:
+    # The conflicts of all tables are reported together, and each begins with the name of its table.
+    names = sorted({_conflict_document(each).get("unit", "").partition(": ")[0] for each in error.conflicts} - {""})
+    uri = f"{table_as_typed().rstrip('/')}/{names[0] if names else 'TABLE'}.lance"
+    return f"look with {command_line('diff', uri, f'main...{source}', '--rows')}"
+
+
+def _conflict_document(conflict: object) -> dict[str, Any]:
+    from lance_dagster.merge.rules.strategy import Conflict
+
+    return asdict(conflict) if isinstance(conflict, Conflict) else {"problem": str(conflict)}
+
+
+def lagging_lines(lagging: "Iterable[Lagging]") -> list[str]:
+    """Return a warning for each branch or tag of a table that could not follow."""
+    return [
+        line
+        for each in lagging
+        for line in problem_lines("warning", f"{each.ref} of {each.table} could not follow", printable(each.reason))
+    ]
+
+
+def lagging_documents(lagging: "Iterable[Lagging]") -> list[dict[str, str]]:
+    """Return branches and tags of tables that could not follow as JSON shows them."""
+    return [{"table": each.table, "ref": each.ref, "reason": each.reason} for each in lagging]

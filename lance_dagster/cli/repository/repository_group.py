@@ -1,0 +1,87 @@
+"""`lance-dagster repository ...`: the group of the commands about many tables, and how its errors are said."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.exceptions import NoArgsIsHelpError
+
+from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line, repository_command_for
+from lance_dagster.cli.repository.channel_commands import history, hold, promote, release, rollback, tag
+from lance_dagster.cli.repository.repository_commands import (
+    adopt,
+    commit,
+    create,
+    fork,
+    move,
+    publish,
+    remove,
+    repair,
+    revert,
+)
+from lance_dagster.cli.repository.repository_inspect import channels, diff, log, show, status, tables, tags
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: "Sequence[click.Command]" = (
+    *(tables, status, log, show, diff, channels, tags, history),
+    *(create, adopt, move, remove),
+    *(fork, commit, publish, revert),
+    *(promote, rollback, hold, release, tag),
+    *(repair,),
+)
+_NAME = "repository"
+# Longer than any first sentence of a subcommand, so that click does not cut it in the list.
+_SENTENCE = 200
+
+
+class RepositoryGroup(click.Group):
+    """The subcommands about a repository, in the order of `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names in the order in which they are explained."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the subcommands with the whole first sentence of each."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(each.name or "", each.get_short_help_str(_SENTENCE)) for each in COMMANDS])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options before the subcommand."""
+        try:
+            return super().parse_args(ctx, args)
+        except NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise UsageRefusal.from_click(error, _NAME) from error
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # click's
+        """Run a subcommand."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            called = " ".join(filter(None, (_NAME, ctx.invoked_subcommand)))
+            raise UsageRefusal.from_click(error, called) from error
+        except (InvalidInputError, NotFoundError) as error:
+            raise UsageRefusal(_line(error, ctx)) from error
+        except LanceDagsterError as error:
+            raise Refusal(_line(error, ctx)) from error
+
+
+def _line(error: LanceDagsterError, ctx: click.Context) -> str:
+    return error_line(error, ctx.find_root().obj or "ROOT", repository_command_for)
+
+
+@click.group(_NAME, cls=RepositoryGroup)
+def repository() -> None:
+    """Commit, publish and promote the tables below ROOT together. ROOT is a local path or s3://bucket/path.
+
+    A table is called by its path below ROOT without .lance, such as shop/orders. A REF is a branch, a channel, a
+    release tag or a commit id of the repository, or an expression such as production~1 or production@{yesterday}.
+    """
+
+
+for _command in COMMANDS:
+    repository.add_command(_command)

@@ -1,0 +1,303 @@
+"""`lance-dagster repository tables`, `status`, `log`, `show`, `diff`, `channels` and `tags`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lance_dagster.cli.arguments import about_repository
+from lance_dagster.cli.output import Output, aligned, busy, counted, fact_lines, first_line, printable
+from lance_dagster.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from lance_dagster.history.versions import Version
+    from lance_dagster.repository import (
+        Channel,
+        ChannelHold,
+        LanceRepository,
+        RepositoryCommit,
+        RepositoryView,
+    )
+    from lance_dagster.repository.repository_status import ChannelState, TableState
+
+with_ref = click.option(
+    "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, release tag or commit."
+)
+with_limit = click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most so many.")
+
+
+@click.command(epilog="Example: lance-dagster repository tables s3://lake --ref production")
+@about_repository
+@with_ref
+def tables(repository: "LanceRepository", output: Output, ref: str) -> None:
+    """List the tables of ROOT with the version and the rows that each one has at a ref."""
+    with busy("reading the tables"):
+        view = repository.at(ref)
+        found = [_table_document(view, name) for name in view]
+        pending = [name for name in repository.tables() if name not in view] if ref == "main" else []
+    documents = found + [{"name": name, "uri": repository.table(name).uri, "version": None} for name in pending]
+    rows = [(each["name"], each["version"], _rows(each["rows"])) for each in found]
+    rows += [(name, "not committed yet", "") for name in pending]
+    output.write([{"rows": None, **each} for each in documents], aligned(rows) or [f"no table at {ref}"])
+
+
+def _table_document(view: "RepositoryView", name: str) -> dict[str, Any]:
+    table, version = view[name], _version_of(view, name)
+    if version is None:
+        return {"name": name, "uri": table.uri, "version": f"{table.at} is gone", "rows": None}
+    return {"name": name, "uri": table.uri, "version": str(version), "rows": version.rows}
+
+
+def _version_of(view: "RepositoryView", name: str) -> "Version | None":
+    """Return a version as its table names it now: on main, unless another program committed there at the same time."""
+    try:
+        return view[name].version
+    except NotFoundError:
+        # Other programs can delete what a commit names; the other tables are shown all the same.
+        return None
+
+
+def _text(view: "RepositoryView", name: str) -> str | None:
+    return str(_version_of(view, name) or f"{view[name].at} is gone") if name in view else None
+
+
+def _rows(number: int | None) -> str:
+    return "" if number is None else counted(number, "row")
+
+
+@click.command()
+@about_repository
+def status(repository: "LanceRepository", output: Output) -> None:
+    """Show which branches wait to be published, how far channels are behind main, and which tables lag or moved on."""
+    with busy("looking at the tables"):
+        found = repository.status()
+    document = {
+        "root": repository.root,
+        "main": commit_document(found.commit),
+        "channels": [_channel_state_document(each) for each in found.channels],
+        "tables": [_table_state_document(each) for each in found.tables],
+        "waiting": {name: list(names) for name, names in found.waiting.items()},
+    }
+    lines = [f"main: {commit_line(found.commit)}, {counted(len(found.commit.tables), 'table')}"]
+    lines += [_channel_state_line(each) for each in found.channels]
+    lines += [line for each in found.tables for line in _table_state_lines(each)]
+    lines += [f"not published: {name} ({', '.join(names) or 'no table'})" for name, names in found.waiting.items()]
+    output.write(document, [printable(line) for line in lines])
+
+
+def _channel_state_line(found: "ChannelState") -> str:
+    behind = "not on main" if found.behind is None else f"{found.behind} behind main" if found.behind else "at main"
+    return f"{found.name}: {found.commit[:12]}, {behind}{_held(found.hold)}"
+
+
+def _table_state_lines(found: "TableState") -> Iterator[str]:
+    if found.at is None:
+        yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` takes it in"
+    elif found.lagging:
+        yield f"{found.name}: main lags behind; `lance-dagster repository repair` brings it up"
+    elif found.ahead:
+        versions = counted(found.ahead, "version")
+        yield f"{found.name}: {versions} on main that the repository does not have, up to {found.main}"
+    for tag, version in found.moved_tags.items():
+        yield f"{found.name}: tag {tag} names {version} and does not follow the channel; `repair` brings it back"
+
+
+def _channel_state_document(found: "ChannelState") -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "commit": found.commit,
+        "behind": found.behind,
+        "hold": repository_hold_document(found.hold),
+    }
+
+
+def _table_state_document(found: "TableState") -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "version": None if found.at is None else str(found.at),
+        "main": found.main,
+        "ahead": found.ahead,
+        "lagging": found.lagging,
+        "moved_tags": dict(found.moved_tags),
+    }
+
+
+@click.command(epilog="Example: lance-dagster repository log s3://lake production -n 10")
+@about_repository
+@click.argument("ref", default="main")
+@with_limit
+def log(repository: "LanceRepository", output: Output, ref: str, limit: int | None) -> None:
+    """Show the commits that REF was made from, newest first: main if not given."""
+    commits = repository.log(ref, limit)
+    names = _names_by_commit(repository)
+    rows = [
+        (
+            found.short_id,
+            time_of(found.committed_at),
+            printable(found.author),
+            first_line(found.message) + _decoration(names.get(found.id, ())),
+        )
+        for found in commits
+    ]
+    output.write([commit_document(found) for found in commits], aligned(rows, whole=(0, 1)))
+
+
+def _names_by_commit(repository: "LanceRepository") -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, channel in repository.channels.list().items():
+        found.setdefault(channel.commit, []).append(name)
+    for name, tag in repository.tags.list().items():
+        found.setdefault(tag.commit, []).append(f"tag {name}")
+    return found
+
+
+def _decoration(names: Iterable[str]) -> str:
+    shown = ", ".join(names)
+    return f" ({shown})" if shown else ""
+
+
+@click.command(epilog="Example: lance-dagster repository show s3://lake production~1")
+@about_repository
+@click.argument("ref", default="main")
+def show(repository: "LanceRepository", output: Output, ref: str) -> None:
+    """Show one commit, what it changed, and the version of each table; main if REF is not given."""
+    found = repository.head(ref)
+    parent = _parent_of(repository, found)
+    changed = set(found.changed_from(parent))
+    facts = [
+        ("commit", found.id),
+        *(("parent", each) for each in found.parents),
+        ("author", printable(found.author)),
+        ("time", time_of(found.committed_at)),
+        ("message", printable(found.message)),
+        *((printable(key), printable(value)) for key, value in sorted(found.properties.items())),
+    ]
+    view = repository.at(found.id)
+    rows = [(name, _text(view, name) or "", _change_of(name, changed, parent)) for name in view]
+    rows += [(name, "", "removed") for name in sorted(changed - found.tables.keys())]
+    document = {**commit_document(found), "changed": sorted(changed)}
+    output.write(document, [*fact_lines(facts), *(["", *aligned(rows)] if rows else [])])
+
+
+def _parent_of(repository: "LanceRepository", found: "RepositoryCommit") -> "RepositoryCommit | None":
+    try:
+        return repository.head(found.parents[0]) if found.parents else None
+    except NotFoundError:
+        # The parent was collected: every table counts as changed.
+        return None
+
+
+def _change_of(name: str, changed: set[str], parent: "RepositoryCommit | None") -> str:
+    if name not in changed:
+        return ""
+    return "changed" if parent is not None and name in parent.tables else "added"
+
+
+@click.command(epilog="Example: lance-dagster repository diff s3://lake production..main --stat")
+@about_repository
+@click.argument("range_", metavar="A..B")
+@click.option("--stat", is_flag=True, help="Count the rows that were added, removed and changed in each table.")
+def diff(repository: "LanceRepository", output: Output, range_: str, *, stat: bool) -> None:
+    """Show which tables differ between two commits, and from which version to which."""
+    before, dots, after = range_.partition("..")
+    if not (before and dots and after) or after.startswith("."):
+        raise click.UsageError("give the two commits as A..B, such as production..main")
+    found = repository.diff(before, after)
+    old, new = repository.at(found.before.id), repository.at(found.after.id)
+    documents: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    for table in found.tables:
+        count = table.rows().stat() if stat and table.kind == "changed" else None
+        versions = {"before": _text(old, table.name), "after": _text(new, table.name)}
+        counted_rows = {"rows": None if count is None else asdict(count)} if stat else {}
+        documents.append({"name": table.name, "kind": table.kind, **versions, **counted_rows})
+        change = f"{versions['before'] or 'new'} -> {versions['after'] or 'gone'}"
+        rows.append((table.kind, table.name, change, "" if count is None else str(count)))
+    document = {"before": found.before.id, "after": found.after.id, "tables": documents}
+    output.write(document, aligned(rows) or ["no table differs"])
+
+
+@click.command()
+@about_repository
+def channels(repository: "LanceRepository", output: Output) -> None:
+    """List the channels: the commit each one names, since when, by whom, and whether it is held."""
+    found = repository.channels.list().values()
+    rows = [
+        (each.name, each.commit[:12], time_of(each.entry.at), printable(each.entry.by) + _held(each.hold))
+        for each in found
+    ]
+    output.write([channel_document(each) for each in found], aligned(rows, whole=(1, 2)) or ["no channels"])
+
+
+@click.command()
+@about_repository
+def tags(repository: "LanceRepository", output: Output) -> None:
+    """List the release tags: the commit each one names, since when, by whom and why."""
+    found = repository.tags.list().values()
+    documents = [
+        {
+            "name": each.name,
+            "commit": each.commit,
+            "created_by": each.created_by,
+            "created_at": each.created_at.isoformat(),
+            "message": each.message,
+        }
+        for each in found
+    ]
+    rows = [
+        (each.name, each.commit[:12], time_of(each.created_at), printable(each.created_by), first_line(each.message))
+        for each in found
+    ]
+    output.write(documents, aligned(rows, whole=(1, 2)) or ["no release tags"])
+
+
+def commit_document(found: "RepositoryCommit") -> dict[str, Any]:
+    """Return a commit of a repository as JSON shows it."""
+    return {
+        "id": found.id,
+        "parents": list(found.parents),
+        "generation": found.generation,
+        "committed_at": found.committed_at.isoformat(),
+        "author": found.author,
+        "message": found.message,
+        "properties": dict(found.properties),
+        "tables": {name: str(at) for name, at in sorted(found.tables.items())},
+    }
+
+
+def commit_line(found: "RepositoryCommit") -> str:
+    """Return the id and the message of a commit."""
+    return f"{found.short_id} {first_line(found.message)}"
+
+
+def channel_document(found: "Channel") -> dict[str, Any]:
+    """Return a channel as JSON shows it."""
+    return {
+        "name": found.name,
+        "commit": found.commit,
+        "moved_at": found.entry.at.isoformat(),
+        "moved_by": found.entry.by,
+        "reason": found.entry.reason,
+        "hold": repository_hold_document(found.hold),
+    }
+
+
+def repository_hold_document(hold: "ChannelHold | None") -> dict[str, str] | None:
+    """Return the hold of a channel as JSON shows it; None when the channel is free."""
+    if hold is None:
+        return None
+    return {"reason": hold.reason, "held_by": hold.held_by, "held_at": hold.held_at.isoformat()}
+
+
+def _held(hold: "ChannelHold | None") -> str:
+    return "" if hold is None else f", held by {printable(hold.held_by)}: {printable(hold.reason)}"
+
+
+def time_of(moment: "datetime") -> str:
+    """Return a time to the second, in UTC."""
+    from datetime import UTC
+
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

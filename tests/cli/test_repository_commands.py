@@ -1,0 +1,161 @@
+"""`lance-dagster repository ...`: many tables from a shell."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceRepository, LanceTable
+from tests.cli.running import document_of, lines_of, run
+
+SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])
+ORDERS, LINES = "shop/orders", "shop/lines"
+
+
+def rows(*ids: int) -> pa.Table:
+    """Rows with these ids."""
+    return pa.table({"id": ids, "price": [1] * len(ids)}, schema=SCHEMA)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    """Two tables that exist, and no repository yet."""
+    for name in (ORDERS, LINES):
+        LanceTable.create(tmp_path / f"{name}.lance", SCHEMA).append(rows(1))
+    return str(tmp_path)
+
+
+@pytest.fixture
+def repository(lake: str) -> str:
+    """A repository of the two tables."""
+    LanceRepository.create(lake).adopt()
+    return lake
+
+
+def table(root: str, name: str) -> LanceTable:
+    """A table below the root."""
+    return LanceTable.open(f"{root}/{name}.lance")
+
+
+def publish(root: str, number: int, *options: str) -> list[str]:
+    """Publish a row more in both tables."""
+    lines_of("repository", "fork", root, f"run/{number}", ORDERS, LINES)
+    for name in (ORDERS, LINES):
+        table(root, name).append(rows(number), branch=f"run/{number}")
+    return lines_of("repository", "publish", root, f"run/{number}", *options)
+
+
+def test_tables_that_exist_become_a_repository(lake: str) -> None:
+    """`create` names the tables that it found, `adopt` commits them, and both can be repeated."""
+    created, hint = lines_of("repository", "create", lake)
+    assert f"{lake}: is a repository now" == created
+    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster repository adopt {lake}` takes them in" in hint
+    assert f"2 tables: {LINES}, {ORDERS}" in lines_of("repository", "adopt", lake)[0]
+    assert [f"{LINES}   main@2  1 row", f"{ORDERS}  main@2  1 row"] == lines_of("repository", "tables", lake)
+    assert [f"no table below {lake} that is not part of the repository"] == lines_of("repository", "adopt", lake)
+    assert [f"{lake}: is a repository already"] == lines_of("repository", "create", lake)
+
+
+def test_a_publication_moves_main_and_the_channel(repository: str) -> None:
+    """One line for main with the tables that changed, one for the channel; published again, nothing changes."""
+    main, channel = publish(repository, 2, "--channel", "production", "--message", "second day")
+    commit = LanceRepository.open(repository).head()
+    assert main.endswith(f"-> {commit.short_id} second day, 2 tables: {LINES}, {ORDERS}")
+    assert f"production: {commit.short_id}" == channel
+    again = lines_of("repository", "publish", repository, "run/2", "--channel", "production")
+    assert [f"main: {commit.short_id} second day, published already", channel] == again
+    assert [f"main: {commit.short_id} second day, 2 tables", f"{channel}, at main"] == lines_of(
+        "repository", "status", repository
+    )
+
+
+def test_conflicts_of_all_tables_are_printed(repository: str) -> None:
+    """A line for each table in conflict, an error, a hint that can be typed, exit code 1, and nothing changed."""
+    before = lines_of("repository", "log", repository)
+    lines_of("repository", "fork", repository, "run/2", ORDERS, LINES)
+    for name in (ORDERS, LINES):
+        table(repository, name).update({"price": "2"}, branch="run/2")
+        table(repository, name).update({"price": "3"})
+    result = run("repository", "publish", repository, "run/2")
+    assert 1 == result.exit_code
+    assert [f"rows conflict: {LINES}", f"rows conflict: {ORDERS}"] == sorted(
+        line[: line.index(": 1 row")] for line in result.stdout.splitlines()
+    )
+    error, hint = result.stderr.splitlines()
+    assert "lance-dagster repository: cannot commit to 'main': nothing was published, and no table changed" == error
+    assert f"`lance-dagster diff {repository}/{LINES}.lance main...run/2 --rows`" in hint
+    assert before == lines_of("repository", "log", repository)
+    assert {"made", "conflicts"} == set(document_of("repository", "publish", repository, "run/2", code=1))
+    assert lines_of("repository", "publish", repository, "run/2", "--strategy", "source-wins")
+
+
+def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
+    """A held channel refuses a publication with the command that releases it; the history has each move."""
+    publish(repository, 2, "--channel", "production")
+    publish(repository, 3, "--channel", "production")
+    first, second = (each.id[:12] for each in reversed(LanceRepository.open(repository).log(limit=2)))
+    (line,) = lines_of("repository", "rollback", repository, "--reason", "doubled rows")
+    assert line.startswith(f"production: {second} -> {first}, held by ")
+    assert line.endswith(": doubled rows")
+    lines_of("repository", "fork", repository, "run/4", ORDERS)
+    refused = run("repository", "publish", repository, "run/4", "--channel", "production")
+    release = f"`lance-dagster repository release {repository} --channel production --reason ...`"
+    assert (1, True) == (refused.exit_code, release in refused.stderr)
+    assert [f"production: {first}, free to move"] == lines_of(
+        "repository", "release", repository, "--reason", "repaired"
+    )
+    assert [f"production: {first} -> {second}"] == lines_of("repository", "promote", repository)
+    history = document_of("repository", "history", repository)
+    assert ["promote", "release", "rollback", "promote", "promote"] == [entry["action"] for entry in history]
+
+
+def test_tables_at_a_ref_and_what_differs(repository: str) -> None:
+    """`tables`, `show` and `diff` name versions as their tables do."""
+    publish(repository, 2, "--channel", "production")
+    table(repository, ORDERS).append(rows(9))
+    assert f"{ORDERS}: 1 version on main that the repository does not have, up to main@4" in lines_of(
+        "repository", "status", repository
+    )
+    lines_of("repository", "commit", repository, "--message", "by hand")
+    assert [f"{LINES}   main@3  2 rows", f"{ORDERS}  main@3  2 rows"] == lines_of(
+        "repository", "tables", repository, "--ref", "production"
+    )
+    assert [f"changed  {ORDERS}  main@3 -> main@4  1 row added, 0 removed, 0 changed"] == lines_of(
+        "repository", "diff", repository, "production..main", "--stat"
+    )
+    assert [f"{LINES}   main@3", f"{ORDERS}  main@4  changed"] == lines_of("repository", "show", repository)[-2:]
+    assert lines_of("repository", "log", repository)[1].endswith(" publish run/2 (production)")
+
+
+def test_a_release_tag_stays(repository: str) -> None:
+    """It is deleted with --force only, and the error says so as a command."""
+    (made,) = lines_of("repository", "tag", repository, "v1", "--message", "first")
+    assert [made] == lines_of("repository", "tag", repository, "v1")
+    refused = run("repository", "tag", repository, "v1", "--delete")
+    assert (1, True) == (refused.exit_code, f"repository tag {repository} v1 --delete --force`" in refused.stderr)
+    assert ["v1: deleted"] == lines_of("repository", "tag", repository, "v1", "--delete", "--force")
+    assert ["no release tags"] == lines_of("repository", "tags", repository)
+
+
+def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
+    """Wrong roots, branches, refs, tables and arguments exit with 2 and one line."""
+    for arguments, problem in (
+        (("tables", str(tmp_path / "none")), "no repository at"),
+        (("publish", repository, "run/9"), "no branch 'run/9' in"),
+        (("show", repository, "prodution"), "no branch, channel or release tag 'prodution'"),
+        (("move-table", repository, "a", "b"), "no table 'a' is registered"),
+        (("fork", repository, "run/1", "shop/order"), "no Lance table at"),
+        (("commit", repository), "a commit needs --message"),
+        (("diff", repository, "main"), "give the two commits as A..B"),
+        (("rollback", repository), "missing option '--reason'"),
+        (("tabels", repository), "no such command 'tabels'"),
+    ):
+        result = run("repository", *arguments)
+        assert (2, 1) == (result.exit_code, len(result.stderr.splitlines())), result.stderr
+        assert problem in result.stderr
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    """Each command with its whole first sentence."""
+    result = run("repository")
+    assert "promote       Let a channel name a commit, for all tables at once" in result.output
