@@ -110,9 +110,9 @@ def check_mode(mode: str) -> None:
         raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
 
 
-def find_merged(context: TableContext, source: State, into: str) -> State | None:
-    """Return the version of `into` that contains everything `source` has, or None when it has something new."""
-    source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, context.head(into))
+def find_merged(context: TableContext, source: State, head: State) -> State | None:
+    """Return the version that brought all of `source` to a branch, given its head; None where that has not all."""
+    source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, head)
     return version_that_merged(source_lineage, dest_lineage, context.versions)
 
 

@@ -14,16 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX, Delete
 from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_records_of
 from lance_dagster.history.merge_base import merge_base
-from lance_dagster.history.refs.ref_files import READY
+from lance_dagster.history.refs.ref_files import PUBLISHED_ID, READY
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import Translation
 
+_MERGED_AT = re.compile(r"[0-9]{1,20}@([0-9]{1,20})")
 _ORIGIN = re.compile(r"(.+)@([0-9]{1,20})")
 
 
@@ -83,12 +84,13 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
         refs: The branches.
         versions: Where their newest versions are read.
     """
-    recorded = _recorded(metadata)
+    metadata = _without_published(metadata)
+    recorded = {own for own in _recorded(metadata) if not own.endswith(PUBLISHED_ID)}
     if len(recorded) <= _FEW_RECORDS:
         return dict(metadata)
     # The branches are listed first, and their heads are read only if enough records could be dropped: each head is a
     # request.
-    branches = refs.branches().values()
+    branches = refs.branches(exempt=(PUBLISHED,)).values()
     gone = recorded - {MAIN, *(branch.id for branch in branches)}
     if len(gone) <= _FEW_RECORDS:
         return dict(metadata)
@@ -97,6 +99,21 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
             gone -= _told_apart(gone, dest, name, (refs, versions))
     dropped = {f"{prefix}{branch_id}" for branch_id in gone for prefix in MERGE_RECORD_PREFIXES}
     return {key: value for key, value in metadata.items() if key not in dropped}
+
+
+def _without_published(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return table metadata without the older records of branches that a repository keeps for its commits.
+
+    Such a branch is merged once, in the order of the commits. Only the last one may be merged again, after a crash.
+    """
+    published = [key for key in metadata if key.startswith(MERGED_PREFIX) and key.endswith(PUBLISHED_ID)]
+    newest_last = sorted(published, key=lambda key: _merged_at(metadata[key]))
+    return {key: value for key, value in metadata.items() if key not in newest_last[:-_FEW_RECORDS]}
+
+
+def _merged_at(record: str) -> int:
+    found = _MERGED_AT.match(record)
+    return int(found[1]) if found else 0
 
 
 def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:

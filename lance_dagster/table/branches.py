@@ -218,7 +218,7 @@ class Branches:
         Raises:
             RefNotFoundError: There is no such source, or no such branch `into`.
         """
-        found = merge_commit.find_merged(self._context, self._context.at(source), into)
+        found = merge_commit.find_merged(self._context, self._context.at(source), self._context.head(into))
         return None if found is None else self._context.versions.describe(found)
 
     def preview(

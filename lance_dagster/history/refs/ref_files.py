@@ -57,6 +57,8 @@ REMOVER = "lance_dagster.remover"
 """Which process removes the file of a ref, and since when, where the storage cannot delete conditionally."""
 WRITE_ID = "lance_dagster.write"
 IMMUTABLE = "lance_dagster.immutable"
+PUBLISHED_ID = "-published"
+"""The ids of branches that a repository keeps for its commits end so."""
 _MAX_BYTES = 1_000_000
 _LONGEST_PROBLEM = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -146,7 +148,8 @@ def new_branch(
     name: str, parent: Branch | None, *, version: int, manifest_size: int, metadata: Mapping[str, str]
 ) -> Branch:
     """Return a branch in state "creating", forked from `version` of `parent`; None stands for `main`."""
-    own = uuid.uuid4().hex
+    # Whoever finds the id in a record of a merge knows what kind of branch it was, without reading all branches.
+    own = uuid.uuid4().hex + (PUBLISHED_ID if name.startswith(layout.PUBLISHED) else "")
     return Branch(
         name=name,
         id=own,

@@ -74,9 +74,12 @@ class Refs:
 
     store: Store
 
-    def branches(self, pattern: str | None = None) -> dict[str, Branch]:
-        """Read every branch whose name matches a glob pattern, also those that are being created or deleted."""
-        return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern)
+    def branches(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
+        """Read every branch whose name matches a glob pattern, also those that are being created or deleted.
+
+        Those whose names begin with an exempt prefix are not read.
+        """
+        return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern, exempt=exempt)
 
     def tags(self, pattern: str | None = None) -> dict[str, Tag]:
         """Read every tag whose name matches a glob pattern."""
@@ -97,8 +100,14 @@ class Refs:
 
     def referrers_of(self, branch: str) -> list[str]:
         """Describe the tags and branches that refer to a branch, also those that are being created."""
-        users = [f"tag {tag.name!r}" for tag in self.tags().values() if tag.branch == branch]
-        return users + [f"branch {other.name!r}" for other in self.branches().values() if other.parent_branch == branch]
+        # What a repository keeps for its commits is not read: there is some for every publication there was, and it
+        # refers to `main` and to its own kind only.
+        kept = (layout.PUBLISHED, layout.PIN)
+        exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
+        tags = self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, exempt=exempt)
+        branches = self.branches(exempt=exempt)
+        users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
+        return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
 
     def branch_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no branch has; it says what the name stands for instead."""
@@ -410,10 +419,13 @@ class Refs:
         folder: str,
         name_of: Callable[[str], str | None],
         read: Callable[[str], T | None],
-        pattern: str | None,
+        pattern: str | None = None,
+        *,
+        exempt: tuple[str, ...] = (),
     ) -> dict[str, T]:
         listed = (name_of(file) for file in self.store.list(folder))
-        names = [name for name in listed if name and (pattern is None or fnmatchcase(name, pattern))]
+        wanted = (name for name in listed if name and not name.startswith(exempt))
+        names = [name for name in wanted if pattern is None or fnmatchcase(name, pattern)]
         if len(names) <= _FEW:
             values = [read(name) for name in names]
         else:
