@@ -115,12 +115,15 @@ class Channels:
     ) -> Channel:
         """Let a channel name an earlier commit again, for all tables at once.
 
+        After a crash it can be repeated: a channel that is held by a rollback for this reason stays where it is.
+        Without a hold only `to` says where it shall stop; steps would be counted from where it is then.
+
         Args:
             name: The channel.
             reason: Why.
             steps: How many promotions to go back.
             to: The commit to go back to, as a ref expression, in place of steps.
-            hold: ChannelHold the channel there, so that the next publication does not bring back what was withdrawn.
+            hold: Hold the channel there, so that the next publication does not bring back what was withdrawn.
             who: Who did it; empty for the committer.
 
         Raises:
@@ -135,9 +138,13 @@ class Channels:
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
                 return self._logs.current("channel", name)
+            if hold and _rolled_back(before, given):
+                return None
             _refuse_held(name, before)
-            earlier = None if to is None else resolve_commit(self._logs, to).id
-            target = earlier or earlier_promotions(self._logs, name, before, steps)[-1]
+            target = None if to is None else resolve_commit(self._logs, to).id
+            if target == before.commit and not hold:
+                return None
+            target = target or earlier_promotions(self._logs, name, before, steps)[-1]
             held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC")) if hold else None
             return next_entry(before, "rollback", target, reason=given, hold=held, by=who)
 
@@ -211,27 +218,44 @@ class Channels:
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
             if wanted is None:
-                # Nothing to do, so there is an entry.
-                return self.get(name)
+                # Done before, so there is an entry. The process that wrote it may have died before the tags followed.
+                return self.get(name) if before is None else self._followed(name, before, self._before(name, before))
             # A channel that was deleted goes on after its old numbers.
             if newest is not None:
                 wanted = replace(wanted, number=newest.number + 1)
             if self._logs.append("channel", name, wanted):
                 self._refuse_collected(name, wanted, before)
-                return self._projected(name, wanted, before)
+                return self._followed(name, wanted, before)
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise _contended(self._logs, name)
 
-    def _projected(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
-        if before is not None and before.commit == entry.commit:
-            return _channel(name, entry)
-        commit = self._logs.commit(entry.commit)
-        parent = None if before is None else self._logs.commit(before.commit)
-        # Only the tables that differ: a table that was not touched costs nothing.
-        names = [table for table in commit.changed_from(parent) if table in commit.tables]
-        lagging = project(self._registry, commit, names, tag=name, options=None)
+    def _followed(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
+        """Let the tags of the tables follow an entry, and what other processes made of the channel meanwhile."""
+        lagging: tuple[Lagging, ...] = ()
+        while before is None or before.commit != entry.commit:
+            commit = self._logs.commit(entry.commit)
+            parent = None if before is None else self._logs.commit(before.commit)
+            # Only the tables that differ: a table that was not touched costs nothing.
+            names = [table for table in commit.changed_from(parent) if table in commit.tables]
+            lagging = project(self._registry, commit, names, tag=name, options=None)
+            # Looked at after the tags were moved: a process that moved the channel on may have moved its tags before
+            # this one did, and whoever writes last has to leave those of the newest entry.
+            before, newest = entry, self._logs.newest("channel", name, known=entry)
+            if newest is None or newest.deleted:
+                break
+            entry = newest
         return replace(_channel(name, entry), lagging=lagging)
+
+    def _before(self, name: str, entry: RefEntry) -> RefEntry | None:
+        """Return the entry before the one that brought a channel to its commit; None where there is none any more."""
+        before = entry
+        while before.commit == entry.commit:
+            try:
+                before = self._logs.entry("channel", name, before.number - 1)
+            except NotFoundError:
+                return None
+        return None if before.deleted else before
 
     def _refuse_collected(self, name: str, entry: RefEntry, before: RefEntry | None) -> None:
         """Take a move back when a collection marked its commit before it saw the move.
@@ -257,6 +281,10 @@ class Channels:
 
 def _channel(name: str, entry: RefEntry) -> Channel:
     return Channel(name=name, commit=entry.commit, entry=entry)
+
+
+def _rolled_back(entry: RefEntry, reason: str) -> bool:
+    return entry.action == "rollback" and entry.hold is not None and entry.hold.reason == reason
 
 
 def _refuse_held(name: str, entry: RefEntry) -> None:

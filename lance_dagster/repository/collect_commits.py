@@ -25,7 +25,7 @@ from functools import partial
 from itertools import islice
 
 from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, RefNotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.tag_operations import delete_tag
@@ -34,7 +34,7 @@ from lance_dagster.repository.commits.release_tags import list_tags
 from lance_dagster.repository.commits.resolve_commit import promotions
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import PIN, PUBLISHED, for_each_table
+from lance_dagster.repository.staging import for_each_table
 
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 

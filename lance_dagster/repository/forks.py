@@ -55,12 +55,12 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
     newest = logs.newest("branch", branch)
     if newest is None or not newest.deleted:
         logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
-    kept = []
+    kept, tables = [], logs.commit(merged).tables
     for name in names:
         context = registry.context(name)
         try:
             # Rows may have been committed to the branch after they were looked at; those are not published.
-            if find_merged(context, context.head(branch), MAIN) is None:
+            if find_merged(context, context.head(branch), context.head(MAIN)) is None:
                 kept.append(f"{branch} of {name}: it has commits that were not published")
                 continue
             delete_branch(branch, context.refs, context.versions)
@@ -70,7 +70,7 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
         except ConflictError as error:
             kept.append(f"{branch} of {name}: {error}")
             continue
-        logs.untouch(branch, registry.register(name))
+        logs.untouch(branch, tables[name].id if name in tables else registry.register(name))
     return kept
 
 

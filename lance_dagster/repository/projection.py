@@ -19,11 +19,10 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, move_tag
-from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import for_each_table, land, landed_at, load
+from lance_dagster.repository.staging import find_version, for_each_table, land, landed_at
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
@@ -75,7 +74,9 @@ def project(
             found += [] if error is None else [Lagging(table=name, ref="main", reason=_said(error))]
         if tag is not None:
             try:
-                _point(context, tag, at, commit, immutable=immutable)
+                context, state = find_version(registry, name, at)
+                target = TagTarget(state=state, metadata={COMMIT: commit.id})
+                _point(context, tag, target, immutable=immutable)
             except LanceDagsterError as failed:
                 found.append(Lagging(table=name, ref=tag, reason=_said(failed)))
         return found
@@ -84,19 +85,13 @@ def project(
     return tuple(each for name in sorted(lagging) for each in lagging[name])
 
 
-def target_of(context: TableContext, at: TableVersion) -> State:
-    """Return the version that a tag of a table names for a version of a commit: on `main` where it is there."""
-    return landed_at(context, at) or load(context, at)
-
-
 def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
     """Return the versions with the content of a version that a commit names, as `branch@number`."""
     landed = landed_at(context, at)
     return frozenset({str(at), *([] if landed is None else [str(landed)])})
 
 
-def _point(context: TableContext, tag: str, at: TableVersion, commit: RepositoryCommit, *, immutable: bool) -> None:
-    target = TagTarget(state=target_of(context, at), metadata={COMMIT: commit.id})
+def _point(context: TableContext, tag: str, target: TagTarget, *, immutable: bool) -> None:
     for _ in range(_TRIES):
         found = context.refs.tag(tag)
         if found is not None and found.ref == str(target.state):

@@ -327,9 +327,20 @@ class LanceRepository:
             raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
         message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
         merging = _options(message, properties, options.get("strategy"))
+
+        def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
+            try:
+                change = self._change(name, dest, branch, merging)
+            except RefNotFoundError:
+                if tables is None:
+                    # A fork that died after its mark: nothing was written to a branch that is not there.
+                    return None
+                raise
+            return stage_merge(change, dest)
+
         request = CommitRequest(
             branch=MAIN,
-            stage=lambda name, dest: stage_merge(self._change(name, dest, branch, merging), dest),
+            stage=stage,
             names=names,
             message=message,
             properties={**properties, "branch": branch},

@@ -9,6 +9,7 @@ its branch again and goes on; two publications of the same versions share it.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,25 +21,24 @@ from typing import TypeVar
 import pendulum
 
 from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, VersionNotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.ref_files import with_metadata
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import FAST_FORWARD, MergeOptions, find_merged, merge
-from lance_dagster.merge.preview import PREVIEW_OF, preview_on_branch
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.repository.commits.snapshot import TableVersion
+from lance_dagster.repository.registry import Registry
 
-PUBLISHED = "published/"
-"""Prefix of the branches of a table that commits of a repository name."""
-PIN = "repository-main-"
-"""Prefix of the tags that keep versions of `main` which commits of a repository name."""
 NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
 REUSED_FOR = timedelta(hours=12)
 """How long a branch without a commit is used again: half of the time after which a collection deletes it."""
+_DONE = "repository/done"
+"""Metadata of a branch that has all of a change."""
 _DIGITS = 16
 _WORKERS = 8
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     context = change.context
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
-    new = [source for source in change.sources if find_merged(context, source, onto) is None]
+    new = [source for source in change.sources if find_merged(context, source, head) is None]
     if new:
         return _staged(change, new, head)
     # Another program merged the versions into `main`, or they were published before.
@@ -105,8 +105,13 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     head = context.head(onto)
     name = _usable_name(context, head, [key])
     branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
-    if context.head(name).number == branch.first:
+    if _DONE not in branch.metadata:
+        if context.head(name).number != branch.first:
+            # An attempt that died between two of its commits left a part of the change.
+            delete_branch(name, context.refs, context.versions)
+            branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
         do(name)
+        branch = context.refs.change_branch(branch, lambda current: with_metadata(current, {_DONE: "yes"}))
     made = context.head(name)
     return None if made.number == branch.first else _named(change.table_id, made, head)
 
@@ -119,7 +124,7 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Merg
         return None
     if landed_at(context, at) is not None:
         return None
-    staged = load(context, at)
+    staged = _on_its_branch(context, at)
     try:
         try:
             merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
@@ -151,8 +156,32 @@ def load(context: TableContext, at: TableVersion) -> State:
     """
     # First on `main`, whose versions name no place of their own: they are read wherever the table is moved to.
     landed = landed_at(context, at)
-    found = landed or context.versions.find(at.branch, at.version)
-    if found is not None and (found.id == at.commit_id or (landed is not None and at.branch != MAIN)):
+    if landed is not None and (at.branch != MAIN or landed.id == at.commit_id):
+        return landed
+    return _on_its_branch(context, at)
+
+
+def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[TableContext, State]:
+    """Read the version that a commit names, also of a table that has another name since.
+
+    Raises:
+        VersionNotFoundError: It is gone, or another one has its place.
+    """
+    context = registry.context(name)
+    try:
+        return context, load(context, at)
+    except VersionNotFoundError:
+        # Looked up only here: a table that was not moved costs nothing. No other table at the place has the version.
+        moved = registry.ids().get(at.id, name)
+        if moved == name:
+            raise
+        context = registry.context(moved)
+        return context, load(context, at)
+
+
+def _on_its_branch(context: TableContext, at: TableVersion) -> State:
+    found = context.versions.find(at.branch, at.version)
+    if found is not None and found.id == at.commit_id:
         return found
     what = "is gone" if found is None else "was replaced by another one"
     raise VersionNotFoundError(f"{at} of {context.uri}, which a commit of the repository names, {what}")
@@ -182,20 +211,17 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str)
 
 def _staged(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
     context = change.context
-    name = _usable_name(context, head, [source.id for source in sources])
+    # The strategy decides what a merge gives: with another one, what was staged before is of no use.
+    strategy = json.dumps(change.options.strategy, sort_keys=True)
+    name = _usable_name(context, head, [*(source.id for source in sources), strategy])
+    create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
     try:
-        preview_on_branch(context, name, sources[0], head, options=change.options)
-    except AlreadyExistsError:
-        found = context.refs.branch(name)
-        # A complete branch of an earlier attempt; the digest in its name covers the head and the sources.
-        if found is None or found.metadata.get(PREVIEW_OF) != str(sources[0]):
-            raise
+        # A merge that an earlier attempt made is found, and not repeated.
+        merged = [merge(context, source, name, change.options) for source in sources]
     except MergeConflictError:
         delete_branch(name, context.refs, context.versions)
         raise
-    for source in sources[1:]:
-        merge(context, source, name, change.options)
-    return _named(change.table_id, context.head(name), head)
+    return _named(change.table_id, max(merged, key=lambda state: state.number), head)
 
 
 def _named(table_id: str, made: State, head: State) -> TableVersion:

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from lance_dagster import datafiles
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import TableContext, schema_of
-from lance_dagster.history.versions import Version
+from lance_dagster.history.versions import State, Version
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import load
+from lance_dagster.repository.staging import find_version
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
@@ -27,37 +28,40 @@ class TableView:
 
     name: str
     at: TableVersion
-    _context: TableContext = field(repr=False)
+    _registry: Registry = field(repr=False)
+    # Where the version was found by the first use.
+    _found: list[tuple[TableContext, State]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def uri(self) -> str:
         """The URI of the table."""
-        return self._context.uri
+        return self._open()[0].uri
 
     @property
     def storage_options(self) -> Mapping[str, str]:
         """The credentials and endpoint; secret."""
-        return self._context.storage_options
+        return self._registry.storage_options
 
     @property
     def version(self) -> Version:
         """The version."""
-        return self._context.versions.describe(load(self._context, self.at))
+        context, state = self._open()
+        return context.versions.describe(state)
 
     @property
     def ref(self) -> str:
         """The ref expression of the version in its table, for other readers of the table."""
-        state = load(self._context, self.at)
-        return f"branch:{state}"
+        return f"branch:{self._open()[1]}"
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema."""
-        return schema_of(load(self._context, self.at))
+        return schema_of(self._open()[1])
 
     def count_rows(self, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data."""
         if filter is None:
-            return self._context.count_rows(load(self._context, self.at))
+            context, state = self._open()
+            return context.count_rows(state)
         return datafiles.count(self.to_lance(), filter)
 
     def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
@@ -70,7 +74,17 @@ class TableView:
 
     def to_lance(self) -> "LanceDataset":
         """Open the version with pylance. DuckDB and Polars read the result as an Arrow dataset."""
-        return self._context.dataset(load(self._context, self.at))
+        context, state = self._open()
+        return context.dataset(state)
+
+    def _open(self) -> tuple[TableContext, State]:
+        if self._found:
+            return self._found[0]
+        context, state = find_version(self._registry, self.name, self.at)
+        if state.branch == MAIN:
+            # A version that is not on `main` yet may be read from there later, when its branch was collected.
+            self._found.append((context, state))
+        return context, state
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,7 @@ class RepositoryView(Mapping[str, TableView]):
         if at is None:
             known = ", ".join(sorted(self.commit.tables)) or "none"
             raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
-        return TableView(name, at, self._registry.context(name))
+        return TableView(name, at, self._registry)
 
     def __iter__(self) -> Iterator[str]:
         """Return the names of the tables, sorted."""

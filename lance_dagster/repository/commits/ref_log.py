@@ -66,9 +66,17 @@ class RefLogs:
         """List the names of all branches or channels, deleted ones included."""
         return [unquote(name) for name in self.store.folders(_FOLDERS[kind])]
 
-    def newest(self, kind: RefKind, name: str) -> RefEntry | None:
-        """Return the newest entry of a ref, also one that deleted it; None when there never was such a ref."""
+    def newest(self, kind: RefKind, name: str, *, known: RefEntry | None = None) -> RefEntry | None:
+        """Return the newest entry of a ref, also one that deleted it; None when there never was such a ref.
+
+        Args:
+            kind: What the ref is.
+            name: Its name.
+            known: An entry that was read before; it is not read again where it is the newest one.
+        """
         found = self.store.list(_folder(kind, name), 1)
+        if found and known is not None and _number_of(found[0]) == known.number:
+            return known
         return self.entry(kind, name, _number_of(found[0])) if found else None
 
     def current(self, kind: RefKind, name: str) -> RefEntry:

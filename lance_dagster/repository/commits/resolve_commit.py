@@ -12,11 +12,13 @@
 As in a table, a ref is resolved once, and from there only the commit travels.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
-from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError
+from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
 from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
@@ -25,6 +27,7 @@ from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 MAIN = "main"
+COMMIT_ID = re.compile(r"[0-9a-f]{64}")
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
@@ -35,6 +38,10 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
         RefNotFoundError: There is no such ref, or its log does not go back so far.
         RefSyntaxError: The expression is malformed.
     """
+    if COMMIT_ID.fullmatch(expression):
+        # A whole id is unique, so nothing has to be asked of the refs. No commit has it where it is a name.
+        with suppress(NotFoundError):
+            return logs.commit(expression)
     read = parse(expression)
     kind, entry = find_ref(logs, read)
     if entry is None:
@@ -150,8 +157,6 @@ def _by_tag_or_id(logs: RefLogs, read: RefExpression) -> str:
 def _ids_like(logs: RefLogs, read: RefExpression) -> list[str]:
     if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
         return []
-    if len(read.name) == 64:  # noqa: PLR2004  # a whole id needs no listing
-        return [read.name.lower()]
     return [commit_id for commit_id in logs.commit_ids() if commit_id.startswith(read.name.lower())]
 
 
