@@ -1,0 +1,128 @@
+"""Operations over many tables that may be cut short anywhere, and a process that dies while doing one."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lance_dagster import LanceRepository
+from tests.repository.scripted_repository import FAST, new_repository, rows, run
+
+_CHANGES = frozenset({"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
+_FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What is prepared, and what is done, once or again after it was cut short."""
+
+    prepare: Callable[[LanceRepository], object]
+    act: Callable[[LanceRepository], object]
+
+
+def _one_published(repository: LanceRepository) -> None:
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+
+
+def _two_published(repository: LanceRepository) -> None:
+    _one_published(repository)
+    repository.publish(run(repository, 2, "a", "b"), channel="production")
+
+
+def _merge_waits(repository: LanceRepository) -> None:
+    run(repository, 2, "a", "b")
+    _one_published(repository)
+
+
+def _foreign_commit_waits(repository: LanceRepository) -> None:
+    _one_published(repository)
+    repository.table("a").append(rows(7))
+    run(repository, 2, "a", "b")
+
+
+def _main_is_ahead(repository: LanceRepository) -> None:
+    _one_published(repository)
+    repository.publish(run(repository, 2, "a", "b"))
+
+
+def _move(repository: LanceRepository) -> None:
+    root = Path(repository.root)
+    if (root / "a.lance").exists():
+        (root / "a.lance").rename(root / "moved.lance")
+    repository.move_table("a", "moved")
+
+
+def _held(repository: LanceRepository) -> None:
+    _one_published(repository)
+    repository.channels.hold("production", reason="wait")
+
+
+def _forked_and_appended(repository: LanceRepository) -> None:
+    for name in ("a", "b"):
+        table = repository.fork(name, "run/9")
+        # A step that is done again finds its own rows.
+        if not table.count_rows("run/9", filter="id = 9"):
+            table.append(rows(9), branch="run/9")
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "publish": Operation(
+        prepare=lambda repository: run(repository, 1, "a", "b"),
+        act=lambda repository: repository.publish("run/1", channel="production"),
+    ),
+    "publish a merge": Operation(
+        prepare=_merge_waits, act=lambda repository: repository.publish("run/2", channel="production")
+    ),
+    "publish over a foreign commit": Operation(
+        prepare=_foreign_commit_waits, act=lambda repository: repository.publish("run/2", channel="production")
+    ),
+    "fork and append": Operation(prepare=_one_published, act=_forked_and_appended),
+    "commit": Operation(
+        prepare=lambda repository: [repository.table(name).append(rows(7)) for name in ("a", "b")],
+        act=lambda repository: repository.commit("what the stream brought"),
+    ),
+    "promote": Operation(
+        prepare=_main_is_ahead, act=lambda repository: repository.channels.promote("production", reason="good")
+    ),
+    "roll back": Operation(
+        prepare=_two_published, act=lambda repository: repository.channels.rollback("production", reason="doubled")
+    ),
+    "release": Operation(
+        prepare=_held,
+        act=lambda repository: repository.channels.release("production", reason="go on"),
+    ),
+    "tag": Operation(prepare=_one_published, act=lambda repository: repository.tags.create("v1", "production")),
+    "move a table": Operation(prepare=_one_published, act=_move),
+    "remove a table": Operation(prepare=_one_published, act=lambda repository: repository.remove_table("a")),
+    "adopt": Operation(
+        prepare=lambda repository: (repository.remove_table("a"), repository.remove_table("b")),
+        act=lambda repository: repository.adopt(["a", "b"]),
+    ),
+}
+
+
+def fresh(folder: Path, operation: str) -> LanceRepository:
+    """A repository that an operation is about to be done to."""
+    repository = new_repository(folder, "a", "b", "c")
+    OPERATIONS[operation].prepare(repository)
+    return repository
+
+
+def die_at_change(root: str, operation: str, step: int) -> None:
+    """Do an operation on local disk, and kill the process just before one change to the file system."""
+    repository, left = LanceRepository.open(root, FAST), step
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if not arguments or not str(arguments[0]).startswith(root):
+            return
+        if event in _CHANGES or (event == "open" and arguments[2] & _FOR_WRITING):
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+
+    sys.addaudithook(watch)
+    OPERATIONS[operation].act(repository)

@@ -1,0 +1,135 @@
+"""A repository whose every request a script sees, and everything that can be read of a repository."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundError
+from lance_dagster.history.context import TableContext
+from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.registry import Registry
+from lance_dagster.store import Store, open_store
+from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
+from tests.table_factory import context_on
+
+SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])
+FAST = {"durability": "process"}
+"""What happens when a machine loses its power is tested elsewhere."""
+Ids = Mapping[str, list[int]]
+
+
+def rows(*ids: int, price: int = 1) -> pa.Table:
+    """Rows with these ids."""
+    return pa.table({"id": ids, "price": [price] * len(ids)}, schema=SCHEMA)
+
+
+def new_repository(root: Path, *names: str) -> LanceRepository:
+    """A repository with empty tables, which are committed."""
+    repository = LanceRepository.create(root, FAST)
+    for name in names:
+        repository.create_table(name, SCHEMA)
+    if names:
+        repository.commit("start")
+    return repository
+
+
+def run(repository: LanceRepository, number: int, *names: str) -> str:
+    """A branch with one row more in each table."""
+    branch = f"run/{number}"
+    for name in names:
+        repository.fork(name, branch).append(rows(number), branch=branch)
+    return branch
+
+
+class ScriptedRegistry(Registry):
+    """A register whose tables lie in stores that follow the script."""
+
+    def context(self, name: str) -> TableContext:
+        """Return the context of a table, on a store of its own."""
+        if name not in self._open:
+            uri = super().context(name).uri
+            assert isinstance(self.store, ScriptedStore)
+            self._open[name] = context_on(ScriptedStore(opened(uri), self.store.script))
+        return self._open[name]
+
+
+def opened(uri: str) -> Store:
+    """A store on local disk."""
+    return open_store(uri, FAST)
+
+
+def scripted(root: str, script: Script, open_root: Callable[[str], Store] = opened) -> LanceRepository:
+    """The repository at a root, opened anew, with every request going through a script."""
+    repository = LanceRepository(root, FAST)
+    store = ScriptedStore(open_root(root), script)
+    repository._logs = RefLogs(store)  # noqa: SLF001 - nothing public takes a store
+    repository._registry = ScriptedRegistry(store, FAST)  # noqa: SLF001 - same
+    return repository
+
+
+class Plug:
+    """Lets a number of requests through, then the process is dead: every further one of any thread fails."""
+
+    def __init__(self, number: int, counts: Callable[[Request], bool]) -> None:
+        """Take how many of the requests that count are made."""
+        self.left, self.counts, self.pulled = number, counts, False
+        # Tables are staged by several threads.
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        """Make the request, unless the plug is out."""
+        with self._lock:
+            if self.counts(request):
+                self.left -= 1
+                self.pulled = self.pulled or self.left < 0
+        if self.pulled:
+            raise PlugPulledError
+        return request.send()
+
+
+def ids(repository: LanceRepository, ref: str) -> Ids:
+    """The ids in each table, as a ref has them."""
+    view = repository.at(ref)
+    return {name: _sorted(view[name].read()) for name in view}
+
+
+def seen(repository: LanceRepository) -> dict[str, object]:
+    """Everything that readers can tell of a repository: by its refs, by the tables' own, and the history of both."""
+    again = LanceRepository.open(repository.root, FAST)
+    found: dict[str, object] = {"tables": again.tables(), "log": [commit.message for commit in again.log()]}
+    found["main"] = ids(again, "main")
+    for name in again.channels.list():
+        found[name] = ids(again, name)
+        found[f"history of {name}"] = [(entry.action, entry.reason) for entry in again.channels.history(name)]
+    found |= {f"tag {tag.name}": ids(again, tag.name) for tag in again.tags.list().values()}
+    for name in again.tables():
+        table = again.table(name)
+        tags = [tag for tag in table.tags.list() if not tag.startswith("repository-main-")]
+        branches = [branch for branch in table.branches.list() if not branch.startswith("published/")]
+        found[f"refs of {name}"] = {ref: _by_pylance(table.uri, ref) for ref in ("main", *tags)}, branches
+    return found
+
+
+def readable(repository: LanceRepository, channel: str = "production") -> Ids | None:
+    """What a reader of a channel sees; None where there is no such channel."""
+    try:
+        return ids(LanceRepository.open(repository.root, FAST), channel)
+    except RefNotFoundError:
+        return None
+    except VersionNotFoundError:
+        # Between the move of a folder, by the tools of the storage, and the registration of its new place.
+        assert (Path(repository.root) / "moved.lance").exists()
+        return None
+
+
+def _by_pylance(uri: str, ref: str) -> list[int]:
+    dataset = lance.dataset(uri, version=None if ref == "main" else ref)
+    return _sorted(dataset.to_table())
+
+
+def _sorted(found: pa.Table) -> list[int]:
+    return sorted(value for value in found["id"].to_pylist() if value is not None)
