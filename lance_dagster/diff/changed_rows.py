@@ -37,6 +37,7 @@ from lance_dagster.datafiles import (
     take_rows,
 )
 from lance_dagster.diff.manifest_diff import Comparison, FragmentPair
+from lance_dagster.diff.row_claims import check_row_claims
 from lance_dagster.diff.row_matching import (
     ComparedColumn,
     Digests,
@@ -104,6 +105,11 @@ class VersionedRows:
             offsets = row_offsets(addresses[places]).astype(np.uint64)
             found[places] = self._ids_of(number).at_positions(offsets)
         return found
+
+    def addresses(self, rows: RowOffsets) -> Addresses:
+        """Return the addresses of rows, after the files confirmed that there are so many."""
+        check_row_claims(self._context.versions, self.state, rows)
+        return addresses_of(rows)
 
     def id_runs(self, rows: RowOffsets) -> dict[int, RowRuns]:
         """Return the stable row ids of rows by fragment and offset."""
@@ -325,13 +331,13 @@ class RowComparison:
             case ByIds(translation):
                 return self._identified_by_ids(olds, news, translation)
             case ByKey(keys):
-                one, other = addresses_of(olds), addresses_of(news)
+                one, other = self.before.addresses(olds), self.after.addresses(news)
                 return _of_pairs(one, other, self._paired_by_key(one, other, keys))
             case ByValues():
                 if not (self.columns and olds and news):
                     # Without a common column no two rows can be equal; nor is a row of one side alone read for nothing.
                     return _Identified(removed=olds, added=news, pairs=_Pairs(RowRuns.of(())))
-                one, other = addresses_of(olds), addresses_of(news)
+                one, other = self.before.addresses(olds), self.after.addresses(news)
                 return _of_pairs(one, other, self._paired_by_values(one, other))
 
     def _identified_by_ids(self, olds: RowOffsets, news: RowOffsets, translation: Translation | None) -> _Identified:

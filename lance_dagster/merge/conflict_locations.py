@@ -190,7 +190,7 @@ def _put_in(addresses: Addresses, side: int) -> RowLocations:
 
 
 def _among(offsets: Addresses, rows: BitMap) -> Flags:
-    return np.isin(offsets, np.array(rows, np.int64))
+    return np.isin(offsets, np.array(rows & BitMap(offsets), np.int64))
 
 
 def _addresses(number: int, offsets: BitMap) -> Addresses:

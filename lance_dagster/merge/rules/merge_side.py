@@ -265,7 +265,7 @@ class MergeSide:
         """Return the addresses that rows of a fragment of the merge base have here, wherever they lie, in order."""
         found, offsets, changes = self.addresses(key, rows), elements(rows), self.of(key)
         if changes.place is not None:
-            stays = np.isin(offsets, elements(changes.stays))
+            stays = np.isin(offsets, elements(changes.stays & rows))
             found[stays] = offsets[stays] + np.uint64(changes.place.id << OFFSET_BITS)
         return found
 

@@ -1,0 +1,54 @@
+"""Hold the number of rows that a manifest claims against the files, before one value for each row is kept in memory.
+
+A manifest of a kilobyte can claim billions of rows. Most of this package works on runs of rows, whose size follows the
+manifest. Where rows become single elements, the claims are checked first, unless they are small: the number of rows is
+at the end of each data file, which costs one read.
+"""
+
+from collections.abc import Iterable
+
+from lance_dagster.datafiles import ExpectedFile, read_shapes
+from lance_dagster.errors import CorruptFileError
+from lance_dagster.format import layout
+from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
+from lance_dagster.format.model import DataFile, Fragment
+from lance_dagster.history.versions import State, Versions
+from lance_dagster.transactions.base_paths import base_path_of
+
+_TRUSTED_ROWS = 1 << 24
+"""Rows that are believed: one address for each takes 128 MiB."""
+_BITS = 8
+
+
+def check_row_claims(versions: Versions, state: State, fragment_ids: Iterable[int]) -> None:
+    """Check that fragments have as many rows as a version says, unless it says few of all of them together.
+
+    Raises:
+        CorruptFileError: A data file has another number of rows, or is missing or damaged.
+    """
+    found = [own for number in fragment_ids if (own := state.manifest.fragments.find(number)) is not None]
+    if sum(fragment.physical_rows for fragment in found) <= _TRUSTED_ROWS:
+        return
+    # Every file of a fragment has all its rows, so one of them tells.
+    files = [(fragment, _placed(versions, state, fragment.files[0])) for fragment in found if fragment.files]
+    for fragment, file in files:
+        # Files of the first format have another footer; each row takes a bit at least.
+        if data_file_version(fragment.files[0]) == LEGACY_FILE_VERSION:
+            _check_count(file, fragment, min(fragment.physical_rows, _BITS * file.size))
+    readable = [pair for pair in files if data_file_version(pair[0].files[0]) != LEGACY_FILE_VERSION]
+    for (fragment, file), shape in zip(readable, read_shapes([file for _, file in readable]), strict=True):
+        _check_count(file, fragment, shape.rows)
+
+
+def _check_count(file: ExpectedFile, fragment: Fragment, rows: int) -> None:
+    if rows != fragment.physical_rows:
+        raise CorruptFileError(file.path, f"it has {rows} rows, and its version says {fragment.physical_rows}")
+
+
+def _placed(versions: Versions, state: State, file: DataFile) -> ExpectedFile:
+    base = base_path_of(state.manifest, file.base_id, versions.branch_uri(state.branch))
+    folder = layout.DATA if base.is_dataset_root else ""
+    store, key = versions.locate(base.path, layout.join(folder, file.path), base.id)
+    # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
+    known = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
+    return ExpectedFile(store=store, key=key, size=known or store.sizes(key.rpartition("/")[0]).get(file.path, 0))
