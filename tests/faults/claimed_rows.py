@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lance
 
@@ -63,8 +64,8 @@ def claiming(folder: Path, *, stable: bool) -> LanceTable:
     if stable:
         table = new_table(folder, entries("a", *range(100)))
     else:
-        for values in ([], range(100)):
-            lance.write_dataset(entries("a", *values), folder / "table", mode="append")
+        for count in (0, 100):
+            lance.write_dataset(entries("a", *range(count)), folder / "table", mode="append")
         table = LanceTable.open(folder / "table")
     for branch in ("run", "other"):
         table.branches.create(branch)
@@ -85,7 +86,7 @@ def _claim(table: LanceTable, branch: str, number: int) -> None:
     manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
     assert transaction is not None
     fragments = Fragments(_claiming(fragment) for fragment in manifest.fragments)
-    operation = transaction.operation
+    operation: Any = transaction.operation
     for name in ("fragments", "updated_fragments", "new_fragments"):
         if hasattr(operation, name):
             operation = replace(operation, **{name: tuple(map(_claiming, getattr(operation, name)))})
