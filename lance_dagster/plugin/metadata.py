@@ -34,6 +34,13 @@ TRANSACTION = "lance/transaction"
 BASE_VERSION = "lance/base_version"
 ROWS_BY_PARTITION = "lance/rows_by_partition"
 ROWS_WRITTEN = "lance/rows_written"
+CHANGES = "lance/changes"
+ROWS_ADDED = "lance/rows_added"
+ROWS_REMOVED = "lance/rows_removed"
+ROWS_CHANGED = "lance/rows_changed"
+BYTES = "lance/bytes"
+PREVIEW = "lance/preview"
+PUBLISHED_RUN = "lance/published_run"
 
 # On definitions, written by the user. `lance/table` is the path of the table below the root, `lance/schema` its folder.
 TABLE = "lance/table"
@@ -98,9 +105,10 @@ def definition_metadata(table_name: str, uri: str | None) -> dict[str, str]:
     return found | ({URI: uri} if uri else {})
 
 
-def version_metadata(version: "Version") -> dict[str, str | int]:
+def version_metadata(version: "Version") -> dict[str, str]:
     """Return the entries that identify the version an event is about."""
-    return {BRANCH: version.branch, VERSION: version.number, TRANSACTION: version.transaction}
+    # The number as text: Dagster plots every number over time, and this one says nothing.
+    return {BRANCH: version.branch, VERSION: str(version.number), TRANSACTION: version.transaction}
 
 
 def column_schema(schema: "pa.Schema") -> dg.TableSchema:
@@ -126,10 +134,9 @@ def _description(field: "pa.Field[Any]") -> str | None:
 
 def audited_version(metadata: MetadataMap) -> tuple[str, int] | None:
     """Return the branch and version number that an event is about, or None when it names no version."""
-    branch, number = text(metadata, BRANCH), plain(metadata.get(VERSION))
-    if branch is None or not isinstance(number, int):
-        return None
-    return branch, number
+    # A number in events of earlier releases, and in those of checks that users wrote.
+    branch, number = text(metadata, BRANCH), text(metadata, VERSION) or ""
+    return (branch, int(number)) if branch is not None and number.isdecimal() else None
 
 
 def partition_property(keys: Iterable[str]) -> str:

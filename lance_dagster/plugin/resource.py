@@ -49,7 +49,7 @@ class PinnedTable:
         return str(self.version)
 
     @property
-    def metadata(self) -> dict[str, str | int]:
+    def metadata(self) -> dict[str, str]:
         """Metadata that names this version in the result of an asset check, for the publisher to compare."""
         return md.version_metadata(self.version)
 

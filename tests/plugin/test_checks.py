@@ -194,7 +194,7 @@ def test_checks_block_and_name_the_version(shop: Shop, instance: dg.DagsterInsta
     (evaluation,) = [one for one in result.get_asset_check_evaluations() if one.check_name == "unique_id"]
     assert evaluation.passed
     assert evaluation.metadata["lance/branch"].value == f"run/{result.run_id}"
-    assert evaluation.metadata["lance/version"].value == 2
+    assert evaluation.metadata["lance/version"].value == "2"
     assert evaluation.metadata["repeated_rows"].value == 0
 
 

@@ -44,7 +44,7 @@ def test_events_name_the_versions(shop: Shop, instance: dg.DagsterInstance) -> N
     assert candidate.tags["dagster/data_version"] == candidate.metadata["lance/transaction"]
     promoted = recorded(instance, PRODUCTION_ORDERS)
     merge = shop.table().head()
-    assert promoted.metadata["lance/version"] == merge.number
+    assert promoted.metadata["lance/version"] == str(merge.number)
     assert promoted.metadata["lance/to"] == str(merge) == shop.tag()
     assert promoted.tags["dagster/data_version"] == merge.transaction
     assert merge.properties["dagster/run_id"] == run_id

@@ -68,7 +68,7 @@ def test_external_process_is_audited_and_published(lake: LanceResource, instance
     assert result.success
     assert [1, 2] == ids(lake)
     found = recorded(instance, ORDERS).metadata
-    assert (f"run/{result.run_id}", 2) == (found["lance/branch"], found["lance/version"])
+    assert (f"run/{result.run_id}", "2") == (found["lance/branch"], found["lance/version"])
     assert 2 == found["dagster/row_count"]
     assert "shop/orders" == lake.table(ORDERS).config.get()["dagster/asset"]
     assert "main@2" == recorded(instance, PRODUCTION_ORDERS).metadata["lance/to"]

@@ -53,6 +53,11 @@ class LanceIOManager(dg.ConfigurableIOManager):
     schema_evolution: str = Field(
         default="", description="refuse, add_columns, widen or replace, for outputs with other columns; empty: refuse."
     )
+    preview_rows: int = Field(
+        default=5,
+        description="How many of the newest rows the asset's page shows. They are stored in Dagster's event log; set 0 "
+        "for tables with values that not everyone who sees the page may see.",
+    )
 
     _chain: RunChain = PrivateAttr(default_factory=RunChain)
     _instance: dg.DagsterInstance | None = PrivateAttr(default=None)
@@ -89,7 +94,9 @@ class LanceIOManager(dg.ConfigurableIOManager):
         writer = OutputWriter(
             lance=self.lance,
             spark=self.spark,
-            defaults=WriteDefaults(write_mode=self.write_mode, schema_evolution=self.schema_evolution),
+            defaults=WriteDefaults(
+                write_mode=self.write_mode, schema_evolution=self.schema_evolution, preview_rows=self.preview_rows
+            ),
             chain=chain,
             instance=self._instance,
         )

@@ -33,7 +33,11 @@ from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, started_at
 from lance_dagster.plugin.table_asset import Ownership
+from lance_dagster.plugin.version_report import change_entries, content_entries
 from lance_dagster.table import LanceTable
+
+# The tags that a new version is compared with; more would fill its page.
+_MOST_TAGS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,14 @@ class OutputWriter:
         about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}
         context.add_output_metadata({**about, **event_metadata(version, table.schema(version), columns)})
         add_row_counts(context, write.keys, tally)
+        since = {"the version before": version.parents[0]}
+        since |= {f"{name} ({tag.ref})": tag.ref for name, tag in list(table.tags.list().items())[:_MOST_TAGS]}
+        context.add_output_metadata(
+            {
+                **change_entries(table, version, since, write.on),
+                **content_entries(table, version, self.defaults.preview_rows),
+            }
+        )
         set_data_version(context, version.transaction)
 
     def _table(self, write: Write, uri: str, schema: pa.Schema) -> LanceTable:

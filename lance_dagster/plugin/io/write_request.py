@@ -31,6 +31,7 @@ class WriteDefaults:
 
     write_mode: str = ""
     schema_evolution: str = ""
+    preview_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

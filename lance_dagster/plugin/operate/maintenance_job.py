@@ -156,7 +156,7 @@ class _Step:
         before = _fragments(table)
         version = table.maintenance.compact(message=f"maintenance of {self._name}", properties=self._properties)
         self.report |= {"lance/fragments_before": before, "lance/fragments_after": _fragments(table)}
-        self.report |= {md.BRANCH: version.branch, md.VERSION: version.number}
+        self.report |= {md.BRANCH: version.branch, md.VERSION: str(version.number)}
 
     def _refresh_indices(self, table: "LanceTable") -> None:
         missing = [index.name for index in table.maintenance.indices() if index.needs_work]

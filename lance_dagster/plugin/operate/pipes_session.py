@@ -189,7 +189,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         version = RunBranch(table=table, chain=self._chain).written()
         if version is None:
             raise InvalidInputError(f"the process ended without a write to {self.branch} of {table.uri}")
-        seen: dict[str, PipesMetadataRawValue] = {md.BRANCH: version.branch, md.VERSION: version.number}
+        seen: dict[str, PipesMetadataRawValue] = {md.BRANCH: version.branch, md.VERSION: str(version.number)}
         asset = self._properties[md.ASSET_KEY]
         self._pipes.report_asset_materialization(
             {

@@ -46,6 +46,7 @@ from lance_dagster.plugin.publish.rollback import (
 from lance_dagster.plugin.publish.waiting import discard, find_by_backfill, find_waiting, resolve_run
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain, run_of
+from lance_dagster.plugin.version_report import change_entries
 from lance_dagster.table import LanceTable
 
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
@@ -361,6 +362,7 @@ class PublishStep:
             md.COLUMN_LINEAGE: _lineage(one, version),
             md.URI: one.table.uri,
             **md.version_metadata(version),
+            **self._links(one, version),
             **{key: value for key, value in about.items() if value},
         }
         again = one.about.get(md.AUDITED_AGAIN)
@@ -374,6 +376,17 @@ class PublishStep:
             # tag.
             data_version=dg.DataVersion(version.transaction),
         )
+
+    def _links(self, one: Publication, version: Version) -> dict[str, Any]:
+        """Return what leads from the page of the promoted node to its rows: the candidate, the run, the changes."""
+        runs = [run for run in runs_of(version) if self.instance.has_run(run)]
+        since = {one.previous.ref: one.previous.ref} if one.previous else {}
+        return {
+            md.CANDIDATE: dg.MetadataValue.asset(one.candidate),
+            # Dagster shows the link with the short form of the id.
+            **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
+            **change_entries(one.table, version, since),
+        }
 
     def _table(self, node: Node) -> LanceTable:
         return self.lance.table(node.candidate, node.metadata)

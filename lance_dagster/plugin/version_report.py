@@ -1,0 +1,111 @@
+"""What the page of an asset shows about a version: what it changed, a few of its rows, and its size.
+
+The report is for people. Nothing decides by it, so a version that cannot be compared or shown any more is committed or
+published all the same, without that part of its report.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError, LanceDagsterError
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.table import Diff, LanceTable, RowCounts
+
+# Above this number of rows in changed fragments, rows are counted by the manifests and none is read.
+_MOST_COMPARED = 100_000
+# The sizes of files stand in the manifest; all fragments of a larger table are not worth decoding.
+_MOST_FRAGMENTS = 1_000
+_COLUMNS, _CHARACTERS = 10, 40
+_SCHEMA_CHANGES = 5
+Entry = dg.MetadataValue | int
+
+
+def change_entries(
+    table: LanceTable, version: Version, since: Mapping[str, str], on: Sequence[str] = ()
+) -> dict[str, Entry]:
+    """Return what a version changed since others: a table, and the numbers of rows since the first of them.
+
+    Args:
+        table: The table.
+        version: The version.
+        since: The versions to compare with, by what they are for people. One that is gone is left out.
+        on: The key columns by which rows are recognised; empty for the ids of rows.
+    """
+    lines: list[str] = []
+    counts: RowCounts | None = None
+    for name, ref in since.items():
+        # Expired, or of a branch that was deleted meanwhile; or the storage failed once.
+        with suppress(LanceDagsterError):
+            diff = table.diff(ref, version)
+            found, exact = _counted(table, diff, on)
+            counts = counts or found
+            numbers = " | ".join(f"{number:,}" for number in (found.added, found.removed, found.changed))
+            lines.append(f"| {name} | {numbers if exact else f'~ {numbers}'} | {_schema_changes(diff)} |")
+    if counts is None:
+        return {}
+    head = "| since | rows added | removed | changed | columns |\n|---|---|---|---|---|\n"
+    return {
+        md.CHANGES: dg.MetadataValue.md(head + "\n".join(lines)),
+        md.ROWS_ADDED: counts.added,
+        md.ROWS_REMOVED: counts.removed,
+        md.ROWS_CHANGED: counts.changed,
+    }
+
+
+def content_entries(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]:
+    """Return the size of a version in bytes and some of its newest rows; nothing when `rows` is 0.
+
+    Values reach Dagster's event log, so a table with values that not everyone may see needs `rows` 0.
+    """
+    if rows <= 0:
+        return {}
+    try:
+        return _content(table, version, rows)
+    # What pylance raises when it cannot read. The rows are committed, so the step does not fail for its report.
+    except (LanceDagsterError, OSError, RuntimeError, ValueError):
+        return {}
+
+
+def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]:
+    fragments = table.to_lance(version).get_fragments()
+    found: dict[str, Entry] = {}
+    if len(fragments) <= _MOST_FRAGMENTS:
+        found[md.BYTES] = sum(file.file_size_bytes or 0 for one in fragments for file in one.data_files())
+    # The last fragment has the rows that were written last.
+    if fragments and version.rows:
+        names = table.schema(version).names
+        shown = fragments[-1].to_table(columns=names[:_COLUMNS], limit=rows).to_pylist()
+        more = f"\n\n{len(names) - _COLUMNS} more columns: {', '.join(names[_COLUMNS:])}" if names[_COLUMNS:] else ""
+        found[md.PREVIEW] = dg.MetadataValue.md(_markdown(names[:_COLUMNS], (row.values() for row in shown)) + more)
+    return found
+
+
+def _counted(table: LanceTable, diff: Diff, on: Sequence[str]) -> tuple[RowCounts, bool]:
+    """Return the numbers of rows that differ, and whether rows that were rewritten as they were are left out."""
+    if sum(one.rows_before + one.rows_after for one in diff.fragments) <= _MOST_COMPARED:
+        # A key may be missing in the older version or occur twice there; then the ids of rows have to do.
+        with suppress(InvalidInputError):
+            return (table.diff(diff.before, diff.after, on=on) if on else diff).stat(), True
+    added = sum(max(0, one.rows_after - one.rows_before) for one in diff.fragments)
+    removed = sum(max(0, one.rows_before - one.rows_after) for one in diff.fragments)
+    return RowCounts(added, removed, 0), False
+
+
+def _schema_changes(diff: Diff) -> str:
+    shown = [f"`{change}`" for change in diff.schema[:_SCHEMA_CHANGES]]
+    more = len(diff.schema) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _markdown(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [names, ["---"] * len(names), *([_cell(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    # A vector or a document would fill the page, and a bar or a new line would end the cell.
+    text = " ".join(str(value).replace("|", "\\|").split())
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}…"

@@ -1,0 +1,98 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from lance_dagster import LanceIOManager, LanceResource, build_publisher
+
+KEY, PROMOTED = dg.AssetKey("orders"), dg.AssetKey(["production", "orders"])
+
+
+def materialized(lake: LanceResource, rows: pa.Table, *, preview: int = 5, **metadata: Any) -> dict[str, Any]:
+    """Write rows, publish them, and return the metadata of both events."""
+
+    @dg.asset(key=KEY, metadata={f"lance/{name}": value for name, value in metadata.items()})
+    def orders() -> pa.Table:
+        return rows
+
+    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake, preview_rows=preview)}
+    result = dg.materialize([orders, build_publisher([orders], unchecked=True)], resources=resources)
+    made = {event.asset_key: event.step_materialization_data.materialization for event in events_of(result)}
+    return {
+        **{name: value.value for name, value in made[KEY].metadata.items()},
+        "promoted": {name: value.value for name, value in made[PROMOTED].metadata.items()},
+    }
+
+
+def events_of(result: dg.ExecuteInProcessResult) -> list[dg.DagsterEvent]:
+    """The materializations of a run."""
+    return [event for event in result.all_events if event.is_step_materialization]
+
+
+def numbers(found: dict[str, Any]) -> tuple[int, int, int]:
+    """How many rows were added, removed and changed."""
+    return found["lance/rows_added"], found["lance/rows_removed"], found["lance/rows_changed"]
+
+
+def test_changes_of_an_upsert(lake: LanceResource) -> None:
+    """Rows are recognised by the keys: one is new, one changed, one is as it was."""
+    upsert: dict[str, Any] = {"write_mode": "upsert", "keys": ["id"]}
+    first = materialized(lake, pa.table({"id": [1, 2], "price": [5, 6]}), **upsert)
+    assert (2, 0, 0) == numbers(first)
+    second = materialized(lake, pa.table({"id": [1, 2, 3], "price": [5, 7, 8]}), **upsert)
+    assert (1, 0, 1) == numbers(second)
+    lines = second["lance/changes"].splitlines()
+    assert "| the version before | 1 | 0 | 1 |  |" == lines[2]
+    assert "| production (main@2) | 1 | 0 | 1 |  |" == lines[3]
+    assert "| main@2 | 1 | 0 | 1 |  |" == second["promoted"]["lance/changes"].splitlines()[2]
+
+
+def test_changes_of_columns(lake: LanceResource) -> None:
+    """An overwrite replaces all rows, and its columns are compared by name."""
+    materialized(lake, pa.table({"id": [1, 2]}))
+    found = materialized(lake, pa.table({"id": [1], "note": ["x"]}), schema_evolution="replace")
+    assert (1, 2, 0) == numbers(found)
+    assert "note" in found["lance/changes"].splitlines()[2]
+
+
+def test_changes_of_many_rows_are_counted_by_the_manifests(lake: LanceResource) -> None:
+    """No row is read where more than a bounded number may differ, and the page says that the numbers are rough."""
+    rows = pa.table({"id": pa.array(range(60_000))})
+    upsert: dict[str, Any] = {"write_mode": "upsert", "keys": ["id"]}
+    materialized(lake, rows, **upsert)
+    found = materialized(lake, rows.set_column(0, "id", pa.array(range(60_000, 120_000))), **upsert)
+    assert (60_000, 0, 0) == numbers(found)
+    found = materialized(lake, pa.table({"id": pa.array(range(120_000, 300_000))}), **upsert)
+    assert (180_000, 0, 0) == numbers(found)
+    assert "| ~ 180,000 |" in found["lance/changes"]
+
+
+def test_preview_of_rows(lake: LanceResource) -> None:
+    """A few of the newest rows, cut where they are wide; and none, nor the size, where the setting says so."""
+    wide = {f"c{number}": [number] for number in range(12)}
+    found = materialized(lake, pa.table({"note": ["a|b\nc " + "x" * 50], **wide}))
+    head, _, row, _, more = found["lance/preview"].splitlines()
+    assert head.startswith("| note | c0 | c1 |")
+    assert row.startswith("| a\\|b c xxxx")
+    assert "…" in row
+    assert "3 more columns: c9, c10, c11" == more
+    assert found["lance/bytes"] > 0
+    assert "lance/preview" not in materialized(lake, pa.table({"note": ["x"], **wide}), preview=0)
+    appended = materialized(lake, pa.table({"note": ["newest"], **wide}), write_mode="append")
+    assert "newest" in appended["lance/preview"]
+
+
+def test_empty_output(lake: LanceResource) -> None:
+    """There is nothing to show, and nothing fails."""
+    found = materialized(lake, pa.table({"id": pa.array([], pa.int64())}))
+    assert (0, 0, 0) == numbers(found)
+    assert "lance/preview" not in found
+
+
+def test_links_of_the_promoted_node(lake: LanceResource) -> None:
+    """The page of the promoted node links to the candidate and to the run whose rows it shows."""
+    promoted = materialized(lake, pa.table({"id": [1]}))["promoted"]
+    assert KEY == promoted["lance/candidate"]
+    (run,) = promoted["lance/merged"].removeprefix("run/").split("@")[:1]
+    assert run == promoted["lance/published_run"]
