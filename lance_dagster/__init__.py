@@ -156,6 +156,7 @@ if TYPE_CHECKING:
         TableState as TableState,
         TableVersion as TableVersion,
         TableView as TableView,
+        VersionToPublish as VersionToPublish,
     )
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
@@ -312,6 +313,7 @@ _HOMES = {
         "write_table",
     ),
     "lance_dagster.repository": (
+        "VersionToPublish",
         "RepositoryGarbage",
         "CommitRetention",
         "TableDiff",

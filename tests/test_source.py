@@ -139,6 +139,7 @@ PUBLIC_NAMES = [
     "VerifyReport",
     "Version",
     "VersionNotFoundError",
+    "VersionToPublish",
     "Winner",
     "WriteMode",
     "WriteResult",

@@ -63,6 +63,7 @@ OWNER = "dagster/asset"
 
 # In the properties of commits and the metadata of branches and tags, whose values are strings.
 RUN_ID = "dagster/run_id"
+AUDITED_VERSION = "dagster/audited_version"
 ROOT_RUN_ID = "dagster/root_run_id"
 JOB_NAME = "dagster/job"
 BACKFILL_ID = "dagster/backfill"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.predicates import all_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
     from lance_dagster.history.context import Ref
     from lance_dagster.history.versions import Version
+    from lance_dagster.repository import LanceRepository
     from lance_dagster.table import LanceTable
 
 
@@ -125,7 +126,14 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="Ref that inputs read when no run branch applies: a branch, a tag or `name@version`.",
     )
 
+    repository: bool = Field(
+        default=False,
+        description="Publish all tables of a run as one commit of the repository at the root, which is made at its "
+        "first use. Readers of a promoted node see all tables of one run at the same commit.",
+    )
+
     _root_uri: str = PrivateAttr(default="")
+    _repository: "LanceRepository | None" = PrivateAttr(default=None)
     _definition: dg.ResourceDefinition | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: object) -> None:
@@ -182,6 +190,35 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def uri_at(self, address: TableAddress) -> str:
         """Return the URI of the table at an address; the table need not exist."""
         return f"{self._check_root()}/{address}.lance"
+
+    def open_repository(self) -> "LanceRepository | None":
+        """Return the repository at the root, which is made if there is none; None unless `repository` is set."""
+        if not self.repository:
+            return None
+        if self._repository is None:
+            # Imported here, as by most processes it is not needed.
+            from lance_dagster.repository import LanceRepository
+
+            self._repository = LanceRepository.create(self._check_root(), self.connection_options)
+        return self._repository
+
+    def version_at(self, table: "LanceTable", ref: str, run_id: str | None) -> "Version":
+        """Return the version of a table that a tag or another ref names for a run.
+
+        In a repository, all steps of a run read a channel such as `production` at the commit that the first of them
+        saw, so that tables read one after the other belong together.
+
+        Raises:
+            RefNotFoundError: There is no such ref; or the channel never had the table.
+        """
+        repository = self.open_repository()
+        view = None if repository is None else repository.pinned(run_id, ref)
+        if repository is None or view is None:
+            return table.at(ref)
+        name = repository.name_of(table)
+        if name not in view:
+            raise RefNotFoundError(ref, [], table.uri, "channel", f"{name} was not published to it")
+        return view[name].version
 
     def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> "LanceTable":
         """Open an asset's table.

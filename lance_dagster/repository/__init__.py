@@ -4,6 +4,7 @@ from lance_dagster.repository.channels import Channel
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
+from lance_dagster.repository.exact_versions import VersionToPublish
 from lance_dagster.repository.projection import Lagging
 from lance_dagster.repository.repository import LanceRepository, Published, PublishOptions
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
@@ -30,4 +31,5 @@ __all__ = [
     "TableState",
     "TableVersion",
     "TableView",
+    "VersionToPublish",
 ]

@@ -7,6 +7,7 @@ entry of its log: who, when, why, and which checks had passed. A held channel do
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TypedDict, Unpack
 
 import pendulum
 
@@ -47,6 +48,26 @@ class Channel:
         return self.entry.hold
 
 
+class PromoteOptions(TypedDict, total=False):
+    """Options of a promotion."""
+
+    reason: str
+    properties: Mapping[str, str] | None
+    expected: str | None
+    forward_only: bool
+    tags: bool
+
+
+class RollbackOptions(TypedDict, total=False):
+    """Options of a rollback."""
+
+    steps: int
+    to: str | None
+    hold: bool
+    who: str
+    tags: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Channels:
     """The channels of one repository: `repository.channels`."""
@@ -75,11 +96,7 @@ class Channels:
         self,
         name: str,
         at: str = "main",
-        *,
-        reason: str = "",
-        properties: Mapping[str, str] | None = None,
-        expected: str | None = None,
-        forward_only: bool = False,
+        **options: Unpack[PromoteOptions],
     ) -> Channel:
         """Let a channel name a commit, and create the channel if there is none.
 
@@ -88,16 +105,17 @@ class Channels:
         Args:
             name: The channel.
             at: The commit, as a ref expression.
-            reason: Why; the history shows it.
-            properties: Kept in the history, such as the checks that passed.
-            expected: The id of the commit that the channel must name now; None for any.
-            forward_only: Leave the channel as it is when it names a commit that contains this one.
+            **options: `reason` is shown by the history. `properties` are kept there, such as the checks that passed.
+                `expected` is the id of the commit that the channel must name now. With `forward_only=True` a channel
+                that names a commit which contains this one is left as it is. With `tags=False` the tags of the tables
+                are left to the caller.
 
         Raises:
             ProtectedError: The channel is held.
             RefMovedError: The channel does not name `expected`.
         """
-        commit = resolve_commit(self._logs, at)
+        commit, expected = resolve_commit(self._logs, at), options.get("expected")
+        forward_only, reason = options.get("forward_only", False), options.get("reason", "")
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if expected is not None and (before is None or before.commit != expected):
@@ -106,13 +124,13 @@ class Channels:
                 if before.commit == commit.id or (forward_only and is_ancestor(self._logs, commit.id, before.commit)):
                     return None
                 _refuse_held(name, before)
-            return with_properties(next_entry(before, "promote", commit.id, reason=reason), properties or {})
+            return with_properties(
+                next_entry(before, "promote", commit.id, reason=reason), options.get("properties") or {}
+            )
 
-        return self._moved(name, entry)
+        return self._moved(name, entry, tags=options.get("tags", True))
 
-    def rollback(
-        self, name: str, *, reason: str, steps: int = 1, to: str | None = None, hold: bool = True, who: str = ""
-    ) -> Channel:
+    def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
         """Let a channel name an earlier commit again, for all tables at once.
 
         After a crash it can be repeated: a channel that is held by a rollback for this reason stays where it is.
@@ -132,6 +150,8 @@ class Channels:
             NotFoundError: What the commit names is being collected.
         """
         given = given_reason(reason, "roll back")
+        steps, to, who = options.get("steps", 1), options.get("to"), options.get("who", "")
+        hold = options.get("hold", True)
         if steps < 1:
             raise InvalidInputError(f"a channel is rolled back by 1 step or more, not by {steps}")
 
@@ -149,7 +169,7 @@ class Channels:
             return next_entry(before, "rollback", target, reason=given, hold=held, by=who)
 
         # Looked up once: each further look would go back from what another process made of the channel meanwhile.
-        return self._moved(name, entry, once=True)
+        return self._moved(name, entry, once=True, tags=options.get("tags", True))
 
     def hold(self, name: str, *, reason: str, who: str = "") -> Channel:
         """Keep a channel where it is until it is released.
@@ -208,7 +228,9 @@ class Channels:
                 return
         raise _contended(self._logs, name)
 
-    def _moved(self, name: str, decide: Callable[[RefEntry | None], RefEntry | None], *, once: bool = False) -> Channel:
+    def _moved(
+        self, name: str, decide: Callable[[RefEntry | None], RefEntry | None], *, once: bool = False, tags: bool = True
+    ) -> Channel:
         """Append the entry that `decide` makes of the newest one; None leaves the channel as it is."""
         check_tag_name(name)
         for _ in range(_TRIES):
@@ -219,13 +241,15 @@ class Channels:
             wanted = decide(before)
             if wanted is None:
                 # Done before, so there is an entry. The process that wrote it may have died before the tags followed.
-                return self.get(name) if before is None else self._followed(name, before, self._before(name, before))
+                if before is None or not tags:
+                    return self.get(name)
+                return self._followed(name, before, self._before(name, before))
             # A channel that was deleted goes on after its old numbers.
             if newest is not None:
                 wanted = replace(wanted, number=newest.number + 1)
             if self._logs.append("channel", name, wanted):
                 self._refuse_collected(name, wanted, before)
-                return self._followed(name, wanted, before)
+                return self._followed(name, wanted, before) if tags else _channel(name, wanted)
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise _contended(self._logs, name)
@@ -290,10 +314,8 @@ def _rolled_back(entry: RefEntry, reason: str) -> bool:
 def _refuse_held(name: str, entry: RefEntry) -> None:
     hold = entry.hold
     if hold is not None:
-        since = f"{hold.held_at.in_timezone('UTC'):%Y-%m-%d %H:%M:%S}Z"
-        because = f"held by {hold.held_by} since {since}: {hold.reason}"
         release = Call("channels.release", (name,), {"reason": "..."})
-        raise ProtectedError("channel", name, "move", because, Remedy("release it with {}", release))
+        raise ProtectedError("channel", name, "move", str(hold), Remedy("release it with {}", release))
 
 
 def _contended(logs: RefLogs, name: str) -> ConflictError:

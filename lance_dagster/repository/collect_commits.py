@@ -29,7 +29,7 @@ from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.tag_operations import delete_tag
-from lance_dagster.repository.commits.ref_log import COMMITS, EXPIRED, RefKind, RefLogs
+from lance_dagster.repository.commits.ref_log import COMMITS, EXPIRED, PINS, RefKind, RefLogs
 from lance_dagster.repository.commits.release_tags import list_tags
 from lance_dagster.repository.commits.resolve_commit import promotions
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
@@ -101,6 +101,8 @@ def collect_commits(
             logs.drop(kind, name, number)
         logs.drop_commits(going)
     before = now - retention.grace.total_seconds()
+    if not dry_run:
+        logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
     branches, kept = _unnamed(registry, staying, before, dry_run=dry_run)
     return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=len(entries), branches=branches, kept=kept)
 
@@ -108,6 +110,7 @@ def collect_commits(
 def _needed(logs: RefLogs, retention: CommitRetention, now: float) -> dict[str, None]:
     """Return the ids of the commits that refs name or that the retention keeps."""
     found = [tag.commit for tag in list_tags(logs).values()]
+    found += _pinned(logs, now - retention.grace.total_seconds())
     since = now - retention.keep_for.total_seconds()
     for kind in _KINDS:
         for name in logs.live(kind):
@@ -116,6 +119,16 @@ def _needed(logs: RefLogs, retention: CommitRetention, now: float) -> dict[str, 
                 with suppress(NotFoundError):
                     found += islice(promotions(logs, name), retention.promotions)
     return dict.fromkeys(found)
+
+
+def _pinned(logs: RefLogs, since: float) -> Iterator[str]:
+    """Return the commits that runs see; a run that began long ago is over."""
+    for info in logs.store.walk(PINS):
+        if info.modified < since:
+            continue
+        data = logs.store.get(info.key)
+        if data is not None:
+            yield data.decode()
 
 
 def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Iterator[str]:

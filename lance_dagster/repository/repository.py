@@ -38,9 +38,10 @@ from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, c
 from lance_dagster.repository.commits.ref_log import MARKER, RefLogs, next_entry, person
 from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.exact_versions import PlanAgain, VersionToPublish, exact_request
 from lance_dagster.repository.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.registry import Registry, check_table_name
+from lance_dagster.repository.registry import SUFFIX, Registry, check_table_name
 from lance_dagster.repository.releases import Releases
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.revert_commit import revert_request
@@ -352,6 +353,65 @@ class LanceRepository:
         done_so_far = Published(commit=done.commit, changed=done.changed, lagging=landed)
         published = self._promoted(done_so_far, channel, {**options, "message": message})
         return replace(published, kept=self._ended(branch, names, done.commit, options))
+
+    def publish_versions(
+        self,
+        wanted: Mapping[str, VersionToPublish],
+        *,
+        plan_again: PlanAgain,
+        message: str,
+        properties: Mapping[str, str] | None = None,
+    ) -> Published:
+        """Commit versions of tables exactly as they are, all at once, and bring `main` of each table up to them.
+
+        Args:
+            wanted: By table, a version that contains everything `main` of the table has, or a version of `main`.
+            plan_again: Is called with the name of a table whose `main` moved meanwhile, and returns another version.
+            message: The commit message.
+            properties: Kept with the commit.
+
+        Raises:
+            ConflictError: `main` of a table moved again and again; nothing is visible.
+        """
+        request = exact_request(self._registry, wanted, plan_again, message=message, properties=properties or {})
+        done = commit_tables(self._logs, request)
+        lagging: tuple[Lagging, ...] = ()
+        for name, one in wanted.items():
+            options = _options(one.message, one.properties, None)
+            lagging += project(self._registry, done.commit, [name], tag=None, options=options)
+        return Published(commit=done.commit, changed=done.changed, lagging=lagging)
+
+    def name_of(self, table: LanceTable) -> str:
+        """Return the name of a table in the repository.
+
+        Raises:
+            InvalidInputError: The table is not below the root.
+        """
+        name = table.uri.removeprefix(f"{self.root}/").removesuffix(SUFFIX)
+        if f"{self.root}/{name}{SUFFIX}" != table.uri:
+            raise InvalidInputError(f"the table at {table.uri} is not below {self.root}")
+        return name
+
+    def pinned(self, reader: str | None, channel: str) -> RepositoryView | None:
+        """Return all tables as a channel named them when a reader asked first; None when there is no such channel.
+
+        All processes of one reader, such as the steps of a run, see one moment this way.
+
+        Args:
+            reader: A name of the reader, such as the id of its run; None to see what the channel names now.
+            channel: The channel.
+        """
+        commit = None if reader is None else self._logs.pinned(reader, channel)
+        if commit is None:
+            newest = self._logs.newest("channel", channel)
+            if newest is None or newest.deleted:
+                return None
+            commit = newest.commit if reader is None else self._logs.pin(reader, channel, newest.commit)
+        return RepositoryView(self._logs.commit(commit), self._registry)
+
+    def pin_again(self, reader: str, channel: str, commit: str) -> None:
+        """Let a reader see another commit by a channel, because it published that commit itself."""
+        self._logs.pin_again(reader, channel, commit)
 
     def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.

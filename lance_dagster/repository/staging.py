@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import pendulum
 
-from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, VersionNotFoundError
+from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, RefMovedError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
@@ -28,7 +28,8 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.refs.ref_files import with_metadata
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
-from lance_dagster.merge.merge_commit import FAST_FORWARD, MergeOptions, find_merged, merge
+from lance_dagster.merge.gather_input import lineage_at
+from lance_dagster.merge.merge_commit import FAST_FORWARD, MERGE_COMMIT, MergeOptions, find_merged, merge
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.repository.commits.snapshot import TableVersion
 from lance_dagster.repository.registry import Registry
@@ -49,12 +50,14 @@ class TableChange:
     """What a publication does to one table.
 
     `sources` are the versions to merge, none to take `main` as it is. `options` has strategy, message and properties.
+    `exact` asks for a refusal when `main` has something that a source does not contain.
     """
 
     context: TableContext
     table_id: str
     sources: tuple[State, ...]
     options: MergeOptions
+    exact: bool = False
 
 
 def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion | None:
@@ -68,11 +71,15 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
     Raises:
         MergeConflictError: The versions cannot be merged.
+        RefMovedError: They shall be published as they are, and `main` has something that they do not contain.
     """
     context = change.context
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
     new = [source for source in change.sources if find_merged(context, source, head) is None]
+    for source in new if change.exact else ():
+        if not lineage_at(context, source).contains(lineage_at(context, head)):
+            raise RefMovedError(onto, f"a version that {source} contains", str(head))
     if new:
         return _staged(change, new, head)
     # Another program merged the versions into `main`, or they were published before.
@@ -83,11 +90,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
     """Return what a commit is to name for a version of `main`, which is kept by a tag from now on."""
-    # The tag is there already when another commit names the version, or when this one was begun before.
-    with suppress(AlreadyExistsError):
-        create_tag(
-            f"{PIN}{head.number}", TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True
-        )
+    _pin(context, head)
     return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=head.number)
 
 
@@ -130,7 +133,7 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Merg
             merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository stays what it is.
-            merge(context, staged, MAIN, options)
+            merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT))
     except MergeConflictError as error:
         return error
     return None

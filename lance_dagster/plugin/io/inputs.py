@@ -101,7 +101,7 @@ class InputReader:
         """Return the table at the version to read; without rows when the tag of a promoted node does not exist."""
         table, tag = self._table(source.key, source.metadata)
         if ref := md.text(context.definition_metadata, md.REF):
-            return PinnedTable(table=table, version=table.at(ref))
+            return PinnedTable(table=table, version=self.lance.version_at(table, ref, self.chain.run_id))
         if tag is None:
             chain = self._read_chain(context)
             # A check that is executed alone belongs to no run that wrote the table; the candidate that waits is meant.
@@ -109,7 +109,7 @@ class InputReader:
             waiting = waiting_version(table, context.asset_key, context.instance) if alone else None
             return PinnedTable(table=table, version=waiting) if waiting else self.lance.pin(chain, table)
         try:
-            return PinnedTable(table=table, version=table.at(tag))
+            return PinnedTable(table=table, version=self.lance.version_at(table, tag, self.chain.run_id))
         except RefNotFoundError:
             # The rows on `main`, if any, are not promoted.
             return PinnedTable(table=table, version=table.head(), filter=_NO_ROW)

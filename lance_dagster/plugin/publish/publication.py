@@ -198,24 +198,36 @@ def _merged(
 
 def _fast_forward(publication: Publication, chain: RunChain) -> Version:
     """Move `main` to the planned merge, or to the single source, unless `main` has anything that these do not have."""
-    table, sources = publication.table, publication.sources
-    properties = merge_properties(publication, sources[-1], chain)
-    if publication.planned is not None:
-        runs = dict.fromkeys(_run_of_source(source) for source in sources)
-        properties |= {
-            md.SOURCES: json.dumps([str(source) for source in sources]),
-            md.PUBLISHED_RUNS: json.dumps(list(runs)),
-            md.AUDITED_AGAIN: json.dumps(publication.about.get(md.AUDITED_AGAIN)),
-        }
-    named = ", ".join(map(str, sources[:3])) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")  # noqa: PLR2004
-    return table.merge(
-        publication.planned or sources[0],
+    return publication.table.merge(
+        publication.planned or publication.sources[0],
         into=MAIN,
         # Any other merge could bring rows together that no check saw together.
         mode="ff-only",
-        message=f"publish {publication.name} from {named}",
-        properties=properties,
+        message=landing_message(publication),
+        properties=landing_properties(publication, chain),
     )
+
+
+def landing_message(publication: Publication) -> str:
+    """Return the message of the commit that brings `main` of a table to what was audited."""
+    sources = publication.sources
+    named = ", ".join(map(str, sources[:3])) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")  # noqa: PLR2004
+    return f"publish {publication.name} from {named}"
+
+
+def landing_properties(publication: Publication, chain: RunChain) -> dict[str, str]:
+    """Return the properties of the commit that brings `main` of a table to what was audited."""
+    sources = publication.sources
+    properties = merge_properties(publication, sources[-1], chain)
+    if publication.planned is None:
+        # In a repository the merge commit names a staged version, whose branch no audit knows.
+        return properties | {md.AUDITED_VERSION: str(sources[0])}
+    runs = dict.fromkeys(_run_of_source(source) for source in sources)
+    return properties | {
+        md.SOURCES: json.dumps([str(source) for source in sources]),
+        md.PUBLISHED_RUNS: json.dumps(list(runs)),
+        md.AUDITED_AGAIN: json.dumps(publication.about.get(md.AUDITED_AGAIN)),
+    }
 
 
 def merge_properties(publication: Publication, source: Version, chain: RunChain) -> dict[str, str]:

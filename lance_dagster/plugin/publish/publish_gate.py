@@ -52,7 +52,8 @@ class Subject:
                 return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
             # The second parent of a merge commit is its source. The branch may be deleted by now; only its
             # name and the number are compared with events, so that is no obstacle.
-            branch, _, number = version.parents[1].rpartition("@")
+            source = version.properties.get(md.AUDITED_VERSION, version.parents[1])
+            branch, _, number = source.rpartition("@")
             return cls(asset=asset, branch=branch, number=int(number), run_id=run_id)
         run_id = run_id or run_of(version.branch)
         if run_id is None:

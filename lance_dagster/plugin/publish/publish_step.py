@@ -34,6 +34,7 @@ from lance_dagster.plugin.publish.publication import (
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
+from lance_dagster.plugin.publish.publish_together import Together
 from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
     audited_behind,
@@ -47,6 +48,7 @@ from lance_dagster.plugin.publish.waiting import discard, find_by_backfill, find
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain, run_of
 from lance_dagster.plugin.version_report import change_entries
+from lance_dagster.repository import ChannelHold, RepositoryCommit
 from lance_dagster.table import LanceTable
 
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
@@ -67,6 +69,7 @@ class _Search:
     missing: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     nothing_new: bool = False
+    hold: ChannelHold | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +130,11 @@ class PublishStep:
             raise InvalidInputError("discard stands alone: it deletes the branch of a run, and publishes nothing")
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        together = self._together()
         found, ignored = self._gate(self._find(nodes))
         found, refused = self.reaudit.plan(found)
         merged: list[Publication] = []
+        commit: RepositoryCommit | None = None
         try:
             ignored += self._refuse(found, refused)
             if self.config.dry_run:
@@ -137,10 +142,12 @@ class PublishStep:
                     verb = "roll back to" if is_rollback(one) else "publish"
                     self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, one.audited)))
                 return
-            merged = self._merge(found)
+            commit, merged = self._merge(found, together)
         finally:
             # After the merge, `main` contains the previews.
             self.reaudit.drop([*found, *merged])
+        if together is not None and commit is not None:
+            together.promote(commit)
         for one in self._move(merged):
             origin = one.previous.ref if one.previous else "nowhere"
             self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
@@ -159,7 +166,7 @@ class PublishStep:
         Raises:
             PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
         """
-        search = _Search()
+        search = _Search(hold=self._channel_hold())
         for node in nodes:
             try:
                 self._sort(self._look(node), search)
@@ -180,7 +187,7 @@ class PublishStep:
 
     def _sort(self, one: Publication, search: "_Search") -> None:
         """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
-        hold = one.previous.hold if one.previous else None
+        hold = (one.previous.hold if one.previous else None) or search.hold
         if one.audited and hold:
             # Neither merged nor promoted: the branch waits, and is published after the release.
             search.missing.append(
@@ -205,6 +212,10 @@ class PublishStep:
         if self.config.ref:
             by_run = run_of(self.config.ref) is not None
             ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
+            together = None if by_run else self._together()
+            version = None if together is None else together.version_at(ref, empty)
+            if version is not None:
+                return replace(empty, landed=version, chosen=True)
             return find_by_ref(empty, ref, instance=self.instance)
         one = find_by_run(empty, self.chain, instance=self.instance)
         if one.audited:
@@ -222,6 +233,15 @@ class PublishStep:
             return one
         within = tuple(self.context.partition_keys) if self.partitioned and self.context.has_partition_key else ()
         return find_waiting(empty, audit, instance=self.instance, within=within)
+
+    def _channel_hold(self) -> ChannelHold | None:
+        """Return the hold of the repository's channel, which is one for all tables."""
+        repository = self.lance.open_repository()
+        try:
+            return None if repository is None else repository.channels.get(self.tag).hold
+        except RefNotFoundError:
+            # Nothing was ever promoted.
+            return None
 
     @property
     def _is_alone(self) -> bool:
@@ -266,25 +286,44 @@ class PublishStep:
             self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
         return reasons
 
-    def _merge(self, found: Sequence[Publication]) -> list[Publication]:
-        """Merge run branches into `main`, and commit the rollbacks that are reverts."""
+    def _merge(
+        self, found: Sequence[Publication], together: Together | None
+    ) -> tuple[RepositoryCommit | None, list[Publication]]:
+        """Merge run branches into `main`, and commit the rollbacks that are reverts; in a repository as one commit."""
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
+        if withdrawn:
+            require_reason(self.config.reason, "a rollback")
+            found = [self._about_rollback(one, withdrawn.get(one.name)) for one in found]
+        reverts = self.config.rollback is Rollback.revert
+        if together is not None:
+            if withdrawn and not reverts:
+                together.roll_back(self.config.ref)
+                return None, list(found)
+            commit, done = together.commit(found, self._plan_again)
+            about = {"lance/repository_commit": commit.id}
+            return commit, [replace(one, about={**one.about, **about}) for one in done]
         if not withdrawn:
-            return merge_all(found, self.chain, self._plan_again)
-        require_reason(self.config.reason, "a rollback")
-        done = []
-        for one in found:
-            if one.name not in withdrawn:
-                done.append(one)
-                continue
-            kind = self.config.rollback
-            about = {"lance/rollback": kind.name, "lance/withdrawn": withdrawn[one.name]}
-            if self.partitioned:
-                about["lance/scope"] = "all partitions: a tag names one version of the whole table"
-                self.context.log.warning("%s: the rollback moves all partitions, not one", one.name)
-            reverts = kind is Rollback.revert
-            done.append(replace(revert_to(one, self.chain, self._about_move) if reverts else one, about=about))
-        return done
+            return None, merge_all(found, self.chain, self._plan_again)
+        return None, [
+            revert_to(one, self.chain, self._about_move) if reverts and one.name in withdrawn else one for one in found
+        ]
+
+    def _about_rollback(self, one: Publication, withdrawn: list[str] | None) -> Publication:
+        """Return a publication with what the page of the promoted node says about a rollback."""
+        if withdrawn is None:
+            return one
+        about: dict[str, object] = {"lance/rollback": self.config.rollback.name, "lance/withdrawn": withdrawn}
+        if self.partitioned:
+            about["lance/scope"] = "all partitions: a tag names one version of the whole table"
+            self.context.log.warning("%s: the rollback moves all partitions, not one", one.name)
+        return replace(one, about=about)
+
+    def _together(self) -> Together | None:
+        """Return how tables are published as one commit; None where each table is published by itself."""
+        repository = self.lance.open_repository()
+        if repository is None:
+            return None
+        return Together(repository=repository, channel=self.tag, chain=self.chain, about=self._about_move)
 
     def _plan_again(self, one: Publication) -> Publication:
         """Preview and audit a merge, because `main` moved since the audit of the source or since the last preview."""
@@ -312,6 +351,7 @@ class PublishStep:
             PublishRefusedError: No table has what is to be changed.
         """
         missing = []
+        self._change_channel(done)
         for node in nodes:
             try:
                 changed = change(self._table(node))
@@ -323,6 +363,13 @@ class PublishStep:
             self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
         if len(missing) == len(nodes):
             raise PublishRefusedError(f"nothing to be {done}", missing)
+
+    def _change_channel(self, done: str) -> None:
+        """Hold or release the channel of the repository, which is one for all tables."""
+        repository = self.lance.open_repository()
+        change = None if repository is None else {"held": "hold", "released": "release"}.get(done)
+        if repository is not None and change is not None and self.tag in repository.channels.list():
+            getattr(repository.channels, change)(self.tag, reason=self.config.reason, who=self.who)
 
     def _hold(self, table: LanceTable) -> str:
         return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref

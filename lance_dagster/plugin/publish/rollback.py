@@ -65,30 +65,54 @@ def revert_to(publication: Publication, chain: RunChain, about: Mapping[str, str
         ConflictError: `main` moved while it was rolled back; nothing was changed.
     """
     table, target = publication.table, publication.version
-    properties = {**about, md.ROLLED_BACK_TO: str(target), md.PUBLISHED_BY: chain.run_id or ""}
     head = table.head(MAIN)
     # A retried step, or one that was killed before the tag moved, finds its commit at the tip.
     if _is_restored(head, target):
-        return _at(publication, head)
-    name = preview_branch(chain, "rollback")
-    message = f"roll {publication.name} back to {target}"
-    if reason := about.get(md.REASON):
-        message += f": {reason}"
-    drop_branch(table, name)
-    table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
+        return replace(publication, landed=head)
     try:
-        restored = table.restore(target, branch=name, message=message, properties=properties)
-        if restored.rows != target.rows:
-            raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} {restored.rows}")
+        restored = restore_on_branch(publication, head, chain, about)
+        message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
         landed = table.merge(restored, into=MAIN, mode="ff-only", message=message, properties=properties)
     except MergeConflictError as error:
-        raise ConflictError(
-            f"{publication.name}: main moved beyond {head} while it was rolled back to {target}, and nothing was "
-            "changed; look at what landed there, and roll back again"
-        ) from error
+        raise moved_meanwhile(publication, head) from error
     finally:
-        drop_branch(table, name)
-    return _at(publication, landed)
+        drop_branch(table, preview_branch(chain, "rollback"))
+    return replace(publication, landed=landed)
+
+
+def restore_on_branch(publication: Publication, head: Version, chain: RunChain, about: Mapping[str, str]) -> Version:
+    """Restore the chosen version on a branch that is forked from the newest `main`, and return the new version.
+
+    Raises:
+        ConflictError: The restored version has another number of rows; nothing was changed.
+    """
+    table, target, name = publication.table, publication.version, preview_branch(chain, "rollback")
+    drop_branch(table, name)
+    table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
+    message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
+    restored = table.restore(target, branch=name, message=message, properties=properties)
+    if restored.rows != target.rows:
+        raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} {restored.rows}")
+    return restored
+
+
+def moved_meanwhile(publication: Publication, head: Version) -> ConflictError:
+    """Return the error for a rollback during which `main` moved."""
+    return ConflictError(
+        f"{publication.name}: main moved beyond {head} while it was rolled back to {publication.version}, and nothing "
+        "was changed; look at what landed there, and roll back again"
+    )
+
+
+def rollback_message(publication: Publication, about: Mapping[str, str]) -> str:
+    """Return the message of the commit that restores a version."""
+    message = f"roll {publication.name} back to {publication.version}"
+    return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
+
+
+def rollback_properties(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of the commit that restores a version."""
+    return {**about, md.ROLLED_BACK_TO: str(publication.version), md.PUBLISHED_BY: chain.run_id or ""}
 
 
 def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Publication:
@@ -144,7 +168,3 @@ def drop_branch(table: LanceTable, name: str) -> None:
 
 def _is_restored(head: Version, target: Version) -> bool:
     return head.properties.get(md.ROLLED_BACK_TO) == str(target)
-
-
-def _at(publication: Publication, landed: Version) -> Publication:
-    return replace(publication, landed=landed)

@@ -7,6 +7,7 @@
     _repository/channels/{name}/{number}.json     the log of a channel
     _repository/tags/{name}.json                  release tags, written once
     _repository/tables/{name}.json                which tables are registered, and their ids
+    _repository/pins/{reader}@{channel}           which commit a run sees by a channel
     _repository/expired/{sha256}                  commits that a collection is about to delete
 
 A ref moves by one put-if-absent of the next entry of its log. That is the moment at which a publication of many tables
@@ -45,6 +46,7 @@ COMMITS = f"{FOLDER}/commits"
 TAGS = f"{FOLDER}/tags"
 TABLES = f"{FOLDER}/tables"
 EXPIRED = f"{FOLDER}/expired"
+PINS = f"{FOLDER}/pins"
 RefKind = Literal["branch", "channel"]
 _FOLDERS: Mapping[RefKind, str] = {"branch": f"{FOLDER}/branches", "channel": f"{FOLDER}/channels"}
 # Names count down, so that a listing of one name finds the newest entry.
@@ -165,6 +167,20 @@ class RefLogs:
             self._commits.pop(commit_id, None)
         self.store.delete_many([f"{EXPIRED}/{commit_id}" for commit_id in commit_ids])
 
+    def pin(self, reader: str, channel: str, commit_id: str) -> str:
+        """Let a reader see a commit by a channel from now on; return the commit, which another process may have set."""
+        self.store.put_if_absent(_pin_path(reader, channel), commit_id.encode())
+        return self.pinned(reader, channel) or commit_id
+
+    def pin_again(self, reader: str, channel: str, commit_id: str) -> None:
+        """Let a reader see another commit by a channel."""
+        self.store.put(_pin_path(reader, channel), commit_id.encode())
+
+    def pinned(self, reader: str, channel: str) -> str | None:
+        """Return the commit that a reader sees by a channel, or None."""
+        found = self.store.get(_pin_path(reader, channel))
+        return None if found is None else found.decode()
+
     def touch(self, branch: str, table_id: str) -> None:
         """Record that a branch touched a table."""
         self.store.put_if_absent(f"{_folder('branch', branch)}/tables/{table_id}", b"")
@@ -242,6 +258,10 @@ def _path(kind: RefKind, name: str, number: int) -> str:
 
 def _number_of(file_name: str) -> int:
     return _NUMBERS - int(file_name.removesuffix(".json"))
+
+
+def _pin_path(reader: str, channel: str) -> str:
+    return f"{PINS}/{quote(reader, safe='')}@{quote(channel, safe='')}"
 
 
 def _commit_path(commit_id: str) -> str:

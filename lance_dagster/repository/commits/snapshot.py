@@ -102,6 +102,10 @@ class ChannelHold:
     held_by: str
     held_at: pendulum.DateTime
 
+    def __str__(self) -> str:
+        """Return who held the channel, since when and why."""
+        return f"held by {self.held_by} since {self.held_at.in_timezone('UTC'):%Y-%m-%d %H:%M:%S}Z: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefEntry:

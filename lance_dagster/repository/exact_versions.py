@@ -1,0 +1,68 @@
+"""Publish versions of tables exactly as they are, because somebody audited them.
+
+`publish` of a branch merges, and the result may hold rows that nobody saw together. Here a version is published only
+while it contains everything that `main` of its table has. When `main` moved, the caller plans and audits again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from lance_dagster.errors import ConflictError, RefMovedError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
+from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.repository.commit_tables import CommitRequest
+from lance_dagster.repository.commits.snapshot import TableVersion
+from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.staging import TableChange, capture, stage_merge
+
+_TRIES = 5
+PlanAgain = Callable[[str], "VersionToPublish"]
+"""Returns another version of a table, which contains the newest `main`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionToPublish:
+    """A version to publish as it is: of a branch, or of `main`; the message and properties of its merge into `main`."""
+
+    version: Version
+    message: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def exact_request(
+    registry: Registry,
+    wanted: Mapping[str, VersionToPublish],
+    plan_again: PlanAgain,
+    *,
+    message: str,
+    properties: Mapping[str, str],
+) -> CommitRequest:
+    """Return the commit that names exactly these versions."""
+    current = dict(wanted)
+    # What the caller does to audit again need not be made for threads.
+    lock = Lock()
+
+    def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
+        context = registry.context(name)
+        table_id = registry.register(name) if dest is None else dest.id
+        for _ in range(_TRIES):
+            one = current[name]
+            source = context.at(one.version)
+            if source.branch == MAIN:
+                # An older version of `main` is contained: a slower publication must not undo a faster one.
+                contained = dest is not None and source.number <= dest.lands
+                return None if contained else capture(context, table_id, source)
+            options = MergeOptions(message=one.message, properties=one.properties)
+            change = TableChange(context=context, table_id=table_id, sources=(source,), options=options, exact=True)
+            try:
+                return stage_merge(change, dest)
+            except RefMovedError:
+                # `main` moved since the caller looked.
+                pass
+            with lock:
+                current[name] = plan_again(name)
+        raise ConflictError(f"main of {name} moved each of {_TRIES} times while its merge was audited; publish again")
+
+    return CommitRequest(branch=MAIN, stage=stage, names=tuple(wanted), message=message, properties=properties)

@@ -1,0 +1,210 @@
+"""With a repository, the tables of a run are published as one commit, and readers see one moment."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    LanceIOManager,
+    LanceRepository,
+    LanceResource,
+    LanceTable,
+    RowCount,
+    Unique,
+    build_publisher,
+    build_table_checks,
+)
+
+ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
+PROMOTED = [dg.AssetKey(["production", *key.path]) for key in (ORDERS, LINES)]
+
+
+def ids_of(rows: pa.Table) -> list[int]:
+    """The ids of rows, sorted."""
+    return sorted(found for found in rows["id"].to_pylist() if found is not None)
+
+
+class Shop:
+    """Two tables that belong together: each run adds one row with its number to both."""
+
+    def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
+        """Make the definitions over a root."""
+        self.root, self.instance, self.number = root, instance, 0
+        self.seen: dict[str, list[int]] = {}
+        shop = self
+
+        @dg.multi_asset(
+            outs={
+                name: dg.AssetOut(key=["shop", name], metadata={"lance/write_mode": "append"})
+                for name in ("orders", "lines")
+            }
+        )
+        def written() -> Iterator[dg.Output[pa.Table]]:
+            for name in ("orders", "lines"):
+                yield dg.Output(pa.table({"id": [shop.number]}), name)
+
+        @dg.asset(ins={"orders": dg.AssetIn(PROMOTED[0]), "lines": dg.AssetIn(PROMOTED[1])})
+        def report(orders: pa.Table, lines: pa.Table) -> None:
+            shop.seen = {"orders": ids_of(orders), "lines": ids_of(lines)}
+
+        self.written, self.report = written, report
+        self.publisher = build_publisher([written], tag="production")
+        self.checks = [
+            *build_table_checks(ORDERS, [Unique("id"), RowCount(minimum=1)]),
+            *build_table_checks(LINES, [Unique("id")]),
+        ]
+        self.resources = {
+            "lance": (lance := LanceResource(root=str(root), repository=True)),
+            "io_manager": LanceIOManager(lance=lance),
+        }
+
+    def run(self, number: int, *, read: bool = False, publish: bool = True) -> dg.ExecuteInProcessResult:
+        """Write, check and publish."""
+        self.number = number
+        assets = [self.written, *self.checks, *([self.publisher] if publish else []), *([self.report] if read else [])]
+        return dg.materialize(assets, resources=self.resources, instance=self.instance, raise_on_error=False)
+
+    def act(self, **config: object) -> dg.ExecuteInProcessResult:
+        """What a person does with the publisher's button."""
+        return dg.materialize(
+            [self.written, *self.checks, self.publisher],
+            selection=PROMOTED,
+            resources=self.resources,
+            instance=self.instance,
+            run_config={"ops": {self.publisher.node_def.name: {"config": config}}},
+            raise_on_error=False,
+        )
+
+    @property
+    def repository(self) -> LanceRepository:
+        """The repository of both tables."""
+        return LanceRepository.open(self.root)
+
+    def production(self) -> tuple[list[int], list[int]]:
+        """What readers of the channel see of both tables, which is what readers of the tags see."""
+        view = self.repository.at("production")
+        found = [ids_of(view[name].read()) for name in ("shop/orders", "shop/lines")]
+        for name, rows in zip(("orders", "lines"), found, strict=True):
+            table = LanceTable.open(self.root / "shop" / f"{name}.lance")
+            assert rows == ids_of(table.read("production"))
+        return found[0], found[1]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    """A shop without rows."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Shop(tmp_path / "lake", instance)
+
+
+def test_a_run_is_one_commit_and_one_promotion(shop: Shop) -> None:
+    """Both tables of a run are in one commit; the promoted nodes name it, and no run branch is left."""
+    done = shop.run(1)
+    assert done.success
+    assert ([1], [1]) == shop.production()
+    head = shop.repository.head("production")
+    assert {"shop/orders", "shop/lines"} == set(head.tables)
+    events = [shop.instance.get_latest_materialization_event(key) for key in PROMOTED]
+    named = {
+        event.asset_materialization.metadata["lance/repository_commit"].value
+        for event in events
+        if event and event.asset_materialization
+    }
+    assert {head.id} == named
+    assert {} == LanceTable.open(shop.root / "shop" / "orders.lance").branches.list("run/*")
+    assert done.run_id == shop.repository.channels.history("production")[0].properties["dagster/run_id"]
+
+
+def test_a_failed_check_of_one_table_publishes_neither(shop: Shop) -> None:
+    """A duplicate in one table keeps the other from readers too."""
+    assert shop.run(1).success
+    assert not shop.run(1).success
+    assert ([1], [1]) == shop.production()
+    assert 2 == len(shop.repository.log())
+
+
+def test_a_reader_after_the_publisher_sees_what_it_published(shop: Shop) -> None:
+    """In one run, the readers of the promoted nodes see the commit of that run, in both tables."""
+    assert shop.run(1, read=True).success
+    assert shop.run(2, read=True).success
+    assert {"orders": [1, 2], "lines": [1, 2]} == shop.seen
+
+
+def test_a_foreign_commit_is_audited_and_published(shop: Shop) -> None:
+    """What another program wrote to main is audited with the planned merge, or stops the publication of all."""
+    assert shop.run(1).success
+    table = LanceTable.open(shop.root / "shop" / "lines.lance")
+    table.append(pa.table({"id": [7]}))
+    assert shop.run(2).success
+    assert ([1, 2], [1, 2, 7]) == shop.production()
+    table.append(pa.table({"id": [3]}))
+    assert not shop.run(3).success
+    assert ([1, 2], [1, 2, 7]) == shop.production()
+
+
+def test_two_runs_at_once_are_audited_together(shop: Shop) -> None:
+    """A run that was written before another one was published is merged with it, and audited again."""
+    first = shop.run(1, publish=False)
+    assert shop.run(2).success
+    assert shop.act(ref=f"run/{first.run_id}").success
+    assert ([1, 2], [1, 2]) == shop.production()
+
+
+def test_a_rollback_of_all_tables_by_a_hold(shop: Shop) -> None:
+    """`production~1` with a hold takes the channel and all tags back, until it is released."""
+    for number in (1, 2):
+        assert shop.run(number).success
+    assert shop.act(ref="production~1", rollback="hold", reason="doubled").success
+    assert ([1], [1]) == shop.production()
+    assert not shop.run(3).success
+    assert ([1], [1]) == shop.production()
+    assert "doubled" in str(shop.repository.channels.get("production").hold)
+    assert shop.act(release=True, reason="mended").success
+    assert shop.act().success
+    assert ([1, 2, 3], [1, 2, 3]) == shop.production()
+
+
+def test_a_rollback_of_all_tables_by_a_revert(shop: Shop) -> None:
+    """`production~1` as a revert restores both tables in one commit, and later runs do not bring the rows back."""
+    for number in (1, 2):
+        assert shop.run(number).success
+    assert shop.act(ref="production~1", reason="wrong").success
+    assert ([1], [1]) == shop.production()
+    assert 4 == len(shop.repository.log())
+    assert shop.run(3).success
+    assert ([1, 3], [1, 3]) == shop.production()
+
+
+def test_a_hold_of_one_table_only_is_refused(shop: Shop) -> None:
+    """A channel names one commit of all tables, so one table alone cannot be held behind."""
+    for number in (1, 2):
+        assert shop.run(number).success
+    done = shop.act(ref="main@2", rollback="hold", reason="wrong")
+    assert not done.success
+    assert "production~1" in str([event for event in done.all_events if event.is_failure])
+    assert ([1, 2], [1, 2]) == shop.production()
+
+
+def test_a_hold_stops_every_table(shop: Shop) -> None:
+    """A held channel publishes nothing, and says who held it and why."""
+    assert shop.run(1).success
+    assert shop.act(hold=True, reason="freeze").success
+    assert not shop.run(2).success
+    assert ([1], [1]) == shop.production()
+
+
+def test_the_steps_of_a_run_read_one_moment(shop: Shop) -> None:
+    """A run that read the channel before sees the same commit in its next step, whatever was published meanwhile."""
+    assert shop.run(1).success
+    resource = shop.resources["lance"]
+    assert isinstance(resource, LanceResource)
+    orders, lines = (resource.table(key) for key in (ORDERS, LINES))
+    first = resource.version_at(orders, "production", "reader")
+    assert shop.run(2).success
+    second = resource.version_at(lines, "production", "reader")
+    assert (1, 1) == (first.rows, second.rows)
+    assert 2 == resource.version_at(lines, "production", "another").rows
+    assert 2 == resource.version_at(lines, "production", None).rows
