@@ -16,6 +16,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, with_properties
 from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.staging import load
 
 MERGED = "merged"
 """Property of the entry that ends a branch: the commit that has what the branch did."""
@@ -57,10 +58,12 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
         logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
     kept, tables = [], logs.commit(merged).tables
     for name in names:
-        context = registry.context(name)
+        context, at = registry.context(name), tables.get(name)
         try:
+            # The commit is asked, not `main` of the table, which may lag behind it.
+            published = context.head(MAIN) if at is None else load(context, at)
             # Rows may have been committed to the branch after they were looked at; those are not published.
-            if find_merged(context, context.head(branch), context.head(MAIN)) is None:
+            if find_merged(context, context.head(branch), published) is None:
                 kept.append(f"{branch} of {name}: it has commits that were not published")
                 continue
             delete_branch(branch, context.refs, context.versions)
@@ -70,7 +73,7 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
         except ConflictError as error:
             kept.append(f"{branch} of {name}: {error}")
             continue
-        logs.untouch(branch, tables[name].id if name in tables else registry.register(name))
+        logs.untouch(branch, registry.register(name) if at is None else at.id)
     return kept
 
 

@@ -34,7 +34,7 @@ from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channels import Channel, Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
-from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, commit_tables
+from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
 from lance_dagster.repository.commits.ref_log import MARKER, RefLogs, next_entry, person
 from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
@@ -319,15 +319,14 @@ class LanceRepository:
             self.channels.refuse_held(channel)
         ended = self._logs.newest("branch", branch)
         names = tuple(touched_tables(self._logs, self._registry, branch) if tables is None else tables)
-        if ended is not None and ended.deleted and MERGED in ended.properties:
-            # Published before; an interrupted publication may have left branches behind.
-            commit = self._logs.commit(ended.properties[MERGED])
-            published = self._promoted(Published(commit=commit), channel, options)
-            return replace(published, kept=self._ended(branch, names, commit, options))
-        if not names:
-            raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
         message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
         merging = _options(message, properties, options.get("strategy"))
+        if ended is not None and ended.deleted and MERGED in ended.properties:
+            # Published before; an interrupted publication may have left branches behind, and `main` of a table.
+            before = Committed(commit=self._logs.commit(ended.properties[MERGED]), changed={})
+            return self._followed(before, branch, names, channel=channel, options=options, merging=merging)
+        if not names:
+            raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
             try:
@@ -348,11 +347,7 @@ class LanceRepository:
             audit=audit,
         )
         done = commit_tables(self._logs, request)
-        present = [name for name in names if name in done.commit.tables]
-        landed = project(self._registry, done.commit, present, tag=None, options=merging)
-        done_so_far = Published(commit=done.commit, changed=done.changed, lagging=landed)
-        published = self._promoted(done_so_far, channel, {**options, "message": message})
-        return replace(published, kept=self._ended(branch, names, done.commit, options))
+        return self._followed(done, branch, names, channel=channel, options=options, merging=merging)
 
     def publish_versions(
         self,
@@ -468,24 +463,33 @@ class LanceRepository:
             context=context, table_id=table_id, sources=(head_of_branch(context, name, branch),), options=options
         )
 
-    def _ended(
-        self, branch: str, names: Iterable[str], commit: RepositoryCommit, options: PublishOptions
-    ) -> tuple[str, ...]:
+    def _followed(
+        self,
+        done: Committed,
+        branch: str,
+        names: Iterable[str],
+        *,
+        channel: str | None,
+        options: PublishOptions,
+        merging: MergeOptions,
+    ) -> Published:
+        """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
+        present = [name for name in names if name in done.commit.tables]
+        landed = project(self._registry, done.commit, present, tag=None, options=merging)
+        published = Published(commit=done.commit, changed=done.changed, lagging=landed)
+        if channel is not None:
+            moved = self.channels.promote(
+                channel,
+                done.commit.id,
+                reason=merging.message or "",
+                properties=options.get("properties"),
+                forward_only=True,
+            )
+            published = replace(published, channel=moved, lagging=landed + moved.lagging)
         if not options.get("retire", True):
-            return ()
-        return tuple(end_branch(self._logs, self._registry, branch, merged=commit.id, names=names))
-
-    def _promoted(self, published: Published, channel: str | None, options: PublishOptions) -> Published:
-        if channel is None:
             return published
-        moved = self.channels.promote(
-            channel,
-            published.commit.id,
-            reason=options.get("message", ""),
-            properties=options.get("properties"),
-            forward_only=True,
-        )
-        return replace(published, channel=moved, lagging=published.lagging + moved.lagging)
+        kept = end_branch(self._logs, self._registry, branch, merged=done.commit.id, names=names)
+        return replace(published, kept=tuple(kept))
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
         commit = self.head(ref)

@@ -94,7 +94,7 @@ class Plug:
 def ids(repository: LanceRepository, ref: str) -> Ids:
     """The ids in each table, as a ref has them."""
     view = repository.at(ref)
-    return {name: _sorted(view[name].read()) for name in view}
+    return {name: in_order(view[name].read()) for name in view}
 
 
 def seen(repository: LanceRepository) -> dict[str, object]:
@@ -128,8 +128,9 @@ def readable(repository: LanceRepository, channel: str = "production") -> Ids | 
 
 def _by_pylance(uri: str, ref: str) -> list[int]:
     dataset = lance.dataset(uri, version=None if ref == "main" else ref)
-    return _sorted(dataset.to_table())
+    return in_order(dataset.to_table())
 
 
-def _sorted(found: pa.Table) -> list[int]:
+def in_order(found: pa.Table) -> list[int]:
+    """The ids of rows, sorted."""
     return sorted(value for value in found["id"].to_pylist() if value is not None)

@@ -1,21 +1,40 @@
 """Publications, promotions and rollbacks of many tables that end in the middle, or are not told how they ended."""
 
+import random
+import signal
+import threading
 import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from lance_dagster import LanceRepository
-from tests.repository.repository_operations import OPERATIONS, fresh
-from tests.repository.scripted_repository import Ids, Plug, readable, scripted, seen
-from tests.soak import DEEP, FACTOR
-from tests.store.scripted import PlugPulledError
+from lance_dagster import InvalidInputError, LanceRepository
+from lance_dagster.errors import CommitStateUnknownError, StoreError
+from tests.forked_program import ready_processes
+from tests.repository.repository_operations import OPERATIONS, die_at_change, fresh
+from tests.repository.scripted_repository import (
+    Ids,
+    Plug,
+    ids,
+    new_repository,
+    readable,
+    rows,
+    run,
+    scripted,
+    seen,
+)
+from tests.soak import DEEP, FACTOR, examples, pairs
+from tests.store.scripted import PlugPulledError, Request
 
 pytestmark = pytest.mark.scaled
 
 Seen = dict[str, object]
+_PATIENCE = 120
 
 
 class Either(NamedTuple):
@@ -65,3 +84,164 @@ def test_the_plug_is_pulled_before_any_write(tmp_path: Path, operation: str) -> 
             assert not plug.pulled
             assert step
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What one put does to its caller, and whether it is made."""
+
+    made: bool
+    answers: bool
+
+
+FAULTS = {
+    "made, and the answer is lost": Fault(made=True, answers=False),
+    "made, and said to be there already": Fault(made=True, answers=True),
+    "not made, and the answer is lost": Fault(made=False, answers=False),
+}
+
+
+class Faulty:
+    """Some of the puts go wrong, by their place among the puts that count."""
+
+    def __init__(self, faults: Mapping[int, Fault], counts: Callable[[Request], bool]) -> None:
+        """Take the faults."""
+        self.faults, self.counts, self.made = faults, counts, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> object:
+        """Make the request, or do to it what was said."""
+        with self._lock:
+            number = self.made
+            self.made += self.counts(request)
+        fault = self.faults.get(number) if self.counts(request) else None
+        if fault is None:
+            return request.send()
+        if fault.made:
+            request.send()
+        if fault.answers and request.verb in {"put_if_absent", "compare_and_swap"}:
+            return False
+        raise StoreError(f"the answer to {request.verb} {request.key} is lost")
+
+
+def in_the_repository(request: Request) -> bool:
+    """Whether a put is one of the repository's own, to which everything else leads."""
+    return request.writes and request.key.startswith("_repository/")
+
+
+def disturbed(repository: LanceRepository, operation: str, faulty: Faulty) -> None:
+    """Do an operation with faults; where it fails, it says that the storage did, or what lags behind."""
+    with suppress(StoreError, CommitStateUnknownError):
+        done = OPERATIONS[operation].act(scripted(repository.root, faulty))
+        if getattr(done, "lagging", ()):
+            repository.repair()
+
+
+@pytest.mark.parametrize("operation, fault", pairs(OPERATIONS, FAULTS))
+def test_any_put_goes_wrong(tmp_path: Path, operation: str, fault: str) -> None:
+    """Each put of the repository, in a soak of the tables too: done again, the operation is done once."""
+    either = undisturbed(tmp_path, operation)
+    for step in count():
+        repository = fresh(tmp_path / str(step), operation)
+        faulty = Faulty({step: FAULTS[fault]}, (lambda request: request.writes) if FACTOR else in_the_repository)
+        disturbed(repository, operation, faulty)
+        finished(repository, operation, either)
+        if faulty.made <= step:
+            assert step
+            return
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name.startswith(("publish", "promote", "roll"))])
+def test_any_two_puts_go_wrong(tmp_path: Path, operation: str) -> None:
+    """Also the same put twice: it is made again, and its answer is lost again."""
+    either, rng = undisturbed(tmp_path, operation), random.Random(operation)
+    counting = Faulty({}, lambda request: request.writes)
+    OPERATIONS[operation].act(scripted(fresh(tmp_path / "counted", operation).root, counting))
+    for number in range(examples(3)):
+        repository = fresh(tmp_path / str(number), operation)
+        wrong = {rng.randrange(counting.made): rng.choice([*FAULTS.values()]) for _ in range(2)}
+        disturbed(repository, operation, Faulty(wrong, lambda request: request.writes))
+        finished(repository, operation, either)
+
+
+def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
+    """A publication whose entry was or was not put says so, and can be repeated."""
+    either = undisturbed(tmp_path, "publish")
+    repository = fresh(tmp_path / "unknown", "publish")
+
+    def script(request: Request) -> object:
+        answer = request.send()
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/main/"):
+            raise StoreError("the answer is lost")
+        return answer
+
+    with pytest.raises(CommitStateUnknownError, match="may or may not have moved"):
+        OPERATIONS["publish"].act(scripted(repository.root, script))
+    finished(repository, "publish", either)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["publish a merge", "roll back"])
+def test_a_process_is_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) -> None:
+    """A real process, dead at once wherever it opens, links, renames or deletes a file."""
+    either, stride = undisturbed(tmp_path, operation), 1 if FACTOR else 23
+    for step in count(len(operation) % stride, stride):
+        repository = fresh(tmp_path / str(step), operation)
+        process = ready_processes().Process(target=die_at_change, args=(repository.root, operation, step))
+        process.start()
+        process.join(_PATIENCE)
+        finished(repository, operation, either)
+        if process.exitcode == 0:
+            assert step
+            return
+        assert -signal.SIGKILL == process.exitcode
+
+
+def test_a_fork_that_died_blocks_no_publication(tmp_path: Path) -> None:
+    """A mark of a table whose branch was never made is passed over: nothing was written there."""
+    repository = new_repository(tmp_path, "a", "b")
+    run(repository, 1, "a")
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, Plug(0, lambda request: request.key.startswith("_refs/branches/run"))).fork(
+            "b", "run/1"
+        )
+    assert {"a"} == set(repository.publish("run/1", channel="production").changed)
+    assert {"a": [1], "b": []} == ids(repository, "production")
+
+
+def test_tags_follow_the_newest_move(tmp_path: Path) -> None:
+    """A process that was overtaken between its move of a channel and that of the tags leaves the newer tags."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    first = repository.publish(run(repository, 2, "a"))
+    repository.publish(run(repository, 3, "b"))
+    overtaken: list[object] = []
+
+    def script(request: Request) -> object:
+        if request.verb == "compare_and_swap" and "production" in request.key and not overtaken:
+            overtaken.append(repository.channels.promote("production"))
+        return request.send()
+
+    scripted(repository.root, script).channels.promote("production", first.commit.id)
+    found = seen(repository)
+    assert {"a": [1, 2], "b": [1, 3]} == found["production"]
+    assert [1, 2] == repository.table("a").read("production")["id"].to_pylist()
+    assert [1, 3] == repository.table("b").read("production")["id"].to_pylist()
+
+
+def test_another_strategy_is_not_answered_by_what_was_staged(tmp_path: Path) -> None:
+    """A publication that died is repeated with another strategy: it is the second one that decides."""
+    repository = new_repository(tmp_path, "a")
+    repository.table("a").append(rows(7))
+    repository.commit("start")
+    for branch, price in (("run/1", 10), ("run/2", 20)):
+        repository.fork("a", branch).update({"price": str(price)}, branch=branch)
+    repository.publish("run/1")
+
+    def refuse(staged: object) -> None:
+        raise InvalidInputError(f"not {staged}")
+
+    with pytest.raises(InvalidInputError, match="not"):
+        repository.publish("run/2", strategy="dest-wins", audit=refuse)
+    repository.publish("run/2", strategy="source-wins")
+    assert [20] == repository.at("main")["a"].read()["price"].to_pylist()
