@@ -16,6 +16,7 @@
     |- CommitStateUnknownError               .uuid .transaction: it may or may not have landed; resume, never delete
     `- StoreError                            the storage failed, or cannot promise what is asked
          ConditionalPutUnsupportedError
+         NotDurableError
 
 Constructors take plain positional arguments, so that every error survives pickling between processes.
 """
@@ -395,6 +396,10 @@ class CommitStateUnknownError(LanceDagsterError):
 
 class StoreError(LanceDagsterError):
     """Report that the storage failed, or cannot do what an operation needs."""
+
+
+class NotDurableError(StoreError):
+    """Report an object that was written and can be read, but whose name could not be synced to the disk."""
 
 
 class ConditionalPutUnsupportedError(StoreError):

@@ -76,6 +76,7 @@ PUBLIC_NAMES = [
     "MergePreview",
     "MissingExtraError",
     "NoSchemaChange",
+    "NotDurableError",
     "NotFoundError",
     "NotNull",
     "NullRate",

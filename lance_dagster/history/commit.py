@@ -42,7 +42,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError, VersionNotFoundError
+from lance_dagster.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    NotDurableError,
+    StoreError,
+    VersionNotFoundError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.model import Manifest, WriterVersion
@@ -320,6 +326,11 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
         try:
             if store.put_if_absent(path, data):
                 return True
+        except NotDurableError as error:
+            # It can be read back, which says nothing here: the next sync may succeed without having written it.
+            raise CommitStateUnknownError(
+                f"cannot tell whether the commit survives a power cut: {error}", transaction.uuid, transaction
+            ) from error
         except StoreError as error:
             # The request may have landed all the same; only the stored object tells.
             problem = error
@@ -357,6 +368,8 @@ def _confirmed(versions: Versions, state: State, transaction: Transaction) -> St
     """
     if state.number < _first_number(versions, state.branch):
         raise _branch_replaced(versions, str(state), transaction)
+    # The attempt that put it may have ended, or failed, before its name was synced.
+    versions.store.sync_folder(layout.versions_folder(state.branch))
     return state
 
 

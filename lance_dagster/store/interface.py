@@ -22,7 +22,8 @@ class ObjectInfo:
 class Store(Protocol):
     """A folder of objects. Keys are paths relative to it, with "/" between segments.
 
-    Every method raises `StoreError` when the storage fails. After a failed `put_if_absent` or `compare_and_swap` the
+    Every method raises `StoreError` when the storage fails, and `NotDurableError` when an object was written and a
+    power cut may lose it. After a failed `put_if_absent` or `compare_and_swap` the
     object may or may not have been written: read it back before deciding anything.
     """
 
@@ -128,6 +129,10 @@ class Store(Protocol):
 
     def prune(self, folder: str) -> None:
         """Remove empty folders at and below a folder, and above it, on storages that have folders."""
+        ...
+
+    def refuse_links(self, folder: str) -> None:
+        """Refuse a folder that is a link, or lies behind one, on storages that have links."""
         ...
 
     def sync_folder(self, folder: str) -> None:

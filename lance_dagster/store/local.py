@@ -7,22 +7,28 @@ The order of a write: write the object to a temporary file, fsync the file, link
 - The file is synced before it is linked: otherwise a power cut could leave the name with empty content. The folder is
   synced after that, because the new name itself lives in the folder.
 
-With the storage option `durability` set to "process" nothing is synced, as with pylance. Temporary files are named
-`.tmp...`; Lance's own cleanup removes such files.
+- A folder is an entry of its parent, which is synced too: once for each folder that a store writes into, from the
+  folder above the root downwards, since another process may have made them and ended before its own sync.
+- When the last sync fails, the name may be lost by a power cut although it can be read: `NotDurableError` says so.
+
+No folder below the root may be a symbolic link: what a deletion or a rename does to a branch would hit whatever the
+link names. With the storage option `durability` set to "process" nothing is synced, as with pylance. Temporary files
+are named `.tmp...`; Lance's own cleanup removes such files.
 """
 
+import errno
 import fcntl
 import hashlib
 import io
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from lance_dagster.errors import StoreError
+from lance_dagster.errors import NotDurableError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
@@ -41,6 +47,8 @@ class LocalStore:
         self.uri = str(self._root)
         """The absolute path."""
         self._durable = durable
+        # The folders whose names are known to be synced.
+        self._secured: set[str] = set()
 
     @property
     def storage(self) -> object:
@@ -55,8 +63,8 @@ class LocalStore:
                 return file.readall()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
-        except OSError as error:
-            raise StoreError(f"cannot read {self._root / key}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise _failed("read", f"{self._root}/{key}", error) from error
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
@@ -106,56 +114,47 @@ class LocalStore:
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the files in a folder, sorted."""
-        try:
-            with os.scandir(self._root / folder) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
-        return names[:limit]
+        return sorted(self._files(folder))[:limit]
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""
-        try:
-            with os.scandir(self._root / folder) as entries:
-                files = (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
-                return list(islice(files, limit))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
+        return list(islice(self._files(folder), limit))
 
     def folders(self, folder: str) -> tuple[str, ...]:
         """Return the names of the folders in a folder, sorted; links are not followed."""
-        try:
-            with os.scandir(self._root / folder) as entries:
-                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
-        except OSError as error:
-            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
+        with self._scanned(folder) as entries:
+            return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the files in a folder with their sizes in bytes."""
-        try:
+        with _translated("list", f"{self._root}/{folder}"):
             return {name: (self._root / folder / name).stat().st_size for name in self.list(folder)}
-        except OSError as error:
-            raise StoreError(f"cannot list {self._root / folder}: {error}") from error
+
+    def _files(self, folder: str) -> Iterator[str]:
+        with self._scanned(folder) as entries:
+            yield from (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
+
+    @contextmanager
+    def _scanned(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
+        """Yield the entries of a folder, none where there is no such folder."""
+        with _translated("list", f"{self._root}/{folder}"):
+            try:
+                entries = os.scandir(self._root / folder)
+            except (FileNotFoundError, NotADirectoryError):
+                yield ()
+                return
+            with entries:
+                yield entries
 
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every file below a folder. Files deleted meanwhile may be missing; symbolic links are not followed."""
         # Iterative, because a branch name may nest folders to any depth.
+        self.refuse_links(folder)
         waiting = [folder]
         while waiting:
             below = waiting.pop()
-            try:
-                with os.scandir(self._root / below) as entries:
-                    found = list(entries)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise StoreError(f"cannot list {self._root / below}: {error}") from error
+            with self._scanned(below) as entries:
+                found = list(entries)
             for entry in found:
                 key = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_dir(follow_symlinks=False):
@@ -172,24 +171,21 @@ class LocalStore:
     def now(self) -> float:
         """Return the clock of the file system, which on a network mount is another host's."""
         path = self._root / f".tmp{uuid.uuid4().hex}"
-        try:
+        with _translated("read the clock of", self.uri):
             self._root.mkdir(parents=True, exist_ok=True)
             path.touch()
             try:
                 return path.stat().st_mtime
             finally:
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot read the clock of {self._root}: {error}") from error
 
     def download(self, key: str, path: Path) -> bool:
         """Copy a file out of the store; return whether it exists."""
-        try:
-            shutil.copyfile(self._root / key, path)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return False
-        except OSError as error:
-            raise StoreError(f"cannot read {self._root / key}: {error}") from error
+        with _translated("read", f"{self._root}/{key}"):
+            try:
+                shutil.copyfile(self._root / key, path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return False
         return True
 
     def upload(self, path: Path, key: str) -> None:
@@ -202,30 +198,35 @@ class LocalStore:
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a file or a folder tree to `key`; an existing target is kept. Return whether the target exists."""
         source, target = Path(source_uri), self._root / key
-        # Objects never change, so an existing copy is complete: an interrupted copy is resumed where it stopped.
-        if target.exists() or not source.exists():
-            return target.exists()
-        temporary = target.parent / f".tmp{uuid.uuid4().hex}"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        self.refuse_links(key.rpartition("/")[0])
+        with _translated(f"copy {source} to", str(target)):
+            # Objects never change, so an existing copy is complete: an interrupted copy is resumed where it stopped.
+            if target.exists() or not source.exists():
+                return target.exists()
+            temporary = target.parent / f".tmp{uuid.uuid4().hex}"
+            self._made(str(target.parent), synced=self._durable)
             if source.is_dir():
                 shutil.copytree(source, temporary)
             else:
                 shutil.copyfile(source, temporary)
             # Everything is synced under the temporary name; the rename then publishes a complete copy.
             for path in (temporary, *temporary.rglob("*")) if self._durable else ():
-                _sync(str(path))
-            os.replace(temporary, target)
-        except OSError as error:
-            raise StoreError(f"cannot copy {source} to {target}: {error}") from error
+                self._sync(str(path))
+            try:
+                os.replace(temporary, target)
+            except OSError:
+                # A folder does not replace another one: a process that copies the same was first.
+                if not target.is_dir():
+                    raise
+                shutil.rmtree(temporary)
+            self.sync_folder(key.rpartition("/")[0])
         return True
 
     def delete(self, key: str) -> None:
         """Delete a file; succeed when it does not exist."""
-        try:
+        self.refuse_links(key.rpartition("/")[0])
+        with _translated("delete", f"{self._root}/{key}"), suppress(NotADirectoryError):
             (self._root / key).unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot delete {self._root / key}: {error}") from error
 
     def compare_and_delete(self, key: str, tag: str) -> bool:
         """Delete a file unless it changed since `tag` was read. Safe between processes of one host."""
@@ -250,6 +251,7 @@ class LocalStore:
 
     def prune(self, folder: str) -> None:
         """Remove the empty folders at and below a folder, and parent folders that become empty."""
+        self.refuse_links(folder)
         target = self._root / folder
         for path, _, _ in os.walk(target, topdown=False):
             with suppress(OSError):
@@ -264,9 +266,27 @@ class LocalStore:
                 return
 
     def sync_folder(self, folder: str) -> None:
-        """Make the directory entries of a folder survive a power cut."""
-        if self._durable and (self._root / folder).is_dir():
-            _sync(str(self._root / folder))
+        """Make the directory entries of a folder survive a power cut, and those that lead to it."""
+        path = f"{self._root}/{folder}"
+        with _translated("sync", path):
+            if self._durable and os.path.isdir(path):
+                self._secure(path)
+                self._sync(path)
+
+    def refuse_links(self, folder: str) -> None:
+        """Refuse a folder that is a symbolic link, or that lies behind one.
+
+        Raises:
+            StoreError: Names the link.
+        """
+        path = str(self._root)
+        for segment in folder.split("/") if folder else ():
+            path = f"{path}/{segment}"
+            if os.path.islink(path):
+                raise StoreError(
+                    f"{path} is a symbolic link to {os.readlink(path)}: a change of what is behind it would be one of "
+                    "another table or folder; remove the link, or put the files there"
+                )
 
     @contextmanager
     def _written(self, key: str, data: bytes, *, synced: bool, moves: bool) -> Iterator[tuple[str, str]]:
@@ -279,50 +299,95 @@ class LocalStore:
         target = f"{self._root}/{key}"
         folder = target.rpartition("/")[0]
         temporary = f"{folder}/.tmp{uuid.uuid4().hex}"
-        left = True
+        self.refuse_links(key.rpartition("/")[0])
+        left, named = True, False
         try:
-            with self._created(temporary, folder) as file:
+            with self._created(temporary, folder, synced=synced) as file:
                 file.write(data)
                 file.flush()
                 if synced:
                     os.fsync(file.fileno())
-            yield temporary, target
-            left = not moves
             if synced:
-                _sync(folder)
+                self._secure(folder)
+            yield temporary, target
+            left, named = not moves, True
+            if synced:
+                self._sync(folder)
         # Not a failure of the storage: the caller lost the race for the name.
         except FileExistsError:
             raise
-        except OSError as error:
-            raise StoreError(f"cannot write {target}: {error}") from error
+        except (OSError, ValueError) as error:
+            if named:
+                raise NotDurableError(f"{target} was written, but a power cut may lose it: {error}") from error
+            raise _failed("write", target, error) from error
         finally:
             # A file that was moved is gone: to delete it again costs a request on a network file system.
             if left:
-                with suppress(FileNotFoundError, NotADirectoryError):
+                with suppress(OSError, ValueError):
                     os.unlink(temporary)
 
-    @staticmethod
-    def _created(path: str, folder: str) -> io.BufferedWriter:
+    def _created(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
         """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
         for _ in range(_ATTEMPTS):
             try:
                 return open(path, "xb")  # without a path object; the caller closes it
             except FileNotFoundError:
                 # Again when another process, which deletes what was there, removes the empty folder at once.
-                Path(folder).mkdir(parents=True, exist_ok=True)
+                self._made(folder, synced=synced)
         return open(path, "xb")  # as above
+
+    def _made(self, folder: str, *, synced: bool) -> None:
+        """Make a folder and those above it, and sync the entry of each new one, the uppermost first."""
+        missing: list[str] = []
+        path = folder
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
+        for made in reversed(missing) if synced else ():
+            self._sync(os.path.dirname(made))
+
+    def _secure(self, folder: str) -> None:
+        """Sync the entries of the folders that lead from the one above the root to a folder, once for each folder."""
+        if folder in self._secured:
+            return
+        below = folder.removeprefix(self.uri).strip("/").split("/")
+        leading = [self.uri, *(f"{self.uri}/{'/'.join(below[:end])}" for end in range(1, len(below)))]
+        # The folder above the root may be one in which this user can make nothing, and then made nothing.
+        with suppress(PermissionError):
+            self._sync(os.path.dirname(self.uri))
+        for path in leading:
+            self._sync(path)
+        self._secured.add(folder)
+
+    def _sync(self, path: str) -> None:
+        """Sync a file, or the entries of a folder; the one place, so that a test can see the order or fail one."""
+        _sync(path)
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         # The kernel releases the lock when the process ends, so a killed writer cannot block others. The lock file is
         # never deleted: a lock on an unlinked file would not exclude a process that creates a new one.
         path = (self._root / key).parent.parent / ".lock"
-        try:
-            with path.open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield
-        except OSError as error:
-            raise StoreError(f"cannot lock {path}: {error}") from error
+        with _translated("lock", str(path)), path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+@contextmanager
+def _translated(what: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise _failed(what, path, error) from error
+
+
+def _failed(what: str, path: str, error: OSError | ValueError) -> StoreError:
+    """Return the error for a call of the operating system that failed; a path with a NUL is a ValueError there."""
+    # Shown as Python writes it where it would break a message.
+    shown = path if path.isprintable() else repr(path)
+    hint = "; the file system is mounted read-only" if getattr(error, "errno", None) == errno.EROFS else ""
+    return StoreError(f"cannot {what} {shown}: {error}{hint}")
 
 
 def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -333,7 +398,8 @@ def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> No
         storage_options: The options of the table; with the durability "process", nothing is synced.
     """
     if "://" not in path and is_durable(storage_options or {}):
-        _sync(path)
+        with _translated("sync", path):
+            _sync(path)
 
 
 def _sync(path: str) -> None:

@@ -95,6 +95,8 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     text = os.fspath(uri)
     if not text.strip():
         raise InvalidInputError("a table URI cannot be empty; give a local path or s3://bucket/path")
+    if "\0" in text or "%00" in text:
+        raise InvalidInputError(f"a table URI cannot contain a NUL character: {text!r}")
     scheme = scheme_of(text).lower()
     if scheme in ("", "file"):
         # A file URI is percent-encoded, a plain path is not.

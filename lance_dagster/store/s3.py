@@ -213,6 +213,9 @@ class S3Store:
     def prune(self, folder: str) -> None:
         """Do nothing: S3 has no folders."""
 
+    def refuse_links(self, folder: str) -> None:
+        """Do nothing: S3 has no links."""
+
     def sync_folder(self, folder: str) -> None:
         """Do nothing: an acknowledged object is durable."""
 
@@ -301,6 +304,8 @@ class S3Store:
                 if self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}"):
                     self._probed = True
                     return
+            except ConditionalPutUnsupportedError:
+                raise
             except StoreError as error:
                 problem = error
         raise StoreError(

@@ -141,6 +141,10 @@ class ScriptedStore:
         """Ask the script, then remove empty folders."""
         self._ask("prune", folder, lambda: self._below.prune(folder))
 
+    def refuse_links(self, folder: str) -> None:
+        """As below."""
+        self._below.refuse_links(folder)
+
     def sync_folder(self, folder: str) -> None:
         """Ask the script, then sync."""
         self._ask("sync_folder", folder, lambda: self._below.sync_folder(folder))

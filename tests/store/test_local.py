@@ -1,8 +1,11 @@
 """Tables on local disk."""
 
+import errno
 import multiprocessing
 import os
+import shutil
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -11,9 +14,17 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import InvalidInputError, StoreError
+from lance_dagster.errors import (
+    CommitStateUnknownError,
+    CorruptFileError,
+    InvalidInputError,
+    NotDurableError,
+    StoreError,
+)
+from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.store import LocalStore, open_store
 from tests.store.conformance import StoreConformance
+from tests.table_factory import context_on, entries, new_table
 
 
 class TestLocalStore(StoreConformance):
@@ -161,3 +172,115 @@ def test_a_file_that_was_moved_is_not_deleted_again(tmp_path: Path, *, durable: 
     with pytest.raises(StoreError):
         store.put("a/folder", b"1")
     assert ["b", "c", "folder"] == sorted(path.name for path in (tmp_path / "a").iterdir())
+
+
+class Recording(LocalStore):
+    """A store that notes what it syncs, and whose disk fails at one folder."""
+
+    failing = "nothing"
+    synced: list[str]
+
+    def _sync(self, path: str) -> None:
+        self.__dict__.setdefault("synced", []).append(path)
+        if path.endswith(self.failing):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        super()._sync(path)
+
+
+def test_new_folders_are_synced_from_the_root_downwards(tmp_path: Path) -> None:
+    """An entry of a folder is lost with the folder's own entry; what another process made is synced once, too."""
+    root = tmp_path / "lake" / "t"
+    store = Recording(str(root))
+    store.put_if_absent("_versions/1", b"1")
+    folders = [tmp_path, tmp_path / "lake", root]
+    assert [*map(str, folders), str(tmp_path / "lake"), str(root), str(root / "_versions")] == store.synced
+    store.synced.clear()
+    store.put_if_absent("_versions/2", b"2")
+    assert [str(root / "_versions")] == store.synced
+    other = Recording(str(root))
+    other.put_if_absent("_versions/3", b"3")
+    assert [str(tmp_path / "lake"), str(root), str(root / "_versions")] == other.synced
+    (root / "data").mkdir()
+    other.synced.clear()
+    other.sync_folder("data")
+    assert [str(tmp_path / "lake"), str(root), str(root / "data")] == other.synced
+    quick = Recording(str(root / "other"), durable=False)
+    quick.put_if_absent("_versions/1", b"1")
+    assert "synced" not in quick.__dict__
+
+
+def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> None:
+    """The version can be read, and a power cut may lose it: committed again, it is found and synced."""
+    table = new_table(tmp_path, entries("a", 1))
+    head = table._context.head("main")  # noqa: SLF001 - its fragments are committed once more
+    change = Append(fragments=(head.manifest.fragments[-1],))
+    transaction = Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=change)
+    store = Recording(table.uri)
+    store.failing = "/_versions"
+    failing = LanceTable(context_on(store))
+    with pytest.raises(CommitStateUnknownError, match=r"survives a power cut: .*_versions.* Input/output error"):
+        failing.commit(transaction)
+    with pytest.raises(StoreError, match="Input/output error"):
+        failing.commit(transaction)
+    store.failing = "nothing"
+    assert head.number + 1 == failing.commit(transaction).number
+    store.failing = "/_refs/branches"
+    with pytest.raises(NotDurableError, match=r"run.json was written, but a power cut may lose it"):
+        failing.branches.create("run")
+    store.failing = "nothing"
+    assert "run" == failing.branches.create("run", exist_ok=True).name
+
+
+@pytest.mark.parametrize("job", ["create", "delete", "rename", "rename to it", "reset", "append"])
+@pytest.mark.parametrize("outside", [True, False])
+def test_no_change_is_made_behind_a_link(tmp_path: Path, job: str, *, outside: bool) -> None:
+    """What the folder of a branch is linked to stays as it is, and the link is named."""
+    table, other = (new_table(tmp_path, entries("a", 1)) for _ in range(2))
+    table.branches.create("kept")
+    table.branches.create("linked")
+    tree = Path(table.uri, "tree")
+    target = Path(other.uri) if outside else tree / "kept"
+    shutil.rmtree(tree / "linked")
+    (tree / "linked").symlink_to(target)
+    if job in ("create", "rename to it"):
+        Path(table.uri, "_refs/branches/linked.json").unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    jobs: dict[str, Callable[[], object]] = {
+        "create": lambda: table.branches.create("linked"),
+        "delete": lambda: table.branches.delete("linked"),
+        "rename": lambda: table.branches.rename("linked", "free"),
+        "rename to it": lambda: table.branches.rename("kept", "linked"),
+        "reset": lambda: table.branches.reset("linked", "main@1"),
+        "append": lambda: table.delete("value = 1", branch="linked"),
+    }
+    # The head of a branch that is read behind a link is that of another branch.
+    said = "says it is of branch" if job == "append" else f"tree/linked is a symbolic link to {target}"
+    with pytest.raises((StoreError, CorruptFileError), match=said):
+        jobs[job]()
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert before == after
+
+
+def test_every_verb_names_what_the_system_refused(tmp_path: Path) -> None:
+    """A path with a NUL, a name that is too long, a folder where a file should be: an error of this package."""
+    store = LocalStore(str(tmp_path))
+    store.put("folder/x", b"1")
+    for bad in ("a\0b", "x" * 300):
+        for verb in (
+            lambda bad=bad: store.get(bad),
+            lambda bad=bad: store.put(bad, b"1"),
+            lambda bad=bad: store.put_if_absent(f"{bad}/a", b"1"),
+            lambda bad=bad: store.list(f"{bad}/"),
+            lambda bad=bad: store.folders(bad),
+            lambda bad=bad: store.delete(bad),
+            lambda bad=bad: store.download(bad, tmp_path / "out"),
+            lambda bad=bad: store.copy_from(str(tmp_path / "folder/x"), bad),
+        ):
+            with pytest.raises(StoreError, match=r"cannot (read|write|list|delete|copy)"):
+                verb()
+    with pytest.raises(StoreError, match=r"cannot write .*folder"):
+        store.put("folder", b"1")
+    with pytest.raises(StoreError, match=r"cannot delete .*folder"):
+        store.delete("folder")
+    with pytest.raises(InvalidInputError, match=r"cannot contain a NUL character: '/a\\x00b'"):
+        open_store("/a\0b")

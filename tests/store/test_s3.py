@@ -1,11 +1,13 @@
 """Tables on a server that speaks S3."""
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
+from lance_dagster.errors import ConditionalPutUnsupportedError, InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.store import S3Store, open_store
 from tests.conftest import S3Storage, free_port
 from tests.store.conformance import StoreConformance
@@ -13,6 +15,8 @@ from tests.table_factory import SCHEMA, contents, entries
 
 SECRET = "wJalrXUtnFEMI-secret"
 KEY = "AKIA-key"
+
+Through = Callable[[str, dict[str, Any], Callable[..., Any]], Any]
 
 
 class TestS3Store(StoreConformance):
@@ -126,3 +130,92 @@ def test_no_version_hint_is_written_on_s3(s3_storage: S3Storage) -> None:
     LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     names = S3Store(f"{s3_storage.uri}/t", s3_storage.storage_options).list("_versions")
     assert ["18446744073709551614.manifest"] == names
+
+
+class UnreliableStore(S3Store):
+    """A store whose requests go through a function first: how a network loses answers and a server differs."""
+
+    def __init__(self, storage: S3Storage, through: Through) -> None:
+        """Take the bucket, and the function; it gets the method, the arguments and how to send them."""
+        super().__init__(storage.uri, storage.storage_options)
+        self.through = through
+
+    def _call(self, method: str, **arguments: Any) -> Any:  # noqa: ANN401 - what the server answers
+        return self.through(method, arguments, lambda **given: super(UnreliableStore, self)._call(method, **given))
+
+
+def test_a_lost_answer_is_no_server_that_ignores_conditions(s3_storage: S3Storage) -> None:
+    """Whichever answer of the first requests is lost, or repeated by the client: the write succeeds once."""
+    for lost in range(8):
+        for repeated in (False, True):
+            asked: list[str] = []
+
+            def through(
+                method: str,
+                arguments: dict[str, Any],
+                send: Callable[..., Any],
+                *,
+                lost: int = lost,
+                repeated: bool = repeated,
+                asked: list[str] = asked,
+            ) -> object:
+                asked.append(method)
+                answer = send(**arguments)
+                if len(asked) - 1 == lost and arguments["Key"] != f"key-{lost}-{repeated}":
+                    if repeated and method == "put_object":
+                        return send(**arguments)
+                    if not repeated:
+                        raise OSError("the answer is lost")
+                return answer
+
+            store = UnreliableStore(s3_storage, through)
+            assert store.put_if_absent(f"key-{lost}-{repeated}", b"1")
+            assert store.deletes_conditionally()
+    plain = S3Store(s3_storage.uri, s3_storage.storage_options)
+    assert [] == plain.list("_refs")
+
+
+def test_a_server_that_never_answers_is_not_called_one_that_ignores_conditions(s3_storage: S3Storage) -> None:
+    """Nothing was learnt of it, and nothing is written."""
+
+    def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:  # noqa: ARG001 - all alike
+        raise OSError("no route to the server")
+
+    with pytest.raises(
+        StoreError, match=r"cannot tell whether .* obeys If-None-Match.*no route.*; try again"
+    ) as raised:
+        UnreliableStore(s3_storage, through).put_if_absent("key", b"1")
+    assert not isinstance(raised.value, ConditionalPutUnsupportedError)
+
+
+def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) -> None:
+    """Without conditional puts there is no commit; without conditional deletions one process at a time deletes."""
+
+    def puts(_: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
+        return send(**{key: value for key, value in arguments.items() if key != "IfNoneMatch"})
+
+    def deletions(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
+        return send(**{key: value for key, value in arguments.items() if method != "delete_object" or key != "IfMatch"})
+
+    with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+        UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
+    store = UnreliableStore(s3_storage, deletions)
+    assert store.put_if_absent("key", b"1")
+    assert not store.deletes_conditionally()
+    assert store.compare_and_delete("key", "any")
+    assert store.get("key") is None
+
+
+def test_the_first_conditional_write_asks_what_is_counted_here(s3_storage: S3Storage) -> None:
+    """Five small requests, once for each store: two puts, a read, and two deletions of an object."""
+    asked: list[str] = []
+
+    def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
+        asked.append(method)
+        return send(**arguments)
+
+    store = UnreliableStore(s3_storage, through)
+    store.put_if_absent("key", b"1")
+    assert ["put_object", "put_object", "delete_object", "delete_object", "put_object"] == asked
+    store.put_if_absent("key", b"2")
+    assert 6 == len(asked)

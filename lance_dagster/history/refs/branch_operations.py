@@ -85,6 +85,7 @@ def create_branch(
     check_branch_name(name)
     # Checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
+    refs.store.refuse_links(layout.versions_folder(name))
     found = refs.branch(name)
     if found is not None and found.state in (CLOSING, DELETING):
         replaced = _replace_deleted(found, parent, refs, versions, metadata=metadata)
@@ -249,6 +250,8 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
     refuse_protected_branch(do, name, refs.store)
     refuse_renaming(branch, do, refs)
+    # Before the mark: a branch behind a link would stay marked until the link is gone.
+    refs.store.refuse_links(layout.versions_folder(name))
     refuse_users(name, do, refs)
     return branch
 

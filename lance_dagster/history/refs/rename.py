@@ -102,6 +102,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
     if branch.state != READY:
         raise refs.branch_not_found(branch.name)
     for name in (branch.name, new):
+        refs.store.refuse_links(layout.versions_folder(name))
         refuse_protected_branch("rename", name, refs.store)
     target = begun
     try:
