@@ -159,6 +159,7 @@ if TYPE_CHECKING:
         TableView as TableView,
         VersionToPublish as VersionToPublish,
     )
+    from lance_dagster.repository.repository_namespace import RepositoryNamespace as RepositoryNamespace
     from lance_dagster.spark import (
         LanceDataSource as LanceDataSource,
         SaveMode as SaveMode,
@@ -336,6 +337,7 @@ _HOMES = {
         "TableVersion",
         "TableView",
     ),
+    "lance_dagster.repository.repository_namespace": ("RepositoryNamespace",),
     "lance_dagster.table": (
         "Diff",
         "LanceTable",

@@ -40,6 +40,7 @@ DOORS = {
     "fsspec": ("lance_dagster/store/",),
     "s3fs": ("lance_dagster/store/",),
     "lance": ("lance_dagster/datafiles/",),
+    "lance_namespace": ("lance_dagster/repository/repository_namespace.py",),
     "google.protobuf": ("lance_dagster/format/codec/", GENERATED),
     "lance_dagster.format._proto": ("lance_dagster/format/codec/", GENERATED),
     "pendulum.parser": ("lance_dagster/history/resolve.py",),

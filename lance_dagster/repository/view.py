@@ -53,6 +53,11 @@ class TableView:
         """The ref expression of the version in its table, for other readers of the table."""
         return f"branch:{self._open()[1]}"
 
+    @property
+    def manifest_uri(self) -> str:
+        """The URI of the manifest of the version."""
+        return load(self._context, self.at).path
+
     def schema(self) -> pa.Schema:
         """Return the Arrow schema."""
         return schema_of(self._open()[1])
@@ -107,6 +112,11 @@ class RepositoryView(Mapping[str, TableView]):
             known = ", ".join(sorted(self.commit.tables)) or "none"
             raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
         return TableView(name, at, self._registry)
+
+    # A mapping looks for names by KeyError, which the error for an unknown table is not.
+    def __contains__(self, name: object) -> bool:
+        """Return whether the commit has a table."""
+        return name in self.commit.tables
 
     def __iter__(self) -> Iterator[str]:
         """Return the names of the tables, sorted."""

@@ -345,3 +345,11 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
     assert "held by" in str(status)
     repository.repair()
     assert {} == repository.status().tables[1].moved_tags
+
+
+def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
+    """`in` answers for any name, and a name it does not have is refused with those it has."""
+    view = new_repository(tmp_path, "a").at("main")
+    assert "a" not in view
+    with pytest.raises(TableNotFoundError, match="has no table 'a'; its tables: none"):
+        view["a"]
