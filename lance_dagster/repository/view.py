@@ -56,7 +56,7 @@ class TableView:
     @property
     def manifest_uri(self) -> str:
         """The URI of the manifest of the version."""
-        return load(self._context, self.at).path
+        return self._open()[1].path
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema."""

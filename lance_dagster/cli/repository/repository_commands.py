@@ -13,6 +13,7 @@ import click
 
 from lance_dagster.cli.arguments import (
     CommitOptions,
+    DurationType,
     about_repository,
     properties_from,
     remember_table,
@@ -31,6 +32,8 @@ from lance_dagster.cli.repository.repository_inspect import channel_document, co
 from lance_dagster.errors import MergeConflictError, NotFoundError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from lance_dagster.repository import Lagging, LanceRepository, RepositoryCommit
 
 
@@ -208,6 +211,41 @@ def repair(repository: "LanceRepository", output: Output) -> None:
     with busy("repairing"):
         lagging = repository.repair()
     output.write(lagging_documents(lagging), lagging_lines(lagging) or ["all tables follow the repository"])
+
+
+@click.command(epilog="Example: lance-dagster repository collect s3://lake --promotions 30 --keep-for 30d")
+@about_repository
+@click.option(
+    "--promotions", type=click.IntRange(min=1), default=30, show_default=True, help="Keep so many of each channel."
+)
+@click.option(
+    "--keep-for", type=DurationType(), default="30d", show_default=True, help="Keep what refs named since then."
+)
+@click.option("--delete", is_flag=True, help="Delete; without this the command only says what it would delete.")
+def collect(
+    repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, delete: bool
+) -> None:
+    """Find commits that no branch, channel or release tag needs, and what they alone hold of the tables.
+
+    Data files stay until `lance-dagster gc` of each table, which then finds that nothing needs them.
+    """
+    from lance_dagster.repository import CommitRetention
+
+    retention = CommitRetention(promotions=promotions, keep_for=keep_for)
+    with busy("looking at commits"):
+        found = repository.collect(retention, dry_run=not delete)
+    held = sum(map(len, found.branches.values()))
+    done = "were deleted" if delete else "can be deleted; --delete deletes them"
+    lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'branch')} and tags of tables {done}"]
+    lines += [f"kept: {printable(each)}" for each in found.kept]
+    document = {
+        "dry_run": found.dry_run,
+        "commits": list(found.commits),
+        "entries": found.entries,
+        "branches": {name: list(refs) for name, refs in found.branches.items()},
+        "kept": list(found.kept),
+    }
+    output.write(document, lines)
 
 
 @contextmanager

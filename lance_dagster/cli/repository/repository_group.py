@@ -29,7 +29,7 @@ COMMANDS: "Sequence[click.Command]" = (
     *(create, adopt, move, remove),
     *(fork, commit, publish, revert),
     *(promote, rollback, hold, release, tag),
-    *(repair,),
+    *(repair, collect),
 )
 _NAME = "repository"
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
