@@ -141,10 +141,10 @@ def test_old_commits_are_collected_on_demand(repository: str) -> None:
     """Without --delete the command only says what it would do; young commits stay in any case."""
     publish(repository, 2, "--channel", "production")
     (line,) = lines_of("repository", "collect", repository)
-    assert "0 commits and 0 branches and tags of tables can be deleted; --delete deletes them" == line
+    assert "0 commits and 0 refs of tables can be deleted; --delete deletes them" == line
     (line,) = lines_of("repository", "collect", repository, "--promotions", "1", "--keep-for", "0d", "--delete")
-    assert "0 commits and 0 branches and tags of tables were deleted" == line
-    assert 4 == len(lines_of("repository", "log", repository)) + 1
+    assert "0 commits and 0 refs of tables were deleted" == line
+    assert 3 == len(lines_of("repository", "log", repository))
 
 
 def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:

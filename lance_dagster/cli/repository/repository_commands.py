@@ -223,7 +223,7 @@ def repair(repository: "LanceRepository", output: Output) -> None:
 )
 @click.option("--delete", is_flag=True, help="Delete; without this the command only says what it would delete.")
 def collect(
-    repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, delete: bool
+    repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, dry_run: bool
 ) -> None:
     """Find commits that no branch, channel or release tag needs, and what they alone hold of the tables.
 
@@ -233,10 +233,10 @@ def collect(
 
     retention = CommitRetention(promotions=promotions, keep_for=keep_for)
     with busy("looking at commits"):
-        found = repository.collect(retention, dry_run=not delete)
+        found = repository.collect(retention, dry_run=dry_run)
     held = sum(map(len, found.branches.values()))
-    done = "were deleted" if delete else "can be deleted; --delete deletes them"
-    lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'branch')} and tags of tables {done}"]
+    done = "can be deleted; --delete deletes them" if dry_run else "were deleted"
+    lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'ref')} of tables {done}"]
     lines += [f"kept: {printable(each)}" for each in found.kept]
     document = {
         "dry_run": found.dry_run,

@@ -9,6 +9,7 @@ from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line, 
 from lance_dagster.cli.repository.channel_commands import history, hold, promote, release, rollback, tag
 from lance_dagster.cli.repository.repository_commands import (
     adopt,
+    collect,
     commit,
     create,
     fork,
