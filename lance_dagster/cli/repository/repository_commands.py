@@ -221,7 +221,7 @@ def repair(repository: "LanceRepository", output: Output) -> None:
 @click.option(
     "--keep-for", type=DurationType(), default="30d", show_default=True, help="Keep what refs named since then."
 )
-@click.option("--delete", is_flag=True, help="Delete; without this the command only says what it would delete.")
+@click.option("--dry-run/--delete", default=True, help="Only say what would be deleted (the default), or delete it.")
 def collect(
     repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, dry_run: bool
 ) -> None:
