@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import ConflictError
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
-from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.staging import for_each_table
 
 _TRIES = 50
@@ -43,6 +43,7 @@ class CommitRequest:
         properties: Stored with the commit.
         parents: The ids of commits that it merges, beside the newest one of the branch.
         audit: Looks at what was staged.
+        since: The newest entry of the branch, where it was read before; an older one only costs an attempt.
     """
 
     branch: str
@@ -55,6 +56,7 @@ class CommitRequest:
     properties: Mapping[str, str] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
     audit: AuditStaged | None = None
+    since: RefEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
     staged: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
     audited: dict[str, TableVersion] = {}
     for attempt in range(_TRIES):
-        entry = logs.current("branch", request.branch)
+        entry = request.since if request.since and not attempt else logs.current("branch", request.branch)
         head = logs.commit(entry.commit)
         staged |= _staged_again(request, head, staged)
         changed = {name: made for name, (_, made) in staged.items() if made is not None}

@@ -15,6 +15,7 @@ from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, with_properties
+from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.registry import Registry
 from lance_dagster.repository.staging import load
 
@@ -38,12 +39,11 @@ def fork_table(
     return context
 
 
-def touched_tables(logs: RefLogs, registry: Registry, branch: str) -> list[str]:
-    """Return the names of the tables that were forked to a branch."""
+def touched_tables(logs: RefLogs, registry: Registry, branch: str, head: RepositoryCommit) -> list[str]:
+    """Return the names of the tables that were forked to a branch, as the newest commit calls them."""
     ids = logs.touched(branch)
     if not ids:
         return []
-    head = logs.commit(logs.current("branch", MAIN).commit)
     names = {at.id: name for name, at in head.tables.items()}
     if not names.keys() >= set(ids):
         # A table that was never committed is known to the register only.

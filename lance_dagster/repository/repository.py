@@ -318,7 +318,9 @@ class LanceRepository:
             # Before anything is merged: `main` would go on without the channel.
             self.channels.refuse_held(channel)
         ended = self._logs.newest("branch", branch)
-        names = tuple(touched_tables(self._logs, self._registry, branch) if tables is None else tables)
+        newest = self._logs.current("branch", MAIN)
+        head = self._logs.commit(newest.commit)
+        names = tuple(touched_tables(self._logs, self._registry, branch, head) if tables is None else tables)
         message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
         merging = _options(message, properties, options.get("strategy"))
         if ended is not None and ended.deleted and MERGED in ended.properties:
@@ -345,6 +347,7 @@ class LanceRepository:
             message=message,
             properties={**properties, "branch": branch},
             audit=audit,
+            since=newest,
         )
         done = commit_tables(self._logs, request)
         return self._followed(done, branch, names, channel=channel, options=options, merging=merging)
@@ -428,8 +431,9 @@ class LanceRepository:
 
     def status(self) -> RepositoryStatus:
         """Say where every table, channel and branch stands."""
+        head = self.head()
         waiting = {
-            name: tuple(touched_tables(self._logs, self._registry, name))
+            name: tuple(touched_tables(self._logs, self._registry, name, head))
             for name in sorted(self._logs.live("branch"))
             if name != MAIN
         }

@@ -12,7 +12,7 @@ from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundErro
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.registry import Registry
-from lance_dagster.store import Store, open_store
+from lance_dagster.store import LocalStore, Store
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
 from tests.table_factory import context_on
 
@@ -57,9 +57,15 @@ class ScriptedRegistry(Registry):
         return self._open[name]
 
 
+class Ordered(LocalStore):
+    """A local folder that lists in order, as object stores do."""
+
+    ordered_listing = True
+
+
 def opened(uri: str) -> Store:
     """A store on local disk."""
-    return open_store(uri, FAST)
+    return Ordered(uri, durable=False)
 
 
 def scripted(root: str, script: Script, open_root: Callable[[str], Store] = opened) -> LanceRepository:

@@ -1,0 +1,111 @@
+"""How many requests each operation over many tables makes; docs/repository.md has the same table."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceRepository
+from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
+from tests.repository.scripted_repository import FAST, new_repository, opened, run, scripted
+from tests.store.scripted import Request
+
+TABLES = ("a", "b", "c", "d", "e")
+PAGE = Path(__file__).parent.parent.parent / "docs" / "repository.md"
+
+
+class Counting:
+    """Counts requests, of all threads."""
+
+    def __init__(self) -> None:
+        """Begin at none."""
+        self.made: list[str] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> object:
+        """Count the request, if it is one on an object store."""
+        if request.verb != "sync_folder":
+            with self._lock:
+                self.made.append(f"{request.verb} {request.key}")
+        return request.send()
+
+
+def made_by(repository: LanceRepository, act: Callable[[LanceRepository], object]) -> int:
+    """How many requests a process makes that has just started."""
+    counting = Counting()
+    act(scripted(repository.root, counting))
+    return len(counting.made)
+
+
+def published(repository: LanceRepository, number: int, *names: str) -> int:
+    """How many requests the publication of a run of some tables makes."""
+    branch = run(repository, number, *names)
+    return made_by(repository, lambda again: again.publish(branch, channel="production"))
+
+
+def counted(root: Path) -> Iterator[tuple[str, int]]:
+    """Every operation and its requests, in a repository of five tables."""
+    repository = new_repository(root, *TABLES)
+    repository.publish(run(repository, 1, *TABLES), channel="production")
+    yield "open a repository", made_by(repository, lambda again: LanceRepository.open(again.root, FAST)) + 1
+    yield "resolve a channel to its commit", made_by(repository, lambda again: again.at("production"))
+    yield "find the version of one table", made_by(repository, lambda again: again.at("production")["a"].version)
+    yield "fork a table, the first of a run", made_by(repository, lambda again: again.fork("a", "run/f"))
+    yield "fork another table", made_by(repository, lambda again: again.fork("b", "run/f"))
+    for count in (1, 2, 5):
+        tables = "table" if count == 1 else "tables"
+        yield f"publish {count} {tables} of 5, with a channel", published(repository, count + 1, *TABLES[:count])
+    repository.publish(run(repository, 9, "a"))
+    yield (
+        "promote a commit that changed 1 table",
+        made_by(repository, lambda again: again.channels.promote("production")),
+    )
+    yield "promote it again", made_by(repository, lambda again: again.channels.promote("production"))
+    yield (
+        "roll back a commit that changed 1 table",
+        made_by(repository, lambda again: again.channels.rollback("production", reason="wrong")),
+    )
+    yield "release a channel", made_by(repository, lambda again: again.channels.release("production", reason="right"))
+
+
+def test_every_operation_takes_its_number_of_requests(tmp_path: Path) -> None:
+    """The numbers are those of the page."""
+    _, _, table = PAGE.read_text().partition("| operation | requests |\n|---|---|\n")
+    assert table.partition("\n\n")[0] == "\n".join(f"| {name} | {made} |" for name, made in counted(tmp_path))
+
+
+@pytest.mark.parametrize("ref", ["production", "production@1"])
+def test_a_long_history_costs_no_request(tmp_path: Path, ref: str) -> None:
+    """A channel of 10,000 entries is resolved with as many requests as one of 10."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel="production")
+    logs = RefLogs(opened(repository.root))
+    entry = logs.current("channel", "production")
+    found = []
+    for count in (10, 10_000):
+        for number in range(entry.number + 1, count + 1):
+            entry = replace(next_entry(entry, "promote", entry.commit), number=number)
+            assert logs.append("channel", "production", entry)
+        found.append(made_by(repository, lambda again: again.at(ref)))
+    assert [3 if ref == "production" else 5] * 2 == found
+
+
+def test_earlier_publications_cost_no_request(tmp_path: Path) -> None:
+    """The twelfth publication of a table makes as many requests as the third, whatever the others left behind."""
+    repository = new_repository(tmp_path, "a", "b")
+    found = [published(repository, number, "a", "b") for number in range(1, 13)]
+    assert found[2] == found[11]
+    # Now and then, a merge looks which records it can leave out.
+    assert max(found) < found[2] + 30
+
+
+def test_tables_that_are_not_touched_cost_nothing(tmp_path: Path) -> None:
+    """A publication of two tables makes as many requests in a repository of two as in one of seven."""
+    found = []
+    for names in (TABLES[:2], (*TABLES, "f", "g")):
+        repository = new_repository(tmp_path / str(len(names)), *names)
+        repository.publish(run(repository, 1, *names), channel="production")
+        found.append(published(repository, 2, "a", "b"))
+    assert found[0] == found[1]
