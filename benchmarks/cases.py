@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import merging, publishing, sensing
+from benchmarks import merging, publishing, sensing, spark
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -251,5 +251,22 @@ CASES = (
         "without Dagster and without an audit. The ratio is the step by that.",
         ("tables", "step", "for each table", "without Dagster", "ratio"),
         publishing.by_tables,
+    ),
+    Case(
+        "Spark, writes",
+        "The speed of each way to write a frame of Parquet files, as a multiple of that of Spark's own Parquet; larger "
+        "is faster. Data source: `df.write.format`; large batches: the same inside of `large_batches`. Bridge: Spark's "
+        "transfer to Python, where the rows are discarded; nothing that is written in Python is faster. pylance: one "
+        "process without Spark.",
+        ("data", "`stage`", "data source", "large batches", "bridge", PYLANCE),
+        spark.writes,
+    ),
+    Case(
+        "Spark, reads",
+        "The speed of each way to read a table into a sink that discards the rows, as a multiple of that of Parquet "
+        "files; larger is faster. Bridge: Spark's transfer of one decoded batch, again and again. pylance: one process "
+        "without Spark.",
+        ("query", "`read_table`", "data source", "bridge", PYLANCE),
+        spark.reads,
     ),
 )

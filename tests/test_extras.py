@@ -20,8 +20,18 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 """
 SPARK = [
-    *("LanceDataSource", "SaveMode", "SaveOptions", "StageOptions", "ensure_java", "large_batches", "local_session"),
-    *("narrow", "read_table", "stage", "table_view", "target_schema", "write_table"),
+    *(
+        "LanceDataSource",
+        "SaveMode",
+        "SaveOptions",
+        "StageOptions",
+        "StagedUpsert",
+        "UpsertOptions",
+        "delete_keys",
+        "ensure_java",
+    ),
+    *("large_batches", "local_session", "narrow", "read_table", "stage", "stage_upsert", "table_view"),
+    *("target_schema", "upsert_frame", "write_table"),
 ]
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
 # The largest number of keys listed in a claim. Claims are stored in the transaction, which every merge reads.
-_LISTED = 100
+LISTED = 100
 # The largest number of keys for which a filtered scan, which can use an index, replaces a scan of the whole table.
 _LOOKED_UP = 1000
 # Larger integers do not fit the signed 64-bit literals of Lance SQL.
@@ -198,7 +198,7 @@ def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
 def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
     """Return a list of the values of a column, or the range they span when there are many."""
     values = comparable_values(column, name).drop_null().unique()
-    if len(values) <= _LISTED:
+    if len(values) <= LISTED:
         return _listed(values, name)
     limits: Any = pc.min_max(values) if not pa.types.is_boolean(values.type) else None
     low, high = _literal(limits["min"].as_py()), _literal(limits["max"].as_py())
@@ -350,6 +350,41 @@ def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Sc
     return pa.Table.from_batches([conform(batch, wanted) for batch in batches], schema=wanted)
 
 
+def upsert_operation(
+    context: TableContext,
+    head: State,
+    staged: StagedFiles,
+    addresses: Addresses,
+    *,
+    gone: Addresses,
+    columns: Sequence[str],
+) -> Update:
+    """Return the operation that removes rows and adds files, whose leading rows are those of `addresses`."""
+    out = taken_out(context, head, offsets_by_fragment(gone))
+    return Update(
+        removed_fragment_ids=out.removed,
+        updated_fragments=out.updated,
+        new_fragments=moved_in(context, head, staged, addresses),
+        updated_fields=field_ids(head.manifest.fields, columns),
+    )
+
+
+def submit_upsert(
+    context: TableContext,
+    head: State,
+    operation: Update,
+    info: CommitInfo,
+    *,
+    on: tuple[str, ...],
+    added: pa.Table | None,
+) -> State:
+    """Commit an upsert, which claims the keys of the rows that are added."""
+    # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
+    if added is None:
+        return submit(context, head, operation, info.as_properties())
+    return submit(context, head, operation, info.as_properties(UPSERT, predicate_of(added, on), on=on))
+
+
 class _Upsert:
     """One attempt of an upsert, against one version of the table."""
 
@@ -382,20 +417,12 @@ class _Upsert:
         place = target(self._context, self._schema, self._head)
         # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
         staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
-        out = taken_out(self._context, self._head, offsets_by_fragment(gone))
-        fields = self._head.manifest.fields
-        operation = Update(
-            removed_fragment_ids=out.removed,
-            updated_fragments=out.updated,
-            new_fragments=moved_in(self._context, self._head, staged, changed.addresses),
-            # The changed fields. An inserted row is new to every index, so all fields count as changed then.
-            updated_fields=field_ids(fields, self._rows.schema.names if not len(added) else self._schema.names),
-        )
-        # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
-        claims = predicate_of(self._rows.take(added), self._on) if len(added) else None
-        mode, on = (UPSERT, self._on) if len(added) else (None, ())
+        # The changed fields. An inserted row is new to every index, so all fields count as changed then.
+        columns = self._rows.schema.names if not len(added) else self._schema.names
+        operation = upsert_operation(self._context, self._head, staged, changed.addresses, gone=gone, columns=columns)
+        keys_added = self._rows.take(added) if len(added) else None
         return Written(
-            state=submit(self._context, self._head, operation, info.as_properties(mode, claims, on=on)),
+            state=submit_upsert(self._context, self._head, operation, info, on=self._on, added=keys_added),
             added=len(added),
             deleted=sum(map(len, matches.missing)),
             updated=len(changed.addresses),

@@ -12,7 +12,9 @@ try:
         raise InvalidInputError(
             f"PySpark {pyspark.__version__} is too old, 4.3 is needed: pip install 'lance-dagster[spark]'"
         )
+    from lance_dagster.edit.staged_upsert import StagedUpsert
     from lance_dagster.spark.java import ensure_java
+    from lance_dagster.spark.keyed_rows import UpsertOptions, delete_keys, stage_upsert, upsert_frame
     from lance_dagster.spark.save import SaveMode, SaveOptions, write_table
     from lance_dagster.spark.session import local_session
     from lance_dagster.spark.source import LanceDataSource, narrow, read_table, table_view
@@ -29,6 +31,9 @@ __all__ = [
     "SaveMode",
     "SaveOptions",
     "StageOptions",
+    "StagedUpsert",
+    "UpsertOptions",
+    "delete_keys",
     "ensure_java",
     "large_batches",
     "local_session",
@@ -36,7 +41,9 @@ __all__ = [
     "read_table",
     "replacement_schema",
     "stage",
+    "stage_upsert",
     "table_view",
     "target_schema",
+    "upsert_frame",
     "write_table",
 ]

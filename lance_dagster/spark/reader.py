@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.format.validation import string_list
@@ -35,6 +35,7 @@ from lance_dagster.table import LanceTable
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
+ROW_ADDRESS = "_rowaddr"
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
 _SPLIT_BYTES = 32 * 1024 * 1024
@@ -56,6 +57,7 @@ class Scan:
         filter: A condition in Lance's SQL.
         limit: The largest number of rows that a task needs to return; None for all.
         rows: The number of rows of the version, without the filter.
+        addressed: Whether the address of each row is returned as well, as the last column.
         storage_options: Those of the table.
     """
 
@@ -67,6 +69,7 @@ class Scan:
     filter: str | None
     limit: int | None = None
     rows: int = 0
+    addressed: bool = False
     storage_options: Mapping[str, str] = field(repr=False)
 
     @classmethod
@@ -233,6 +236,8 @@ def scan_frame(spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize], n
     """
     groups = partition_pieces(scan, sizes)
     schema = readable_schema(scan.schema)
+    if scan.addressed:
+        schema = StructType([*schema.fields, StructField(ROW_ADDRESS, LongType())])
     task = functools.partial(_read_groups, scan, groups, schema)
     # Spark names the function in plans, and `narrowed` finds the scan by this name.
     task.__name__ = name  # type: ignore[attr-defined]
@@ -259,6 +264,7 @@ def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema)
             columns=scan.schema.names,
             filter=condition,
             limit=room,
+            with_row_address=scan.addressed,
             # The fragments of a version never change, so none is missing.
             fragments=[dataset.get_fragment(number) for number in fragments],  # type: ignore[misc]
             batch_size=batch_rows(scan.schema),

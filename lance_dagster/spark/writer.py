@@ -161,7 +161,7 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
     task = functools.partial(_stage_partition, target, tally.scope, names)
     # `mapInArrow` looks columns up by name, without regard to case, and would find `a` and `A` ambiguous.
     numbered = df.toDF(*[f"c{number}" for number in range(len(names))])
-    with large_batches(df.sparkSession, target.schema, target.stored_row_bytes), _errors_of_executors():
+    with large_batches(df.sparkSession, target.schema, target.stored_row_bytes), errors_of_executors():
         rows = numbered.mapInArrow(task, "file string, tally string").collect()
     # Spark runs a task again after a failure and may run it twice (speculation); it returns the rows of one attempt,
     # so the files and the counts of the others are never used.
@@ -176,7 +176,7 @@ def _stage_partition(
     target: WriteTarget, scope: RowScope | None, names: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write one partition's files, and yield their descriptions and then the counts; runs on an executor."""
-    _check_visible(target)
+    check_visible(target)
     tally = RowTally(scope)
     named = (batch.rename_columns(list(names)) for batch in batches)
     described: list[tuple[str | None, str | None]] = [
@@ -188,7 +188,7 @@ def _stage_partition(
     yield pa.RecordBatch.from_arrays([pa.array(files, pa.string()), pa.array(counts, pa.string())], ["file", "tally"])
 
 
-def _check_visible(target: WriteTarget) -> None:
+def check_visible(target: WriteTarget) -> None:
     """Refuse to write where the table is not, which would make its folder on a disk that no other machine sees.
 
     Raises:
@@ -246,7 +246,7 @@ def large_batches(spark: SparkSession, schema: pa.Schema, stored_row_bytes: int 
 
 
 @contextmanager
-def _errors_of_executors() -> Iterator[None]:
+def errors_of_executors() -> Iterator[None]:
     """Raise this package's error where Spark reports it as the text of a Python worker's traceback."""
     try:
         yield
@@ -292,7 +292,7 @@ class LanceWriter(DataSourceArrowWriter):
     # Spark's own Arrow writer changes the type of this argument in the same way.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write one task's rows; runs on an executor."""
-        _check_visible(self._target)
+        check_visible(self._target)
         batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
         return _WrittenFiles(write_files(self._target, batches))
 

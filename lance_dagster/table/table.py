@@ -15,7 +15,7 @@ from lance_dagster import datafiles
 from lance_dagster.datafiles import StagedFiles
 from lance_dagster.diff import diff
 from lance_dagster.diff.diff import Diff
-from lance_dagster.edit import row_edits, write
+from lance_dagster.edit import row_edits, staged_upsert, write
 from lance_dagster.edit.upsert import Rules, When, upsert
 from lance_dagster.edit.write import CommitInfo, CreateOptions, Rows, create
 from lance_dagster.edit.write_result import WriteResult, Written
@@ -388,7 +388,7 @@ class LanceTable:
 
     def upsert(
         self,
-        data: Rows,
+        data: Rows | staged_upsert.StagedUpsert,
         *,
         on: Sequence[str],
         branch: str = MAIN,
@@ -405,14 +405,13 @@ class LanceTable:
         the row the first one added.
 
         Args:
-            data: Arrow rows, held in memory. They may lack columns of the table: rows that change keep their values
-                there, rows that are added get nulls.
+            data: Arrow rows, held in memory, or what `stage_upsert` made of a Spark frame by the same rules. Rows may
+                lack columns of the table: rows that change keep their values there, rows that are added get nulls.
             on: The columns of the key, of single values.
             **when: `when_matched`, what becomes of rows whose key is given: `"update"` (if left out), `"keep"`, or a
-                condition in Lance SQL for an update, such as `"source.changed_at > target.changed_at"`.
-                `when_not_matched`, what becomes of given rows whose key is not there: `"insert"` (if left out) or
-                `"ignore"`. `when_missing`, what becomes of rows whose key is not given: `"keep"` (if left out) or
-                `"delete"`. `missing_where`, a predicate: of the rows whose key is not given, only those are deleted.
+                condition in Lance SQL, such as `"source.changed_at > target.changed_at"`. `when_not_matched`, of given
+                rows whose key is not there: `"insert"` (if left out) or `"ignore"`. `when_missing`, of rows whose key
+                is not given: `"keep"` (if left out) or `"delete"`, with `missing_where` only where that is true.
 
         Returns:
             The version with the rows; the newest one as it is when nothing changes.
@@ -423,6 +422,8 @@ class LanceTable:
             SchemaMismatchError: The rows do not fit the table.
         """
         info = CommitInfo.of(branch, message, properties, partitions)
+        if isinstance(data, staged_upsert.StagedUpsert):
+            return self._result(staged_upsert.commit_upsert(self._context, data, info))
         return self._result(upsert(self._context, data, on, rules=Rules.of(when), info=info))
 
     def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:

@@ -1,0 +1,77 @@
+"""Commit upserts whose rows another program matched and wrote, such as Spark's executors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_dagster.datafiles import Addresses, StagedFiles
+from lance_dagster.edit.upsert import LISTED, submit_upsert, upsert_operation
+from lance_dagster.edit.write import CommitInfo, refuse_nested_blobs
+from lance_dagster.edit.write_result import Written
+from lance_dagster.history.context import TableContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedUpsert:
+    """Rows that were matched by key with those of one version, and written to files that no version names.
+
+    Attributes:
+        version: The version on its branch.
+        on: The key columns.
+        columns: The columns that the source has.
+        updated: The files of the rows that replace those at `addresses`, in that order.
+        addresses: The addresses of the rows that are updated.
+        added: The files of the rows that are inserted.
+        missing: The addresses of the rows that are deleted.
+        claimed: The keys of the inserted rows, or values of each key column that give the same claim; see
+            `claimed_values`.
+    """
+
+    version: int
+    on: tuple[str, ...]
+    columns: tuple[str, ...]
+    updated: StagedFiles
+    addresses: Addresses
+    added: StagedFiles
+    missing: Addresses
+    claimed: pa.Table
+
+
+def claimed_values(values: "pa.Array[Any]") -> "pa.Array[Any]":
+    """Return few values of a key column that are claimed as all of them are."""
+    found: pa.Array[Any] = values.drop_null().unique()
+    if len(found) <= LISTED:
+        return found
+    # More than are listed, so that the claim is the range, and its limits.
+    limits: Any = pc.min_max(found)
+    ends = pa.array([limits["min"].as_py(), limits["max"].as_py()], found.type)
+    few: pa.Array[Any] = pa.concat_arrays([found.slice(0, LISTED + 1), ends]).unique()
+    return few
+
+
+def commit_upsert(context: TableContext, staged: StagedUpsert, info: CommitInfo) -> Written:
+    """Commit an upsert that was staged, or return the head when nothing changes.
+
+    Raises:
+        CommitConflictError: Another commit since the version changed one of the rows, or inserted one of the keys.
+    """
+    # Refuses a branch that does not exist any more.
+    newest = context.head(info.branch)
+    head = context.at(f"{info.branch}@{staged.version}")
+    gone = np.concatenate([staged.addresses, staged.missing])
+    if not len(gone) and not staged.added.rows:
+        return Written(state=newest)
+    refuse_nested_blobs(head, "upsert")
+    added = staged.added
+    files = StagedFiles(added.schema, (*staged.updated.files, *added.files), added.base)
+    columns = added.schema.names if added.rows else staged.columns
+    operation = upsert_operation(context, head, files, staged.addresses, gone=gone, columns=columns)
+    return Written(
+        state=submit_upsert(context, head, operation, info, on=staged.on, added=staged.claimed if added.rows else None),
+        added=added.rows,
+        deleted=len(staged.missing),
+        updated=len(staged.addresses),
+    )

@@ -1,0 +1,351 @@
+"""Upsert and delete rows by key where Spark's executors match the keys and write the rows.
+
+The rows are joined with the key columns and the row addresses of one version of the table. Each task of the join writes
+its rows to data files, updated rows apart from inserted ones, and returns the addresses of the rows that they replace.
+The calling process gets these addresses, eight bytes for each row that changes, and makes one commit.
+"""
+
+import base64
+import functools
+import itertools
+import json
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import NoneType
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window, functions
+
+from lance_dagster.datafiles import RowTally, StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
+from lance_dagster.edit.upsert import comparable_values
+from lance_dagster.edit.write_result import WriteResult
+from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
+from lance_dagster.format.validation import string_list
+from lance_dagster.history.versions import Version
+from lance_dagster.spark.narrowing import narrowed
+from lance_dagster.spark.reader import Scan, fragment_sizes, scan_frame
+from lance_dagster.spark.spark_schema import check_fits, to_table_batch
+from lance_dagster.spark.writer import check_names, check_visible, errors_of_executors, large_batches
+from lance_dagster.table import LanceTable
+
+_UPDATED, _ADDED, _MISSING = 0, 1, 2
+_ATTEMPTS = 5
+
+
+class UpsertOptions(TypedDict, total=False):
+    """The rules of an upsert by Spark, as those of `LanceTable.upsert`; `when_matched` may also be `"delete"`."""
+
+    when_matched: Literal["update", "keep", "delete"]
+    when_not_matched: Literal["insert", "ignore"]
+    when_missing: Literal["keep", "delete"]
+    missing_where: str | None
+
+
+def upsert_frame(
+    df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main", **rules: Unpack[UpsertOptions]
+) -> WriteResult:
+    """Update the rows whose key occurs in a Spark frame and insert its other rows, in one commit.
+
+    Spark matches the keys with a shuffle, and its executors write the rows; no row comes to this process. When another
+    commit changed one of the rows meanwhile, the frame is computed again.
+
+    Args:
+        df: The rows. They may lack columns of the table: rows that change keep their values there.
+        table: The table.
+        on: The key columns, of single values other than floating-point numbers.
+        branch: The branch.
+        **rules: Those of `LanceTable.upsert`, without a condition for `when_matched`.
+
+    Raises:
+        InvalidInputError: A key comes twice, a key column is not there, or a rule is unknown.
+        SchemaMismatchError: The rows do not fit the table.
+        CommitConflictError: Other writers changed the same rows again and again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return table.upsert(stage_upsert(df, table, on, branch, **rules), on=on, branch=branch)
+        except CommitConflictError as error:
+            if not error.retryable:
+                raise
+    return table.upsert(stage_upsert(df, table, on, branch, **rules), on=on, branch=branch)
+
+
+def delete_keys(df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main") -> WriteResult:
+    """Delete the rows whose key occurs in a Spark frame, in one commit; see `upsert_frame`.
+
+    Raises:
+        InvalidInputError: A key column is not there.
+        CommitConflictError: Other writers changed the same rows again and again.
+    """
+    missing = [name for name in string_list("on", on, "id") if name not in df.columns]
+    if missing:
+        raise InvalidInputError(f"the frame has no key column {missing[0]!r}; it has {', '.join(df.columns)}")
+    # A key that comes twice deletes no more than one that comes once.
+    keys = df.select(*(f"`{name}`" for name in on)).distinct()
+    return upsert_frame(keys, table, on, branch, when_matched="delete", when_not_matched="ignore")
+
+
+def stage_upsert(
+    df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main", **rules: Unpack[UpsertOptions]
+) -> StagedUpsert:
+    """Match the rows of a Spark frame with those of a branch and write them, for `table.upsert`.
+
+    The arguments and errors are those of `upsert_frame`.
+    """
+    check_names("rule of an upsert", rules, UpsertOptions.__annotations__)
+    # Keywords are checked by type checkers only.
+    for rule, known in typing.get_type_hints(UpsertOptions).items():
+        if rule in rules and (choices := get_args(known)) and NoneType not in choices:
+            check_names(f"value of {rule}", [str(rules.get(rule))], choices)
+    if rules.get("missing_where") is not None and rules.get("when_missing") != "delete":
+        raise InvalidInputError("missing_where limits what when_missing='delete' deletes; give both")
+    keys = string_list("on", on, "id")
+    # The target is made after the version was read: should the columns change meanwhile, the commit is refused.
+    version = table.head(branch)
+    target = table.write_target(None, branch)
+    _check_keys(df, target.schema, keys)
+    return _Upsert(df=df, table=table, version=version, on=keys, rules=rules, target=target).staged(RowTally())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Upsert:
+    """An upsert of one frame on one version."""
+
+    df: DataFrame
+    table: LanceTable
+    version: Version
+    on: tuple[str, ...]
+    rules: UpsertOptions
+    target: WriteTarget
+
+    def staged(self, tally: RowTally) -> StagedUpsert:
+        """Write the rows and return their description."""
+        names = [*self.df.columns, *self._kept]
+        task = _Task(self.target, tuple(names), self.on, self.rules, tally.scope)
+        frame = narrowed(self._matched())
+        with (
+            large_batches(self.df.sparkSession, self.target.schema, self.target.stored_row_bytes),
+            errors_of_executors(),
+        ):
+            results = [json.loads(row.result) for row in frame.mapInArrow(task.run, "result string").collect()]
+        twice = next((result["twice"] for result in results if result["twice"]), None)
+        if twice:
+            raise InvalidInputError(f"two of the rows have the key {twice}; each key may come once")
+        for result in results:
+            tally.absorb(result["tally"])
+        return StagedUpsert(
+            version=self.version.number,
+            on=self.on,
+            columns=tuple(self.df.columns),
+            updated=self._files(results, "updated"),
+            addresses=_addresses(results, "addresses"),
+            added=self._files(results, "added"),
+            missing=_addresses(results, "missing"),
+            claimed=_claimed(results, self.on, self.target.schema),
+        )
+
+    @property
+    def _kept(self) -> list[str]:
+        """The columns of the table that the frame lacks, whose values stay."""
+        return [name for name in self.target.schema.names if name not in self.df.columns]
+
+    def _files(self, results: Sequence[dict[str, Any]], kind: str) -> StagedFiles:
+        files = tuple(StagedFile(**file) for result in results for file in result[kind])
+        return StagedFiles(self.target.schema, files, self.target.base)
+
+    def _matched(self) -> DataFrame:
+        """Return the rows with the values that are kept, the kind of each row and the address of its predecessor."""
+        columns = [f"c{number}" for number in range(len(self.df.columns))]
+        keys = [columns[self.df.columns.index(name)] for name in self.on]
+        # Counted by a window and not by a group: a frame may give other rows each time that it is computed.
+        times = functions.count(functions.lit(1)).over(Window.partitionBy(*keys))
+        source = self.df.toDF(*columns).select("*", functions.lit(1).alias("given"), times.alias("times"))
+        deletes = self.rules.get("when_missing") == "delete"
+        existing = self._existing()
+        same = functools.reduce(
+            Column.__and__, [source[key] == existing[f"k{number}"] for number, key in enumerate(keys)]
+        )
+        joined = source.join(existing.hint("merge"), same, "full" if deletes else "left")
+        given, found = functions.col("given").isNotNull(), functions.col("address").isNotNull()
+        kind = functions.when(given & found, _UPDATED).when(given, _ADDED).otherwise(_MISSING)
+        wanted = joined.select(
+            *columns, *[f"r{n}" for n in range(len(self._kept))], "address", "times", "within", kind.alias("kind")
+        )
+        # Updated rows come before inserted ones, and rows in the order of their addresses take less space.
+        return wanted.sortWithinPartitions("kind", "address")
+
+    def _existing(self) -> DataFrame:
+        """Return the keys, kept values and addresses of the rows of the version, and which may be deleted."""
+        spark = self.df.sparkSession
+        scan = replace(Scan.plan(self.table, self.version, columns=[*self.on, *self._kept]), addressed=True)
+        names = [*(f"k{n}" for n in range(len(self.on))), *(f"r{n}" for n in range(len(self._kept))), "address"]
+        rows = scan_frame(spark, scan, fragment_sizes(scan), "upsert_keys").toDF(*names)
+        condition = self.rules.get("missing_where")
+        if condition is None:
+            return rows.withColumn("within", functions.lit(1))
+        part = replace(Scan.plan(self.table, self.version, columns=[self.on[0]], filter=condition), addressed=True)
+        within = scan_frame(spark, part, fragment_sizes(part), "upsert_within").toDF("key", "place")
+        flagged = within.select("place", functions.lit(1).alias("within"))
+        return rows.join(flagged, functions.col("address") == functions.col("place"), "left").drop("place")
+
+
+def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
+    """Refuse keys that cannot be compared, and columns that do not fit the table.
+
+    Raises:
+        InvalidInputError: There is no key, or it is not in the table, or is a floating-point number or nested.
+        SchemaMismatchError: A column does not fit, or rows to insert lack a key.
+    """
+    if not on or len(set(on)) < len(on):
+        raise InvalidInputError(f"an upsert needs key columns, each once, such as on=['id']; not {[*on]}")
+    for name in on:
+        if name not in schema.names:
+            raise InvalidInputError(f"no column {name!r} to be a key; the table has {', '.join(schema.names)}")
+        if name not in df.columns:
+            raise SchemaMismatchError(f"column {name!r} is the key, and missing")
+        kind = schema.field(name).type
+        # Spark takes 0.0 and -0.0 for one value, the table for two.
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            raise InvalidInputError(f"column {name!r} is {kind}, which cannot be a key of an upsert by Spark")
+    check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What one task of the join does; it is sent to executors."""
+
+    target: WriteTarget
+    names: tuple[str, ...]
+    on: tuple[str, ...]
+    rules: UpsertOptions
+    scope: Any
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of one task and yield the description of what was written."""
+        check_visible(self.target)
+        no_keys = {
+            name: comparable_values(pa.chunked_array([], self.target.schema.field(name).type), name) for name in self.on
+        }
+        result = _Result(RowTally(self.scope), no_keys)
+        for kind, group in itertools.groupby(_by_kind(batches), key=lambda part: part[0]):
+            self._write(kind, (batch for _, batch in group), result)
+        yield pa.record_batch({"result": pa.array([result.encoded()], pa.string())})
+
+    def _write(self, kind: int, parts: Iterable[pa.RecordBatch], result: "_Result") -> None:
+        rows = self._rows(kind, parts, result)
+        rule = {
+            _UPDATED: self.rules.get("when_matched", "update"),
+            _ADDED: self.rules.get("when_not_matched", "insert"),
+        }.get(kind)
+        if rule in ("update", "insert"):
+            files = write_files(self.target, result.tally.passing(rows))
+            (result.updated if kind == _UPDATED else result.added).extend(files)
+            return
+        # The addresses and keys are noted while the rows are read.
+        for _ in rows:
+            continue
+        if kind == _UPDATED:
+            result.missing += result.addresses if rule == "delete" else []
+            result.addresses = []
+
+    def _rows(self, kind: int, parts: Iterable[pa.RecordBatch], result: "_Result") -> Iterator[pa.RecordBatch]:
+        """Yield rows in the types of the table, and note their addresses and keys."""
+        for part in parts:
+            places = part.column("address")
+            if kind == _MISSING:
+                # Rows outside of `missing_where` stay.
+                result.missing.append(places.filter(part.column("within").is_valid()))
+                continue
+            named = part.select(list(range(len(self.names)))).rename_columns(list(self.names))
+            rows = to_table_batch(named, self.target.schema)
+            if kind == _UPDATED:
+                result.addresses.append(places)
+            else:
+                for name in self.on:
+                    values = comparable_values(pa.chunked_array([rows.column(name)]), name)
+                    result.claimed[name] = claimed_values(pa.concat_arrays([result.claimed[name], values]))
+            result.note_twice(part.column("times"), rows, self.on)
+            yield rows
+
+
+def _by_kind(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the parts of batches whose rows are of one kind; the rows are sorted by it."""
+    for batch in batches:
+        kinds = batch.column("kind").to_numpy()
+        edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
+        for start, stop in itertools.pairwise(edges):
+            if start < stop:
+                yield int(kinds[start]), batch.slice(start, stop - start)
+
+
+@dataclass(slots=True)
+class _Result:
+    tally: RowTally
+    claimed: dict[str, Any]
+    updated: list[StagedFile] = field(default_factory=list)
+    added: list[StagedFile] = field(default_factory=list)
+    addresses: list[Any] = field(default_factory=list)
+    missing: list[Any] = field(default_factory=list)
+    twice: str = ""
+
+    def note_twice(self, times: Any, rows: pa.RecordBatch, on: Sequence[str]) -> None:  # noqa: ANN401 - an Arrow array
+        """Note the first key that comes twice; a key with a null in it may."""
+        several: Any = pc.greater(times, pa.scalar(1))
+        for name in on:
+            several = pc.and_(several, rows.column(name).is_valid())
+        first = pc.index(several, pa.scalar(value=True)).as_py()
+        if first >= 0 and not self.twice:
+            row = rows.select(list(on)).slice(first, 1).to_pylist()[0]
+            self.twice = ", ".join(f"{name} = {value!r}" for name, value in row.items())
+
+    def encoded(self) -> str:
+        """Return the result as text."""
+        keys = pa.table(_padded(self.claimed))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, keys.schema) as stream:
+            stream.write_table(keys)
+        return json.dumps(
+            {
+                "updated": [{"name": file.name, "rows": file.rows, "size": file.size} for file in self.updated],
+                "added": [{"name": file.name, "rows": file.rows, "size": file.size} for file in self.added],
+                "addresses": _packed(self.addresses),
+                "missing": _packed(self.missing),
+                "claimed": base64.b64encode(sink.getvalue().to_pybytes()).decode(),
+                "tally": self.tally.encoded(),
+                "twice": self.twice,
+            }
+        )
+
+
+def _padded(columns: "dict[str, pa.Array[Any]]") -> "dict[str, pa.Array[Any]]":
+    """Return columns of one length, filled up with nulls, which claim nothing."""
+    longest = max(map(len, columns.values()))
+    return {
+        name: pa.concat_arrays([values, pa.nulls(longest - len(values), values.type)])
+        for name, values in columns.items()
+    }
+
+
+def _packed(parts: Sequence[Any]) -> str:
+    whole = np.concatenate([np.empty(0, np.int64), *(part.to_numpy(zero_copy_only=False) for part in parts)])
+    return base64.b64encode(whole.astype("<i8").tobytes()).decode()
+
+
+def _addresses(results: Sequence[dict[str, Any]], kind: str) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    parts = [np.frombuffer(base64.b64decode(result[kind]), "<i8") for result in results]
+    return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.uint64)
+
+
+def _claimed(results: Sequence[dict[str, Any]], on: Sequence[str], schema: pa.Schema) -> pa.Table:
+    tables = [pa.ipc.open_stream(base64.b64decode(result["claimed"])).read_all() for result in results]
+    found: dict[str, Any] = {}
+    for name in on:
+        columns = [chunk for table in tables for chunk in table.column(name).chunks]
+        empty = pa.array([], schema.field(name).type)
+        found[name] = claimed_values(comparable_values(pa.chunked_array(columns or [empty]), name))
+    return pa.table(_padded(found))

@@ -1,0 +1,135 @@
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
+from lance_dagster.spark import delete_keys, stage_upsert, upsert_frame
+from lance_dagster.table import LanceTable
+from tests.spark.samples import schema_of
+
+SCHEMA = schema_of(id=pa.int64(), region=pa.string(), x=pa.int32(), note=pa.string())
+
+
+@pytest.fixture
+def table(tmp_table_uri: str) -> LanceTable:
+    """A table of six rows in two fragments, with stable row ids."""
+    made = LanceTable.create(tmp_table_uri, SCHEMA)
+    for start in (0, 3):
+        ids = range(start, start + 3)
+        rows = [{"id": n, "region": "eu" if n % 2 else "us", "x": n, "note": f"n{n}"} for n in ids]
+        made.append(pa.Table.from_pylist(rows, SCHEMA))
+    return made
+
+
+def found(table: LanceTable) -> list[tuple[object, ...]]:
+    """The rows of `main`, in order."""
+    rows = table.read().to_pylist()
+    return sorted((tuple(row.values()) for row in rows), key=str)
+
+
+def on_arrow(table: LanceTable, rows: pa.Table, on: list[str], **rules: str) -> list[tuple[object, ...]]:
+    """The rows after `LanceTable.upsert` did the same on a branch."""
+    table.branches.create("arrow")
+    table.upsert(rows, on=on, branch="arrow", **rules)  # type: ignore[arg-type]
+    expected = sorted((tuple(row.values()) for row in table.read("arrow").to_pylist()), key=str)
+    table.branches.delete("arrow")
+    return expected
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"when_matched": "keep"},
+        {"when_not_matched": "ignore"},
+        {"when_missing": "delete"},
+        {"when_missing": "delete", "missing_where": "region = 'eu'"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("on", [["id"], ["id", "region"]], ids=str)
+def test_an_upsert_by_spark_is_the_one_of_the_table(
+    spark: SparkSession, table: LanceTable, rules: dict[str, str], on: list[str]
+) -> None:
+    """Rows with a null in the key are inserted, columns that are not given keep their values; one commit."""
+    query = """SELECT * FROM VALUES (1L, 'eu', 10), (2L, 'eu', 20), (4L, 'us', 40), (7L, 'eu', 70), (null, 'eu', 80),
+        (null, 'eu', 81) AS v(id, region, x)"""
+    frame = spark.sql(query).repartition(3)
+    rows = frame.toArrow()
+    expected = on_arrow(table, rows, on, **rules)
+    before = table.head().number
+    result = upsert_frame(frame, table, on, **rules)  # type: ignore[arg-type]
+    assert expected == found(table)
+    assert before + 1 == table.head().number
+    assert result.rows_added == (0 if rules.get("when_not_matched") else len(rows) - (3 if on == ["id"] else 2))
+    assert table.maintenance.verify().ok
+
+
+def test_an_upsert_keeps_row_ids_and_takes_any_order_of_columns(spark: SparkSession, table: LanceTable) -> None:
+    """An updated row is the same row, so a diff says that it changed and not that it was replaced."""
+    before = table.head()
+    upsert_frame(
+        spark.range(1, 9).selectExpr("'new' AS note", "id", "'us' AS region", "cast(id AS int) AS x"), table, ["id"]
+    )
+    counts = table.diff(before, "main").stat()
+    assert (3, 0, 5) == (counts.added, counts.removed, counts.changed)
+
+
+def test_keys_are_deleted(spark: SparkSession, table: LanceTable) -> None:
+    """Keys that are not there and keys that come twice are no error."""
+    frame = spark.sql("SELECT * FROM VALUES (1L), (1L), (5L), (99L), (null) AS v(id)")
+    assert 2 == delete_keys(frame, table, ["id"]).rows_deleted
+    assert [0, 2, 3, 4] == [row[0] for row in found(table)]
+    head = str(table.head())
+    assert head == str(delete_keys(frame, table, ["id"]))
+
+
+def test_keys_that_come_twice_are_refused(spark: SparkSession, table: LanceTable) -> None:
+    """In whatever partitions they are, inserted or updated."""
+    for key in (1, 50):
+        keys = spark.createDataFrame([(key,), (7,), (key,)], "id long")
+        frame = keys.selectExpr("id", "'eu' AS region", "1 AS x", "'a' AS note")
+        with pytest.raises(InvalidInputError, match=f"two of the rows have the key id = {key}; each key may come once"):
+            upsert_frame(frame.repartition(3), table, ["id"])
+    assert 6 == table.count_rows()
+
+
+def test_what_makes_no_sense_is_refused_before_any_job(spark: SparkSession, table: LanceTable) -> None:
+    """By name."""
+    frame = spark.range(1)
+    for on, rules, kind, said in [
+        (["idd"], {}, InvalidInputError, "no column 'idd' to be a key"),
+        (["region"], {}, SchemaMismatchError, "column 'region' is the key, and missing"),
+        ([], {}, InvalidInputError, "an upsert needs key columns"),
+        (["id"], {"when_match": "keep"}, InvalidInputError, "unknown rule of an upsert 'when_match'; did you mean"),
+        (["id"], {"when_missing": "delet"}, InvalidInputError, "unknown value of when_missing 'delet'; did you mean"),
+        (["id"], {"missing_where": "x = 1"}, InvalidInputError, "give both"),
+    ]:
+        with pytest.raises(kind, match=said):
+            upsert_frame(frame, table, on, **rules)  # type: ignore[arg-type]
+
+
+def test_a_staged_upsert_conflicts_with_another_change_of_its_rows(spark: SparkSession, table: LanceTable) -> None:
+    """The rows are matched with one version; `upsert_frame` matches them again."""
+    frame = spark.sql("SELECT 1L AS id, 'eu' AS region, 5 AS x, 'a' AS note")
+    staged = stage_upsert(frame, table, ["id"])
+    table.update({"x": "x + 100"}, where="id = 1")
+    with pytest.raises(CommitConflictError):
+        table.upsert(staged, on=["id"])
+    upsert_frame(frame, table, ["id"])
+    assert [5] == [row[2] for row in found(table) if row[0] == 1]
+    # A change of another row is no conflict.
+    staged = stage_upsert(frame, table, ["id"])
+    table.append(pa.Table.from_pylist([{"id": 200, "region": "eu", "x": 1, "note": "z"}], SCHEMA))
+    table.upsert(staged, on=["id"])
+    assert 7 == table.count_rows()
+
+
+def test_many_inserted_keys_are_claimed_as_a_range(spark: SparkSession, table: LanceTable) -> None:
+    """Of two writers that insert one key, the second conflicts."""
+    frame = spark.range(1000, 3000).selectExpr("id", "'eu' AS region", "1 AS x", "'a' AS note")
+    first, second = (stage_upsert(part, table, ["id"]) for part in (frame, frame.where("id = 2500")))
+    table.upsert(first, on=["id"])
+    with pytest.raises(CommitConflictError):
+        table.upsert(second, on=["id"])
+    assert 2006 == table.count_rows()
