@@ -56,6 +56,7 @@ class LanceAssetsOptions(TypedDict, total=False):
     schedule: str | None
     storage_options: Mapping[str, str]
     s3: S3Options | None
+    environment: str | dg.EnvVar
     unchecked: bool
     name: str
     resource_key: str
@@ -89,6 +90,7 @@ def lance_assets(
         **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one
             process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
             partition of time when it ends. `s3` or `storage_options`, credentials and endpoint of the root.
+            `environment`, the name of a branch deployment, whose tables are forks of those below the root.
             `unchecked`, whether tables may have no check. `name`, put before the names of the jobs and the sensor, for
             a code location that calls this several times; then `resource_key` and `io_manager_key` differ too.
 
@@ -106,7 +108,8 @@ def lance_assets(
     require_sequence("assets", assets, "orders")
     _refuse_unknown_options(options)
     storage = dict(options.get("storage_options", {}))
-    lance = LanceResource(root=root, storage_options=storage, s3=options.get("s3"))
+    environment = options.get("environment", "")
+    lance = LanceResource(root=root, storage_options=storage, s3=options.get("s3"), environment=environment)
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{options['name']}_" if options.get("name") else ""

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.environment import environment_folder, open_forked
 from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.resource_fields import S3Options, check_fields, literal_secrets, merge_options
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
@@ -125,6 +126,14 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default="main",
         description="Ref that inputs read when no run branch applies: a branch, a tag or `name@version`.",
     )
+    environment: str = Field(
+        default="",
+        description="Name of a branch deployment, such as its git branch. Its tables are forks of those below the "
+        "root, made at their first use; nothing it writes, publishes or rolls back reaches these. Empty in production.",
+    )
+    environment_from: str = Field(
+        default="main", description="Ref at which the tables of an environment are forked: main, or a tag."
+    )
 
     repository: bool = Field(
         default=False,
@@ -188,8 +197,23 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return self.uri_at(self.address_of(asset_key, metadata))
 
     def uri_at(self, address: TableAddress) -> str:
-        """Return the URI of the table at an address; the table need not exist."""
-        return f"{self._check_root()}/{address}.lance"
+        """Return the URI of the table at an address, in the environment if there is one; the table need not exist."""
+        folder = f"/{environment_folder(self.environment)}" if self.environment else ""
+        return f"{self._check_root()}{folder}/{address}.lance"
+
+    def open_at(self, address: TableAddress) -> "LanceTable":
+        """Open the table at an address; an environment forks it at its first use.
+
+        Raises:
+            TableNotFoundError: There is no table at the URI.
+        """
+        from lance_dagster.table import LanceTable
+
+        uri = self.uri_at(address)
+        if not self.environment:
+            return LanceTable.open(uri, self.connection_options)
+        shared = f"{self._check_root()}/{address}.lance"
+        return open_forked(uri, shared, self.environment_from, self.connection_options)
 
     def open_repository(self) -> "LanceRepository | None":
         """Return the repository at the root, which is made if there is none; None unless `repository` is set."""
@@ -226,14 +250,13 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             TableNotFoundError: There is no table at the URI.
         """
-        from lance_dagster.table import LanceTable
-
         address = self.address_of(key, metadata)
-        uri = self.uri_at(address)
         try:
-            return LanceTable.open(uri, self.connection_options)
+            return self.open_at(address)
         except TableNotFoundError:
-            raise TableNotFoundError(f"no table {address} at {uri}: no run has written it yet") from None
+            raise TableNotFoundError(
+                f"no table {address} at {self.uri_at(address)}: no run has written it yet"
+            ) from None
 
     def open(
         self,
@@ -268,9 +291,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return metadata for an asset's definition, which makes its page show the table's name and URI."""
         # A code location may load without the environment of a run, so the value of an EnvVar is unknown here.
         address = self.address_of(asset_key, metadata)
-        return md.definition_metadata(
-            address.dotted, None if isinstance(self.root, dg.EnvVar) else self.uri_at(address)
-        )
+        is_known = not any(isinstance(field, dg.EnvVar) for field in (self.root, self.environment))
+        return md.definition_metadata(address.dotted, self.uri_at(address) if is_known else None)
 
     def _check_root(self) -> str:
         """Return the root as a canonical URI; computed once for each resource.

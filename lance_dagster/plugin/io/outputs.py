@@ -5,6 +5,7 @@ them. Only then are columns edited and the rows committed, so that an output tha
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -12,7 +13,7 @@ import dagster as dg
 import pyarrow as pa
 
 from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.layout import DATA
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -32,7 +33,7 @@ from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, started_at
-from lance_dagster.plugin.table_asset import Ownership
+from lance_dagster.plugin.table_asset import Ownership, TableAddress
 from lance_dagster.plugin.version_report import change_entries, content_entries
 from lance_dagster.table import LanceTable
 
@@ -65,7 +66,7 @@ class OutputWriter:
         columns = described_columns(context)
         target = OutputTable.of(context)
         place = self.lance.address_of(target.key, target.metadata)
-        table = self._table(write, self.lance.uri_at(place), with_descriptions(schema, columns))
+        table = self._table(write, place, with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
         # Before the fork: a table of another asset is refused without a trace.
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded()
@@ -90,18 +91,23 @@ class OutputWriter:
         )
         set_data_version(context, version.transaction)
 
-    def _table(self, write: Write, uri: str, schema: pa.Schema) -> LanceTable:
+    def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
         """Open the table of an asset, or create it with these columns.
 
         Raises:
             InvalidInputError: The partition column cannot be used; there is no table then.
         """
-        options = self.lance.connection_options
-        if LanceTable.exists(uri, options):
-            return LanceTable.open(uri, options)
+        with suppress(TableNotFoundError):
+            return self.lance.open_at(place)
         write.partitions(schema)
-        # Another process of the run may create the table at the same time.
-        return LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: write.asset})
+        return LanceTable.create(
+            self.lance.uri_at(place),
+            schema,
+            storage_options=self.lance.connection_options,
+            # Another process of the run may create the table at the same time.
+            exist_ok=True,
+            config={md.OWNER: write.asset},
+        )
 
     def _refuse_published(self, asset: str, branch: RunBranch) -> None:
         """Refuse to repeat an append that a run which this one continues has published: it would add its rows twice.

@@ -9,14 +9,14 @@ other clients put it where the service shows it. Give such a process credentials
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
 import dagster as dg
 from dagster_pipes import PipesContext, PipesMetadataRawValue, open_dagster_pipes
 
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.resource import LanceResource
@@ -72,6 +72,10 @@ def pipes_extras(
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
+    if lance.environment:
+        # The process opens or creates what is at the URI; only the resource can fork it.
+        with suppress(TableNotFoundError):
+            lance.open_at(place)
     settings = {
         "uri": lance.uri_at(place),
         "dotted": place.dotted,
