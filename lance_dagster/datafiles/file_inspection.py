@@ -6,6 +6,7 @@ are opened in a subprocess, and its death is a result like any other.
 
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -24,6 +25,7 @@ _BATCH = 4096
 _PROGRAM = "from lance_dagster.datafiles.file_inspection import serve_inspections; serve_inspections()"
 # Generous, so that a slow store is not taken for a damaged file.
 _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
+_LEAST_MEMORY, _BYTES_FOR_A_BYTE = 4 << 30, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
             CorruptFileError: The file cannot be opened or decoded.
         """
         # Sent over standard input: other users can see the arguments of a process, and options contain secrets.
-        request = {"uri": uri, "storage_options": dict(storage_options), "read": read}
+        request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "memory": _memory(size)}
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             raise CorruptFileError(uri, f"reading it ends the process that tries, {self._end()}")
@@ -119,6 +121,7 @@ def serve_inspections() -> None:
     """Serve inspections: read one JSON request per line from standard input, write one JSON response per line."""
     for line in sys.stdin:
         request = json.loads(line)
+        _limit_memory(request.pop("memory"))
         try:
             found: dict[str, Any] = asdict(_summary(**request))
         except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
@@ -130,6 +133,16 @@ def serve_inspections() -> None:
             found = {"damage": f"pylance gives up on it: {_first_line(error)}"}
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
+
+
+def _memory(size: int) -> int:
+    return max(_LEAST_MEMORY, _BYTES_FOR_A_BYTE * size)
+
+
+def _limit_memory(size: int) -> None:
+    """Limit the memory of this process, so that a damaged file ends it and does not fill the memory of the machine."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size if most == resource.RLIM_INFINITY else min(size, most), most))
 
 
 def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> DataFileSummary:

@@ -80,7 +80,8 @@ class VersionedRows:
     @cached_property
     def dataset(self) -> "LanceDataset":
         """The version as a pylance dataset."""
-        return self._context.dataset(self.state)
+        # The rows of a fragment are read only where they are live, so its deletion file was decoded before.
+        return self._context.dataset(self.state, ())
 
     def name(self, column: ComparedColumn) -> str:
         """Return the name of a column in this version."""

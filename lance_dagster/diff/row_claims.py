@@ -9,11 +9,10 @@ from collections.abc import Iterable
 
 from lance_dagster.datafiles import ExpectedFile, read_shapes
 from lance_dagster.errors import CorruptFileError
-from lance_dagster.format import layout
 from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
-from lance_dagster.format.model import DataFile, Fragment
+from lance_dagster.format.model import Fragment
+from lance_dagster.history.context import expected_file
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.transactions.base_paths import base_path_of
 
 _TRUSTED_ROWS = 1 << 24
 """Rows that are believed: one address for each takes 128 MiB."""
@@ -30,7 +29,7 @@ def check_row_claims(versions: Versions, state: State, fragment_ids: Iterable[in
     if sum(fragment.physical_rows for fragment in found) <= _TRUSTED_ROWS:
         return
     # Every file of a fragment has all its rows, so one of them tells.
-    files = [(fragment, _placed(versions, state, fragment.files[0])) for fragment in found if fragment.files]
+    files = [(fragment, expected_file(versions, state, fragment.files[0])) for fragment in found if fragment.files]
     for fragment, file in files:
         # Files of the first format have another footer; each row takes a bit at least.
         if data_file_version(fragment.files[0]) == LEGACY_FILE_VERSION:
@@ -43,12 +42,3 @@ def check_row_claims(versions: Versions, state: State, fragment_ids: Iterable[in
 def _check_count(file: ExpectedFile, fragment: Fragment, rows: int) -> None:
     if rows != fragment.physical_rows:
         raise CorruptFileError(file.path, f"it has {rows} rows, and its version says {fragment.physical_rows}")
-
-
-def _placed(versions: Versions, state: State, file: DataFile) -> ExpectedFile:
-    base = base_path_of(state.manifest, file.base_id, versions.branch_uri(state.branch))
-    folder = layout.DATA if base.is_dataset_root else ""
-    store, key = versions.locate(base.path, layout.join(folder, file.path), base.id)
-    # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
-    known = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
-    return ExpectedFile(store=store, key=key, size=known or store.sizes(key.rpartition("/")[0]).get(file.path, 0))

@@ -1,24 +1,29 @@
 """What every operation on a table needs: its store, its names, its versions."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import count, open_dataset
-from lance_dagster.errors import RefNotFoundError, UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.datafiles import ExpectedFile, count, open_dataset, read_shapes
+from lance_dagster.errors import CorruptFileError, RefNotFoundError, UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.format import layout
 from lance_dagster.format.codec import check_readable
+from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import DataFile
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
+from lance_dagster.history.rebase import check_deletions
 from lance_dagster.history.refs.branch_fence import being_reset
 from lance_dagster.history.refs.ref_files import READY, RENAMED_FROM, RESETTING
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Version, Versions
-from lance_dagster.store import Store, open_store
+from lance_dagster.store import Store, file_checks, open_store
+from lance_dagster.transactions.base_paths import base_path_of
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
@@ -114,10 +119,16 @@ class TableContext:
             raise self.refs.branch_not_found(branch)
         return self.versions.head(branch, found.id)
 
-    def dataset(self, state: State) -> "LanceDataset":
+    def dataset(self, state: State, fragment_ids: Iterable[int] | None = None) -> "LanceDataset":
         """Open a version with pylance.
 
+        Args:
+            state: The version.
+            fragment_ids: The fragments that the caller reads and whose deletion files it did not decode itself; None
+                for all. Their deletion files are decoded before pylance reads them.
+
         Raises:
+            CorruptFileError: A deletion file is damaged.
             FormatError: The version's manifest cannot be read whole.
             BasePathRefusedError: The version names files outside of the table that are not allowed.
         """
@@ -125,6 +136,11 @@ class TableContext:
         for base in state.manifest.base_paths:
             # pylance follows every base path, so it gets no version with one that is not allowed.
             self.versions.bases.locate(base.path, base.id)
+        checks = file_checks(self.storage_options)
+        if checks != "none":
+            check_deletions(self.versions, state, fragment_ids)
+        if checks == "shapes":
+            _check_shapes(self.versions, state)
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
     def count_rows(self, state: State) -> int:
@@ -136,6 +152,33 @@ class TableContext:
             return state.manifest.rows
         except UnsupportedFeatureError:
             return count(self.dataset(state))
+
+
+def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedFile:
+    """Return where a data file of a version lies, and its size as far as it is known."""
+    base = base_path_of(state.manifest, file.base_id, versions.branch_uri(state.branch))
+    key = layout.join(layout.DATA if base.is_dataset_root else "", file.path)
+    store, key = versions.locate(base.path, key, base.id)
+    # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
+    known = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
+    return ExpectedFile(store=store, key=key, size=known or store.sizes(key.rpartition("/")[0]).get(file.path, 0))
+
+
+def _check_shapes(versions: Versions, state: State) -> None:
+    """Check the footers and the positions of all pages of the data files that were not checked before."""
+    waiting: dict[str, tuple[ExpectedFile, int]] = {}
+    for fragment in state.manifest.fragments:
+        for file in fragment.files:
+            # Files of the first format have another layout.
+            if data_file_version(file) != LEGACY_FILE_VERSION:
+                expected = expected_file(versions, state, file)
+                if expected.path not in versions.checked_files:
+                    waiting[expected.path] = expected, fragment.physical_rows
+    shapes = read_shapes([expected for expected, _ in waiting.values()], pages=True)
+    for (path, (_, rows)), shape in zip(waiting.items(), shapes, strict=True):
+        if shape.rows != rows:
+            raise CorruptFileError(path, f"it has {shape.rows} rows, and {state} says {rows}")
+        versions.checked_files.add(path)
 
 
 def schema_of(state: State) -> pa.Schema:

@@ -10,20 +10,23 @@ change has to be made again from the head; so it has when the fragment has other
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pyroaring import BitMap
 
 from lance_dagster.errors import BasePathRefusedError, CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import layout
-from lance_dagster.format.deletions import decode_offsets, encode_offsets
+from lance_dagster.format.deletions import ARROW_FILE, decode_offsets, encode_offsets
 from lance_dagster.format.model import DeletionFile, Fragment
 from lance_dagster.format.transaction import Transaction, Update
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import Store
 from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.transactions.conflicts import RowChange, removed_fragments, touched_fragments
+
+_WORKERS = 16
 
 
 def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> BitMap:
@@ -44,7 +47,35 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     recorded = fragment.deletion.deleted_rows
     if recorded and recorded != len(offsets):
         raise CorruptFileError(path, f"it deletes {len(offsets)} rows, {state} says {recorded}")
+    versions.checked_files.add(path)
     return offsets
+
+
+def check_deletions(versions: Versions, state: State, fragment_ids: Iterable[int] | None) -> None:
+    """Decode the Arrow deletion files of fragments that were not decoded before, several at the same time.
+
+    A damaged Arrow file can make pylance end the process. Bitmap files only make it raise an error.
+
+    Raises:
+        CorruptFileError: As for `deleted_offsets`.
+    """
+    known = state.manifest.fragments
+    if not known.deletions:
+        # Known without decoding a fragment.
+        return
+    waiting: list[Fragment] = []
+    for fragment in known if fragment_ids is None else map(known.find, fragment_ids):
+        if fragment is not None and fragment.deletion is not None and fragment.deletion.kind == ARROW_FILE:
+            store, key = _locate_deletion(versions, state, fragment)
+            if f"{store.uri}/{key}" not in versions.checked_files:
+                waiting.append(fragment)
+    if len(waiting) <= 1:
+        for fragment in waiting:
+            deleted_offsets(versions, state, fragment)
+        return
+    with ThreadPoolExecutor(_WORKERS) as workers:
+        for _ in workers.map(lambda fragment: deleted_offsets(versions, state, fragment), waiting):
+            pass
 
 
 def with_deleted(versions: Versions, state: State, fragment: Fragment, offsets: BitMap) -> Fragment:

@@ -131,6 +131,8 @@ class Versions:
     _ids: dict[tuple[str, int], str] = field(default_factory=dict)
     _folders: dict[str, str] = field(default_factory=dict)
     bases: BaseAccess = field(init=False)
+    # The URIs of the files that were checked before pylance read them; files never change.
+    checked_files: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.bases = BaseAccess(self.store, self.storage_options)

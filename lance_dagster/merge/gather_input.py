@@ -57,8 +57,9 @@ def lookups(context: TableContext) -> Lookups:
             in_parallel(lambda pair: deleted(*pair), fragments, _READERS)
         # A small local file is read in less time than it takes to hand the work to a thread.
 
+    # Rows are located by their deletion vectors, so those files were decoded before.
     def keys(source: LocatedRows, dest: LocatedRows, columns: Sequence[tuple[str, str, str]]) -> SharedKeys:
-        of_source, of_dest = ((context.dataset(state_of(manifest)), rows) for manifest, rows in (source, dest))
+        of_source, of_dest = ((context.dataset(state_of(manifest), ()), rows) for manifest, rows in (source, dest))
         return shared_keys(of_source, of_dest, columns)
 
     return Lookups(
@@ -70,10 +71,11 @@ def _matching(context: TableContext) -> Matching:
     def matching(
         manifest: Manifest, fragment_ids: Iterable[int], predicate: str, names: Mapping[str, str] | None
     ) -> Mapping[int, BitMap]:
-        dataset = context.dataset(state_of(manifest))
+        numbers = list(fragment_ids)
+        dataset = context.dataset(state_of(manifest), numbers)
         if names is None:
-            return matching_offsets(dataset, predicate, list(fragment_ids))
-        return matching_renamed(dataset, predicate, fragment_ids, names)
+            return matching_offsets(dataset, predicate, numbers)
+        return matching_renamed(dataset, predicate, numbers, names)
 
     return matching
 

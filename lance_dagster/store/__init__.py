@@ -15,6 +15,7 @@ from lance_dagster.store.options import (
     allowed_base_paths,
     base_options,
     canonical_uri,
+    file_checks,
     is_durable,
     refuse_unknown_options,
     resolve_location,
@@ -33,6 +34,7 @@ __all__ = [
     "canonical_uri",
     "copy_file",
     "copy_folder",
+    "file_checks",
     "is_durable",
     "open_store",
     "refuse_unknown_options",
@@ -51,6 +53,8 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
             ignored here; they configure the stores of those base paths. `durability` states what a write on local disk
             survives: "power" (a power cut, the default) or "process" (the end of the process, as with pylance).
             `allowed_base_paths` lists places outside of the table whose files its versions may name.
+            `check_files` states what is checked before pylance reads a version: "none", "deletions" (the default) or
+            "shapes".
 
     Raises:
         InvalidInputError: The scheme is not supported, or an option is unknown.
@@ -60,7 +64,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         return S3Store(location.uri, location.access)
     if location.access:
         raise InvalidInputError(
-            f"a local table takes no storage options but durability and allowed_base_paths, and {location.uri} was "
-            "given others"
+            f"a local table takes no storage options but durability, allowed_base_paths and check_files, and "
+            f"{location.uri} was given others"
         )
     return LocalStore(location.uri, durable=location.durable)

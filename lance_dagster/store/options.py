@@ -12,11 +12,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from lance_dagster.errors import InvalidInputError
 
+FileChecks = Literal["none", "deletions", "shapes"]
 _S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
 _CLIENT, _TOP = "client_kwargs", ""
 # pylance's option, without its optional "aws_" prefix -> the argument of s3fs.
@@ -36,8 +37,10 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _DURABILITY = "durability"
 _ALLOWED_BASES = "allowed_base_paths"
+_CHECK_FILES = "check_files"
+_CHECKS: tuple[FileChecks, ...] = ("none", "deletions", "shapes")
 # Options of this package, which no provider knows.
-_OWN = frozenset({_DURABILITY, _ALLOWED_BASES})
+_OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES})
 _DURABLE = {"power": True, "process": False}
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
@@ -157,6 +160,22 @@ def allowed_base_paths(storage_options: Mapping[str, str]) -> tuple[str, ...]:
     """
     listed = storage_options.get(_ALLOWED_BASES, "").split(",")
     return tuple(canonical_uri(entry.strip()) for entry in listed if entry.strip())
+
+
+def file_checks(storage_options: Mapping[str, str]) -> FileChecks:
+    """Return which files are checked before pylance reads a version: the option `check_files`.
+
+    Raises:
+        InvalidInputError: The option has another value.
+    """
+    given = storage_options.get(_CHECK_FILES, "deletions")
+    for known in _CHECKS:
+        if given == known:
+            return known
+    raise InvalidInputError(
+        f"the storage option {_CHECK_FILES} is {given!r}; it says which files are checked before pylance reads a "
+        "version: 'none', 'deletions' (the deletion files, the default) or 'shapes' (the data files too)"
+    )
 
 
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import DataFileInspector, DataFileSummary
+from lance_dagster.datafiles import DataFileInspector, DataFileSummary, ExpectedFile, read_shape
 from lance_dagster.errors import BasePathRefusedError, CorruptFileError, FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_transaction
@@ -118,6 +118,11 @@ class FileChecks:
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
         """
+        listing = self._listed(named.base, layout.DATA)
+        if listing.store is not None and listing.sizes is not None:
+            # pylance allocates what positions and sizes in the file claim, so those are checked first.
+            key = layout.join(listing.key, named.file.path)
+            read_shape(ExpectedFile(store=listing.store, key=key, size=listing.sizes[named.file.path]), pages=True)
         uri = self._context.uri
         # A base path gets only the options that are meant for it, since options may hold credentials.
         own = named.base.path == uri or named.base.path.startswith(f"{uri}/")

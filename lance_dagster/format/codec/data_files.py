@@ -73,6 +73,8 @@ def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     placed = _entries(read(column_table, column_table + _ENTRY.size * columns))
     _check_inside(described, end, "a buffer")
     _check_inside(placed, column_table, "the metadata of a column")
+    if placed and min(start for start, _ in placed) != columns_at:
+        raise ValueError("the metadata of its columns is not where its footer says")
     if sum(length for _, length in placed) > _MOST_METADATA or described[0][1] > _MOST_METADATA:
         raise ValueError("its metadata is larger than any writer makes it")
     start, length = described[0]
@@ -95,6 +97,8 @@ def _check_inside(parts: Sequence[_Part], end: int, what: str) -> None:
 def _check_pages(read: ReadRange, columns: Sequence[_Part], end: int) -> None:
     for start, length in columns:
         column = wire.ColumnMetadata.FromString(read(start, start + length))
+        if not column.encoding:
+            raise ValueError("a column has no encoding")
         buffers = [(column.buffer_offsets, column.buffer_sizes)]
         buffers += [(page.buffer_offsets, page.buffer_sizes) for page in column.pages]
         for offsets, sizes in buffers:

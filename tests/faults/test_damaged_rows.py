@@ -1,0 +1,122 @@
+"""Damage that makes pylance end the process that reads: what is checked before it reads, and by whom."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import CorruptFileError, InvalidInputError, LanceTable
+from lance_dagster.store import LocalStore
+from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import context_on, entries, new_table
+
+USE = """
+import sys
+from lance_dagster import LanceTable
+from lance_dagster.errors import LanceDagsterError
+table = LanceTable.open(sys.argv[1], {"check_files": sys.argv[2]} if len(sys.argv) > 2 else None)
+for use in (
+    lambda: table.read(),
+    lambda: table.count_rows(filter="value > 1"),
+    lambda: table.delete("value = 7"),
+    lambda: table.update({"key": "'z'"}, where="value = 8"),
+    lambda: table.maintenance.compact(),
+    lambda: table.diff("main~1", "main", on=["value"]).stat(),
+):
+    try:
+        use()
+    except LanceDagsterError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def used(table: LanceTable, *options: str) -> list[str]:
+    """Use a table in a process of its own; what it reports, a line for each use that fails."""
+    command = [sys.executable, "-c", USE, table.uri, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert 0 == done.returncode, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def deleted(tmp_path: Path) -> LanceTable:
+    """A table with an Arrow deletion file, which pylance wrote."""
+    table = new_table(tmp_path, entries("a", *range(100)))
+    lance.dataset(table.uri).delete("value in (3, 5)")
+    return table
+
+
+def test_no_damage_of_a_deletion_file_reaches_pylance(deleted: LanceTable, tmp_path: Path) -> None:
+    """Flipped bits all over the file: each use does what the file says, or names the file, and the process lives."""
+    (path,) = Path(deleted.uri, "_deletions").iterdir()
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 67):
+        copy = LanceTable.open(shutil.copytree(deleted.uri, tmp_path / str(place)))
+        Path(copy.uri, "_deletions", path.name).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :]
+        )
+        lines = used(copy)
+        assert all(line.startswith("CorruptFileError") and path.name in line for line in lines), lines
+        refused += bool(lines)
+    assert refused
+
+
+def test_a_deletion_file_is_decoded_once(deleted: LanceTable) -> None:
+    """One read of each Arrow file for an opened table; none with `check_files` set to none."""
+    asked: list[str] = []
+
+    def script(request: Request) -> object:
+        if "_deletions" in request.key:
+            asked.append(request.key)
+        return request.send()
+
+    table = LanceTable(context_on(ScriptedStore(LocalStore(deleted.uri), script)))
+    for _ in range(3):
+        table.read()
+    assert 1 == len(asked)
+    Path(deleted.uri, asked[0]).write_bytes(b"")
+    with pytest.raises(CorruptFileError):
+        LanceTable.open(deleted.uri).read()
+    with pytest.raises(CorruptFileError, match="cannot"):
+        LanceTable.open(deleted.uri, {"check_files": "none"}).read()
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 8, b"\xff" * 8], ids=["zeroed", "set"])
+def test_a_data_file_of_a_damaged_shape_is_not_opened(tmp_path: Path, damage: bytes) -> None:
+    """Eight bytes of the footer or the tables before it, with `check_files` set to shapes."""
+    table = new_table(tmp_path, entries("a", *range(1000)))
+    (path,) = Path(table.uri, "data").iterdir()
+    whole = path.read_bytes()
+    for place in range(len(whole) - 72, len(whole) - 7, 8):
+        copy = Path(shutil.copytree(table.uri, tmp_path / str(place)))
+        (copy / "data" / path.name).write_bytes(whole[:place] + damage + whole[place + 8 :])
+        if (copy / "data" / path.name).read_bytes() == whole:
+            continue
+        with pytest.raises(CorruptFileError, match=path.name):
+            LanceTable.open(copy, {"check_files": "shapes"}).read()
+        found = LanceTable.open(copy).maintenance.verify(deep=True)
+        assert any(path.name in (problem.path or "") for problem in found.problems)
+    assert 1000 == LanceTable.open(table.uri, {"check_files": "shapes"}).count_rows(filter="value >= 0")
+
+
+def test_verification_survives_damaged_pages(tmp_path: Path) -> None:
+    """Eight zeroed bytes anywhere: `verify --deep` reads the values in another process, whose end is a finding."""
+    table = new_table(tmp_path, entries("a", *range(1000)))
+    (path,) = Path(table.uri, "data").iterdir()
+    whole = path.read_bytes()
+    for place in range(0, len(whole) - 72, len(whole) // 12):
+        path.write_bytes(whole[:place] + b"\0" * 8 + whole[place + 8 :])
+        # Values may read as others, which only a digest could tell; but nothing ends this process.
+        LanceTable.open(table.uri).maintenance.verify(deep=True)
+    path.write_bytes(whole)
+    assert () == LanceTable.open(table.uri).maintenance.verify(deep=True).problems
+
+
+def test_other_checks_are_refused(deleted: LanceTable) -> None:
+    """The message has the three that there are."""
+    with pytest.raises(InvalidInputError, match="it says which files are checked"):
+        LanceTable.open(deleted.uri, {"check_files": "all"}).read()
