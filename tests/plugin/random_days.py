@@ -24,6 +24,7 @@ import pyarrow as pa
 from lance_dagster import (
     InRange,
     LanceIOManager,
+    LanceRepository,
     LanceResource,
     LanceTable,
     RowCount,
@@ -55,7 +56,7 @@ class Unsteady(LanceIOManager):
 
 def assets_of(root: str, kind: Kind, tags: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
     """The candidate, its checks and a publisher for each tag, and the resources they need."""
-    lance = LanceResource(root=root)
+    lance = LanceResource(root=root, repository=is_repository(root))
     metadata: dict[str, Any] = {"lance/write_mode": kind}
     partitions = dg.StaticPartitionsDefinition(list(REGIONS)) if kind == "replace" else None
     if partitions:
@@ -69,6 +70,11 @@ def assets_of(root: str, kind: Kind, tags: Sequence[str]) -> tuple[list[Any], di
     checks = build_table_checks(orders, [RowCount(minimum=1), InRange("id", minimum=0), Unique("id")])
     publishers = [build_publisher([orders], tag=tag, partitions_def=partitions) for tag in tags]
     return [orders, *checks, *publishers], {"lance": lance, "io_manager": Unsteady(lance=lance)}
+
+
+def is_repository(root: str) -> bool:
+    """Whether the tables under a root are published as commits of a repository."""
+    return Path(root).name.startswith("repository")
 
 
 def execute(root: str, kind: Kind, tags: Sequence[str], home: str, region: str) -> None:
@@ -175,7 +181,15 @@ class Team:
         older = sorted(self.published)[:-1]
         if not older or self.held:
             return
-        version, how = self.random.choice(older), self.random.choice(["revert", "hold"])
+        if is_repository(self.root) and self.random.random() < 0.5:
+            # A version of one table cannot be held behind the others; the channel is held where it is.
+            self._note("hold")
+            region = REGIONS[0] if self.kind == "replace" else None
+            assert self._publisher("production", region, hold=True, reason="wrong prices").success, self.story
+            self.held = True
+            return
+        hows = ["revert"] if is_repository(self.root) else ["revert", "hold"]
+        version, how = self.random.choice(older), self.random.choice(hows)
         self._note(f"roll back to {version} by {how}")
         region = REGIONS[0] if self.kind == "replace" else None
         result = self._publisher("production", region, ref=f"main@{version}", rollback=how, reason="wrong prices")
@@ -194,6 +208,8 @@ class Team:
             self._note("release")
             assert self.table is not None
             self.table.tags.release("production", reason="repaired", who="a test")
+            if is_repository(self.root):
+                LanceRepository.create(self.root).channels.release("production", reason="repaired", who="a test")
             self.held = False
 
     # The rule.
@@ -228,13 +244,17 @@ class Team:
         """Hold the table against the model."""
         if self.table is None:
             return
-        seen = {tag: self._rows(tag) for tag in self.table.tags.list()}
-        assert self.readers == seen, self.story
+        names = [tag for tag in self.table.tags.list() if not tag.startswith("repository-")]
+        assert self.readers == {tag: self._rows(tag) for tag in names}, self.story
+        if is_repository(self.root):
+            repository = LanceRepository.create(self.root)
+            views = {name: repository.at(name)["shop/orders"] for name in repository.channels.list()}
+            assert self.readers == {name: _counted(view.read()) for name, view in views.items()}, self.story
         assert self.main == self._rows("main"), self.story
 
     def _rows(self, ref: str) -> Rows:
         assert self.table is not None
-        return Counter((row["region"], row["id"]) for row in self.table.read(ref).to_pylist())
+        return _counted(self.table.read(ref))
 
     def _delivered(self) -> Candidate:
         """Write what the next run delivers, and return it as it is when nothing goes wrong."""
@@ -296,7 +316,7 @@ class Team:
         assert self.table is not None
         self.published[self.table.head("main").number] = self.main
 
-    def _publisher(self, tag: str, region: str | None, **config: str) -> dg.ExecuteInProcessResult:
+    def _publisher(self, tag: str, region: str | None, **config: object) -> dg.ExecuteInProcessResult:
         options: dict[str, Any] = {"partition_key": region} if region else {}
         run_config = {"ops": {f"publish_{tag}": {"config": config}}}
         return self._materialize(selection=[dg.AssetKey([tag, *KEY.path])], run_config=run_config, **options)
@@ -322,6 +342,10 @@ ACTIONS: tuple[tuple[Callable[[Team], None], int], ...] = (
     (Team.roll_back, 1),
     (Team.release, 1),
 )
+
+
+def _counted(rows: pa.Table) -> Rows:
+    return Counter((row["region"], row["id"]) for row in rows.to_pylist())
 
 
 def live(team: Team, days: int) -> None:

@@ -16,11 +16,12 @@ HISTORIES = soak.examples(1)
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(HISTORIES))
 @pytest.mark.parametrize("kind", ["append", "overwrite", "replace"])
+@pytest.mark.parametrize("root", ["lake", "repository"])
 def test_readers_see_what_was_audited(
-    tmp_path: Path, stored_instance: dg.DagsterInstance, kind: Kind, seed: int
+    tmp_path: Path, stored_instance: dg.DagsterInstance, kind: Kind, seed: int, root: str
 ) -> None:
     """Ten random acts: runs, retries, kills, bad rows, foreign commits, rollbacks, holds, one or two publishers."""
-    chance = random.Random(f"{kind} {seed}")
+    chance = random.Random(f"{kind} {seed} {root}")
     tags = chance.choice([("production",), ("production", "gold")])
-    team = Team(root=str(tmp_path / "lake"), kind=kind, instance=stored_instance, random=chance, tags=tags)
+    team = Team(root=str(tmp_path / root), kind=kind, instance=stored_instance, random=chance, tags=tags)
     live(team, 10)
