@@ -58,6 +58,7 @@ class LanceAssetsOptions(TypedDict, total=False):
     s3: S3Options | None
     environment: str | dg.EnvVar
     unchecked: bool
+    repository: bool
     name: str
     resource_key: str
     io_manager_key: str
@@ -91,8 +92,10 @@ def lance_assets(
             process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
             partition of time when it ends. `s3` or `storage_options`, credentials and endpoint of the root.
             `environment`, the name of a branch deployment, whose tables are forks of those below the root.
-            `unchecked`, whether tables may have no check. `name`, put before the names of the jobs and the sensor, for
-            a code location that calls this several times; then `resource_key` and `io_manager_key` differ too.
+            `unchecked`, whether tables may have no check. `repository=False` publishes each table by itself; by default
+            all tables of a run are published as one commit of the repository at the root. `name`, put before the names
+            of the jobs and the sensor, for a code location that calls this several times; then `resource_key` and
+            `io_manager_key` differ too.
 
     Raises:
         InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds something.
@@ -108,8 +111,10 @@ def lance_assets(
     require_sequence("assets", assets, "orders")
     _refuse_unknown_options(options)
     storage = dict(options.get("storage_options", {}))
-    environment = options.get("environment", "")
-    lance = LanceResource(root=root, storage_options=storage, s3=options.get("s3"), environment=environment)
+    environment, together = options.get("environment", ""), options.get("repository", True)
+    lance = LanceResource(
+        root=root, storage_options=storage, s3=options.get("s3"), environment=environment, repository=together
+    )
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{options['name']}_" if options.get("name") else ""
