@@ -5,7 +5,8 @@
     |    TableNotFoundError, VersionNotFoundError, RefNotFoundError (.ref .known)
     |- AlreadyExistsError                    choose another name
     |- InvalidInputError (ValueError)        fix the call
-    |    InvalidRefNameError (.name .rule), RefSyntaxError (.expression .position), SchemaMismatchError
+    |    InvalidRefNameError (.name .rule), RefSyntaxError (.expression .position), SchemaMismatchError,
+    |    BasePathRefusedError (.table .place)
     |- ConflictError                         another writer changed it
     |    CommitConflictError (.retryable .committed), MergeConflictError (.conflicts), RefMovedError (.expected .found)
     |- ProtectedError                        .kind .name .refused: a rule of the table forbids it
@@ -14,6 +15,7 @@
     |- FormatError                           the bytes cannot be understood
     |    CorruptFileError (.path), UnsupportedFeatureError (.flags)
     |- CommitStateUnknownError               .uuid .transaction: it may or may not have landed; resume, never delete
+    |- NotEnoughMemoryError (MemoryError)    read less at a time
     `- StoreError                            the storage failed, or cannot promise what is asked
          ConditionalPutUnsupportedError
          NotDurableError
@@ -392,6 +394,10 @@ class CommitStateUnknownError(LanceDagsterError):
     def __str__(self) -> str:
         """Name the transaction and how to resume."""
         return f"{self.message} (transaction {self.uuid}); {self.hint}"
+
+
+class NotEnoughMemoryError(LanceDagsterError, MemoryError):
+    """Report rows that do not fit into the memory of the process."""
 
 
 class StoreError(LanceDagsterError):

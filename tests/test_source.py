@@ -77,6 +77,7 @@ PUBLIC_NAMES = [
     "MissingExtraError",
     "NoSchemaChange",
     "NotDurableError",
+    "NotEnoughMemoryError",
     "NotFoundError",
     "NotNull",
     "NullRate",

@@ -9,7 +9,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lance_dagster.errors import CorruptFileError, InvalidInputError, StoreError, UnsupportedFeatureError
+from lance_dagster.errors import (
+    CorruptFileError,
+    InvalidInputError,
+    NotEnoughMemoryError,
+    StoreError,
+    UnsupportedFeatureError,
+)
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
 _PANIC = "PanicException"
@@ -87,6 +93,10 @@ def _panics(what: str, where: str) -> Iterator[None]:
     """
     try:
         yield
+    except MemoryError as error:
+        raise NotEnoughMemoryError(
+            f"cannot {what} of {where}: there is not enough memory; read fewer columns or rows, or a stream of batches"
+        ) from error
     except BaseException as error:
         if isinstance(error, _EXPECTED) and any(part in str(error) for part in _UNFINISHED):
             unknown = f"data files that pylance cannot read ({_first_line(error)})"

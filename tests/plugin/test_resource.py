@@ -143,6 +143,10 @@ def test_table_that_is_not_there(lake: LanceResource) -> None:
         (["orders"], {"lance/table": "s3://bucket/orders"}, "a part of the path is ''"),
         (["orders"], {"lance/table": "shop/orders.lance"}, "'orders.lance' ends in .lance"),
         (["orders"], {"lance/schema": "./shop"}, "a part of the path is '.'"),
+        (["orders"], {"lance/schema": "shop/../.."}, "a part of the path is '..'"),
+        (["orders"], {"lance/candidate": "../orders"}, "a part of the path is '..'"),
+        (["orders"], {"lance/table": "shop/..\\orders"}, "has a character that is not allowed"),
+        (["or\0ders"], {}, "has a character that is not allowed"),
     ],
 )
 def test_table_cannot_leave_the_root(
