@@ -150,7 +150,7 @@ def job_at(root: str, name: str) -> dg.JobDefinition:
     return shop_at(root).definitions.resolve_job_def(name)
 
 
-def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = (), **fields: str) -> Shop:
+def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = (), **fields: Any) -> Shop:
     """Build the shop over a folder; `checks` are named to the publisher, `fields` given to the resource."""
     lance = LanceResource(root=root, **fields)
 

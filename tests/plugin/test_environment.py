@@ -93,6 +93,21 @@ def test_many_processes_fork_one_table(lake: LanceResource, shop: Shop, instance
     assert "main@2" == branch.tag()
 
 
+def test_repository_of_an_environment(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The commits of an environment are in a repository of its own."""
+    shared = shop_at(lake.root, repository=True)
+    assert shared.run(instance).success
+    repository = shared.lance.open_repository()
+    assert repository is not None
+    before = repository.channels.get("production").commit
+    branch, own = shop_at(lake.root, repository=True, environment="pr-1"), dg.DagsterInstance.ephemeral()
+    branch.play(orders=[7, 8])
+    assert branch.run(own).success
+    assert [7, 8] == branch.ids("production")
+    assert before == repository.channels.get("production").commit
+    assert [1, 2, 3] == shared.ids("production")
+
+
 def test_names_of_environments() -> None:
     """Git branches whose names differ have folders that differ, and no name leaves the root."""
     names = ["feature/x", "feature-x", "feature.x", "../..", "ä", "pr-1"]
