@@ -4,7 +4,7 @@ The assets themselves stay in Python. A `LanceResourceComponent` says where the 
 `LanceTablesComponent` checks and operates some tables, and a `LancePublisherComponent` publishes them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -12,7 +12,18 @@ import dagster as dg
 from pydantic import Field
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin.checks.built_in_checks import InRange, KeysExist, NotNull, NullRate, RowCount, Unique
+from lance_dagster.plugin.checks.built_in_checks import (
+    InRange,
+    IsIn,
+    KeysExist,
+    Matches,
+    NotNull,
+    NullRate,
+    RowCount,
+    Satisfies,
+    Unique,
+)
+from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange, RowCountChange
 from lance_dagster.plugin.checks.check_definitions import build_table_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.io.io_manager import LanceIOManager
@@ -24,15 +35,38 @@ from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.resource_fields import literal_secrets
 from lance_dagster.plugin.table_asset import RESOURCE_KEY
 
-CheckKind = Literal["row_count", "not_null", "null_rate", "in_range", "unique", "keys_exist"]
+CheckKind = Literal[
+    "row_count",
+    "row_count_change",
+    "not_null",
+    "null_rate",
+    "in_range",
+    "is_in",
+    "matches",
+    "satisfies",
+    "unique",
+    "keys_exist",
+    "freshness",
+    "no_schema_change",
+]
 _KINDS: Mapping[CheckKind, type] = {
     "row_count": RowCount,
+    "row_count_change": RowCountChange,
     "not_null": NotNull,
     "null_rate": NullRate,
     "in_range": InRange,
+    "is_in": IsIn,
+    "matches": Matches,
+    "satisfies": Satisfies,
     "unique": Unique,
     "keys_exist": KeysExist,
+    "freshness": Freshness,
+    "no_schema_change": NoSchemaChange,
 }
+
+
+# The argument of a check whose value is a duration.
+_DURATION = "maximum_age"
 
 
 class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
@@ -79,8 +113,9 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
     """A blocking check of a table: one of the built-in ones, with its arguments."""
 
     kind: CheckKind = Field(description="The check, such as unique.")
-    settings: dict[str, str | int | float | list[str]] = Field(
-        default_factory=dict, description="The arguments of the check in Python, such as {columns: [id]}."
+    settings: dict[str, str | bool | int | float | list[str | int | float]] = Field(
+        default_factory=dict,
+        description="The arguments of the check in Python, such as {columns: [id]}; a duration in hours.",
     )
 
     def check(self) -> TableCheck:
@@ -89,7 +124,12 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
         Raises:
             InvalidInputError: An argument is unknown or missing.
         """
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in self.settings.items()}
+        given: dict[str, object] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.settings.items()
+        }
+        hours = given.get(_DURATION)
+        if isinstance(hours, int | float):
+            given[_DURATION] = timedelta(hours=hours)
         try:
             made: TableCheck = _KINDS[self.kind](**given)
         except TypeError as error:
@@ -158,12 +198,45 @@ class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
         return found
 
 
+class LancePartitionsModel(dg.Model, dg.Resolvable):
+    """The partitions of the candidates of a publisher, as their definition in Python has them."""
+
+    kind: Literal["hourly", "daily", "weekly", "monthly", "static"] = Field(description="The kind of the partitions.")
+    start: str = Field(default="", description="The first partition of time, such as 2024-01-01.")
+    timezone: str = Field(default="UTC", description="The time zone of partitions of time.")
+    keys: list[str] = Field(default_factory=list, description="The keys of static partitions.")
+
+    def definition(self) -> dg.PartitionsDefinition:
+        """Return the definition of the partitions.
+
+        Raises:
+            InvalidInputError: Static partitions have no keys, or partitions of time no start.
+        """
+        if bool(self.keys) != (self.kind == "static") or bool(self.start) == (self.kind == "static"):
+            raise InvalidInputError("static partitions have `keys`, and partitions of time have a `start`")
+        kinds: Mapping[str, Callable[..., dg.PartitionsDefinition]] = {
+            "hourly": dg.HourlyPartitionsDefinition,
+            "daily": dg.DailyPartitionsDefinition,
+            "weekly": dg.WeeklyPartitionsDefinition,
+            "monthly": dg.MonthlyPartitionsDefinition,
+        }
+        if self.kind == "static":
+            return dg.StaticPartitionsDefinition(self.keys)
+        return kinds[self.kind](start_date=self.start, timezone=self.timezone)
+
+
 class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):
     """The publisher of some tables, with their promoted nodes."""
 
     tables: list[str] = Field(description="The keys of the candidates, such as shop/orders.")
     tag: str = Field(default="production", description="The tag that readers follow.")
     unchecked: bool = Field(default=False, description="Publish tables that have no blocking check.")
+    stale_checks: Literal["refuse", "accept"] = Field(
+        default="refuse", description="When main moved and a plain @asset_check cannot be evaluated on the merge."
+    )
+    partitions: LancePartitionsModel | None = Field(
+        default=None, description="The partitions of the candidates, to publish within each run of a backfill."
+    )
     resource_key: str = Field(default=RESOURCE_KEY, description="The key of the LanceResource.")
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002
@@ -173,7 +246,14 @@ class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):
             InvalidInputError: There is no table.
         """
         keys = _keys(self.tables, "LancePublisherComponent")
-        publisher = build_publisher(keys, tag=self.tag, unchecked=self.unchecked, resource_key=self.resource_key)
+        publisher = build_publisher(
+            keys,
+            tag=self.tag,
+            partitions_def=self.partitions.definition() if self.partitions else None,
+            unchecked=self.unchecked,
+            resource_key=self.resource_key,
+            stale_checks=self.stale_checks,
+        )
         return dg.Definitions(assets=[publisher])
 
 

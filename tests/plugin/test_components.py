@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -7,11 +8,15 @@ import pytest
 from dagster.components.testing.utils import create_defs_folder_sandbox
 
 from lance_dagster import (
+    Freshness,
     InvalidInputError,
+    IsIn,
     LancePublisherComponent,
     LanceResource,
     LanceResourceComponent,
     LanceTablesComponent,
+    NoSchemaChange,
+    Satisfies,
 )
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS
 
@@ -108,3 +113,37 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def _resource(options: dict[str, str], environment: dict[str, str]) -> LanceResource:
     made = LanceResourceComponent(root="s3://lake/tables", storage_options=options, environment=environment)
     return made.resource()
+
+
+def test_every_check_has_a_kind() -> None:
+    """YAML knows the built-in checks, except the one whose argument is a schema; a duration is in hours."""
+    checks = [
+        {"kind": "row_count_change", "settings": {"minimum": -0.5}},
+        {"kind": "is_in", "settings": {"column": "state", "values": ["open", "done"]}},
+        {"kind": "is_in", "settings": {"column": "size", "values": [1, 2.5]}},
+        {"kind": "matches", "settings": {"column": "zip", "pattern": "[0-9]+"}},
+        {"kind": "satisfies", "settings": {"predicate": "id > 0", "name": "ids", "nulls_pass": True}},
+        {"kind": "freshness", "settings": {"column": "at", "maximum_age": 36}},
+        {"kind": "no_schema_change"},
+    ]
+    component = LanceTablesComponent.resolve_from_dict({"tables": [{"key": "shop/orders", "checks": checks}]})
+    made = [model.check() for model in component.tables[0].checks]
+    assert IsIn("size", (1, 2.5)) == made[2]
+    assert Satisfies(predicate="id > 0", name="ids", nulls_pass=True) == made[4]
+    assert Freshness("at", timedelta(hours=36)) == made[5]
+    assert NoSchemaChange() == made[6]
+
+
+def test_partitions_and_policy_of_a_publisher() -> None:
+    """The promoted nodes have the partitions; what does not fit together is refused."""
+    given = {
+        "tables": ["shop/orders"],
+        "stale_checks": "accept",
+        "partitions": {"kind": "daily", "start": "2024-01-01"},
+    }
+    component = LancePublisherComponent.resolve_from_dict(given)
+    (publisher,) = component.build_defs(None).assets
+    assert dg.DailyPartitionsDefinition("2024-01-01") == publisher.partitions_def
+    for wrong in ({"kind": "static"}, {"kind": "daily"}, {"kind": "daily", "start": "2024-01-01", "keys": ["a"]}):
+        with pytest.raises(InvalidInputError, match="static partitions have `keys`"):
+            LancePublisherComponent.resolve_from_dict({**given, "partitions": wrong}).build_defs(None)

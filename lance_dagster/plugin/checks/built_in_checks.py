@@ -62,8 +62,8 @@ class RowCount(BuiltInCheck):
         return CheckOutcome(
             passed=not wrong,
             description=judged(
-                {key: f"{count} rows" for key, count in wrong.items()},
-                f"{sum(rows.values())} rows",
+                {key: _rows(count) for key, count in wrong.items()},
+                _rows(sum(rows.values())),
                 audit,
                 between(self.minimum, self.maximum),
             ),
@@ -93,7 +93,7 @@ class NotNull(BuiltInCheck):
         nulls = count_where(audit.candidate, self.column, f"{quote_name(self.column)} IS NULL")
         return CheckOutcome(
             passed=nulls == 0,
-            description=f"{nulls} rows have no value in {self.column!r}; allowed: none",
+            description=f"rows without a value in {self.column!r}: {nulls}; allowed: none",
             counts={"rows": audit.candidate.count_rows(), "nulls": nulls},
         )
 
@@ -179,7 +179,7 @@ class InRange(BuiltInCheck):
         return CheckOutcome(
             passed=outside == 0,
             description=(
-                f"{outside} values of {self.column!r} are outside; allowed: {between(self.minimum, self.maximum)}"
+                f"values of {self.column!r} outside: {outside}; allowed: {between(self.minimum, self.maximum)}"
             ),
             counts={"rows": audit.candidate.count_rows(), "outside": outside},
         )
@@ -218,7 +218,7 @@ class IsIn(BuiltInCheck):
         """Count the values that are not in the list."""
         column = quote_name(self.column)
         condition = f"NOT ({column} IN ({', '.join(map(literal, self.values))}))"
-        return count_outcome(audit, self.column, condition, f"values of {self.column!r} are not one of {self._allowed}")
+        return count_outcome(audit, self.column, condition, f"values of {self.column!r} other than {self._allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,9 @@ class Matches(BuiltInCheck):
         # Not ^ and $: an expression with the flag for several lines would match a part of the value.
         whole = quote_text(rf"\A(?:{self.pattern})\z")
         condition = f"NOT regexp_like({quote_name(self.column)}, {whole})"
-        return count_outcome(audit, self.column, condition, f"values of {self.column!r} do not match {self.pattern}")
+        return count_outcome(
+            audit, self.column, condition, f"values of {self.column!r} that do not match {self.pattern}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +273,7 @@ class Satisfies(BuiltInCheck):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows that do not satisfy the predicate."""
         condition = f"NOT ({self.predicate})" if self.nulls_pass else f"({self.predicate}) IS NOT TRUE"
-        return count_outcome(audit, None, condition, f"rows do not satisfy {self.predicate}")
+        return count_outcome(audit, None, condition, f"rows that do not satisfy {self.predicate}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,7 @@ class Unique(BuiltInCheck):
         shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, SHOWN).to_pylist()]
         return CheckOutcome(
             passed=extra == 0,
-            description=f"{extra} rows repeat the {', '.join(names)} of another; allowed: none{such_as(shown)}",
+            description=f"rows that repeat the {', '.join(names)} of another: {extra}; allowed: none{such_as(shown)}",
             counts={"rows": keys.num_rows, "repeated_rows": extra, "repeated_keys": repeated.num_rows},
         )
 
@@ -372,3 +374,7 @@ class KeysExist(BuiltInCheck):
             ),
             counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},
         )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"

@@ -73,13 +73,13 @@ def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) 
         audit: The tables.
         column: The column that the condition is about; None when the user wrote the condition.
         condition: The condition, in Lance SQL. A row for which it is null passes.
-        wrong: What these rows are, as the rest of a sentence that begins with their number.
+        wrong: What these rows are, as the text before their number.
     """
     candidate = audit.candidate
     found = candidate.count_rows(condition) if column is None else count_where(candidate, column, condition)
     return CheckOutcome(
         passed=found == 0,
-        description=f"{found} {wrong}; allowed: none",
+        description=f"{wrong}: {found}; allowed: none",
         counts={"rows": candidate.count_rows(), "failed_rows": found},
     )
 
