@@ -1,6 +1,7 @@
 """With a repository, the tables of a run are published as one commit, and readers see one moment."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -14,6 +15,7 @@ from lance_dagster import (
     LanceTable,
     RowCount,
     Unique,
+    build_maintenance_job,
     build_publisher,
     build_table_checks,
 )
@@ -208,3 +210,15 @@ def test_the_steps_of_a_run_read_one_moment(shop: Shop) -> None:
     assert (1, 1) == (first.rows, second.rows)
     assert 2 == resource.version_at(lines, "production", "another").rows
     assert 2 == resource.version_at(lines, "production", None).rows
+
+
+def test_maintenance_collects_commits(shop: Shop) -> None:
+    """The maintenance job lets old commits of the repository go, and the last promotions stay readable."""
+    for number in (1, 2, 3):
+        assert shop.run(number).success
+    job = build_maintenance_job([ORDERS, LINES], collect=timedelta(0)).job
+    done = job.execute_in_process(resources=shop.resources, instance=shop.instance)
+    assert done.success
+    assert ([1, 2, 3], [1, 2, 3]) == shop.production()
+    view = shop.repository.at("production~2")
+    assert [1] == ids_of(view["shop/orders"].read())

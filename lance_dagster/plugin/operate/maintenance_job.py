@@ -1,7 +1,8 @@
 """A job that verifies, compacts and cleans up tables, with a report for each table.
 
-Every table is a step of its own, in one process: a table that fails does not stop the others, the run fails at its
-end, and a re-execution from failure repeats only the tables that failed.
+The first step collects old commits of the repository, where the resource has one, so that the tables can let go
+what only these name. After it every table is a step of its own, in one process: a table that fails does not stop the others, the
+run fails at its end, and a re-execution from failure repeats only the tables that failed.
 
 The job changes no rows and works beside writers and publishers. Compaction commits to `main`, and a run branch that
 was forked before merges into the compacted `main` without a conflict. The collection deletes no file that a branch, a
@@ -90,13 +91,15 @@ def build_maintenance_job(
     maintained = [WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables]
     if not maintained or len({one.key for one in maintained}) < len(maintained):
         raise InvalidInputError(f"build_maintenance_job needs each table once, not {[one.name for one in maintained]}")
+    first = _repository_op(f"{name}__repository", resource_key, options)
     ops = [_op(one, f"{name}__{_identifier(one.name)}", resource_key, options) for one in maintained]
 
     # In one process: a process for each table would take longer to start than the work of most tables.
     @dg.job(name=name, executor_def=dg.in_process_executor, description=_about(maintained))
     def maintenance() -> None:
+        done = first()
         for op in ops:
-            op()
+            op(done)
 
     # STOPPED until somebody switches it on in the UI, as with every schedule of Dagster.
     planned = dg.ScheduleDefinition(job=maintenance, cron_schedule=schedule) if schedule else None
@@ -104,7 +107,12 @@ def build_maintenance_job(
 
 
 def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
-    @dg.op(name=name, required_resource_keys={resource_key}, description=f"Maintain the table of {one.name}.")
+    @dg.op(
+        name=name,
+        ins={"repository": dg.In(dg.Nothing)},
+        required_resource_keys={resource_key},
+        description=f"Maintain the table of {one.name}.",
+    )
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         lance: LanceResource = getattr(context.resources, resource_key)
         step = _Step(context, one.name, dry_run=config.dry_run)
@@ -119,6 +127,35 @@ def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOpt
             raise dg.Failure(description=f"{one.name} is damaged: {step.damage[0]}", metadata=step.report)
 
     return maintain
+
+
+def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
+    """Return the step that lets old commits of the repository go, so that the tables can let go what these name."""
+
+    @dg.op(
+        name=name,
+        out=dg.Out(dg.Nothing),
+        required_resource_keys={resource_key},
+        description="Collect the commits of the repository that nothing needs, where the resource has a repository.",
+    )
+    def collect(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
+        repository = getattr(context.resources, resource_key).open_repository()
+        age = options.get("collect", _DEFAULT_AGE)
+        if repository is None or age is None:
+            return
+        from lance_dagster.repository import CommitRetention
+
+        found = repository.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
+        context.add_output_metadata(
+            {
+                f"lance/commits_{'would_remove' if found.dry_run else 'removed'}": len(found.commits),
+                "lance/branches_kept": len(found.kept),
+            }
+        )
+        for reason in found.kept[:_SHOWN]:
+            context.log.warning("kept: %s", reason)
+
+    return collect
 
 
 class _Step:
