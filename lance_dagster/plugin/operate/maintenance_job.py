@@ -1,8 +1,8 @@
 """A job that verifies, compacts and cleans up tables, with a report for each table.
 
 The first step collects old commits of the repository, where the resource has one, so that the tables can let go
-what only these name. After it every table is a step of its own, in one process: a table that fails does not stop the others, the
-run fails at its end, and a re-execution from failure repeats only the tables that failed.
+what only these name. After it every table is a step of its own, in one process: a table that fails does not stop the
+others, the run fails at its end, and a re-execution from failure repeats only the tables that failed.
 
 The job changes no rows and works beside writers and publishers. Compaction commits to `main`, and a run branch that
 was forked before merges into the compacted `main` without a conflict. The collection deletes no file that a branch, a
