@@ -29,12 +29,14 @@ def fork_table(
     """Make a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
     context = registry.context(name)
+    # First of all: a misspelt table must not leave a branch that waits for its publication for ever.
+    table_id = registry.register(name)
     begun = logs.newest("branch", branch)
     if begun is None or begun.deleted:
         # Where another process forks another table at the same moment, its entry serves both.
         logs.append("branch", branch, next_entry(begun, "fork", logs.current("branch", MAIN).commit))
     # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
-    logs.touch(branch, registry.register(name))
+    logs.touch(branch, table_id)
     create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
     return context
 

@@ -232,7 +232,13 @@ class LanceRepository:
         return commit_tables(self._logs, request).commit
 
     def remove_table(self, name: str, *, message: str = "") -> RepositoryCommit:
-        """Commit that a table is no longer part of the repository. Its files stay, and older commits still read it."""
+        """Commit that a table is no longer part of the repository. Its files stay, and older commits still read it.
+
+        Raises:
+            TableNotFoundError: It is not part of the repository.
+        """
+        if name not in self.head().tables and name not in self.tables():
+            raise TableNotFoundError(f"{self.root} has no table {name!r}")
         request = CommitRequest(
             branch=MAIN, stage=_nothing, names=(), removed=(name,), message=message or f"remove {name}"
         )

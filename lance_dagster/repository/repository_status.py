@@ -18,7 +18,7 @@ class TableState:
     Attributes:
         name: The table.
         at: The version that the repository names; None for a table that was never committed.
-        main: The newest version of the table's own `main`.
+        main: The newest version of the table's own `main`; None when there is no table at its place any more.
         ahead: How many versions other programs committed to `main` since; the next publication of the table, or
             `commit`, takes them in.
         lagging: Whether `main` does not have the version of the repository yet; `repair` brings it there.
@@ -28,7 +28,7 @@ class TableState:
 
     name: str
     at: TableVersion | None
-    main: str
+    main: str | None
     ahead: int
     lagging: bool
     moved_tags: Mapping[str, str]
@@ -69,6 +69,7 @@ class RepositoryStatus:
             lines.append(f"channel {channel.name}: {channel.commit[:12]}, {behind}{held}")
         for table in self.tables:
             said = [
+                *(["there is no table any more"] if table.main is None else []),
                 *(["never committed"] if table.at is None else []),
                 *([f"main has {table.ahead} versions that are not committed"] if table.ahead else []),
                 *(["main lags behind"] if table.lagging else []),
@@ -106,6 +107,8 @@ def _table_state(
     registry: Registry, name: str, at: TableVersion | None, commits: Mapping[str, RepositoryCommit]
 ) -> TableState:
     context = registry.context(name)
+    if not context.versions.has_versions(MAIN):
+        return TableState(name=name, at=at, main=None, ahead=0, lagging=False, moved_tags={})
     newest = context.head(MAIN)
     landed = None if at is None else landed_at(context, at)
     moved = {}

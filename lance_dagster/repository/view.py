@@ -5,7 +5,7 @@ A view is made of one commit, so its tables belong together however long it is u
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from lance_dagster.repository.staging import find_version
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class TableView:
         return context, state
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepositoryView(Mapping[str, TableView]):
     """The tables of one commit of a repository, by name: `repository.at("production")["shop/orders"].read()`."""
 
@@ -113,7 +116,24 @@ class RepositoryView(Mapping[str, TableView]):
             raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
         return TableView(name, at, self._registry)
 
+    def __repr__(self) -> str:
+        """Show the commit and the names of its tables."""
+        return f"RepositoryView({self.commit}: {', '.join(self) or 'no table'})"
+
+    @overload
+    def get(self, name: str, default: None = None, /) -> TableView | None: ...
+    @overload
+    def get(self, name: str, default: TableView, /) -> TableView: ...
+    @overload
+    def get(self, name: str, default: T, /) -> TableView | T: ...
+
     # A mapping looks for names by KeyError, which the error for an unknown table is not.
+    def get(self, name: str, default: TableView | T | None = None, /) -> TableView | T | None:
+        """Return a table, or the default when the commit has none of that name."""
+        if name not in self:
+            return default
+        return self[name]
+
     def __contains__(self, name: object) -> bool:
         """Return whether the commit has a table."""
         return name in self.commit.tables

@@ -347,9 +347,36 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
     assert {} == repository.status().tables[1].moved_tags
 
 
+def test_a_misspelt_table_leaves_no_branch(tmp_path: Path) -> None:
+    """A fork of a table that is not there is refused, and no branch waits for a publication afterwards."""
+    repository = new_repository(tmp_path, "a")
+    with pytest.raises(TableNotFoundError, match="no Lance table at"):
+        repository.fork("b", "run/1")
+    assert {} == repository.status().waiting
+
+
+def test_only_tables_of_the_repository_are_removed(tmp_path: Path) -> None:
+    """A name that the repository does not know is refused."""
+    repository = new_repository(tmp_path, "a")
+    with pytest.raises(TableNotFoundError, match="has no table 'b'"):
+        repository.remove_table("b")
+    repository.remove_table("a")
+    assert [] == repository.tables()
+
+
+def test_the_status_names_a_table_that_is_gone(tmp_path: Path) -> None:
+    """A folder that was deleted or moved is a line of the status, and the other tables are still told about."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.commit("start")
+    shutil.rmtree(tmp_path / "a.lance")
+    status = LanceRepository.open(tmp_path).status()
+    assert "table a: there is no table any more" in str(status)
+    assert [None, "main@1"] == [table.main for table in status.tables]
+
+
 def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
     """`in` answers for any name, and a name it does not have is refused with those it has."""
     view = new_repository(tmp_path, "a").at("main")
-    assert "a" not in view
+    assert ("a" in view, view.get("a")) == (False, None)
     with pytest.raises(TableNotFoundError, match="has no table 'a'; its tables: none"):
         view["a"]

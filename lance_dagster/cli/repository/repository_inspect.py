@@ -94,7 +94,9 @@ def _channel_state_line(found: "ChannelState") -> str:
 
 
 def _table_state_lines(found: "TableState") -> Iterator[str]:
-    if found.at is None:
+    if found.main is None:
+        yield f"{found.name}: there is no table any more; restore its folder, or move-table or remove-table it"
+    elif found.at is None:
         yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` takes it in"
     elif found.lagging:
         yield f"{found.name}: main lags behind; `lance-dagster repository repair` brings it up"

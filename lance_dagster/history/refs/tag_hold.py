@@ -97,9 +97,9 @@ def given_reason(reason: str, do: str) -> str:
     """
     text = reason.strip()
     if not text:
-        raise InvalidInputError(f"a reason is needed to {do} a tag: others read it when their publication is refused")
+        raise InvalidInputError(f"a reason is needed to {do}: others read it when their publication is refused")
     if len(text) > _LONGEST_REASON:
-        raise InvalidInputError(f"the reason has {len(text)} characters; at most {_LONGEST_REASON} are kept with a tag")
+        raise InvalidInputError(f"the reason has {len(text)} characters; at most {_LONGEST_REASON} are kept")
     return text
 
 

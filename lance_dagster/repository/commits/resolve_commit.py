@@ -81,7 +81,9 @@ def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int)
     found = list(islice(promotions(logs, channel, upto=entry.number), steps + 1))
     if len(found) <= steps:
         ago = f"{len(found) - 1} promotion{'' if len(found) == 2 else 's'}"  # noqa: PLR2004
-        instead = f"{channel} can be followed back by {ago}"
+        instead = (
+            f"{channel} can be followed back by {ago}" if len(found) > 1 else f"{channel} named no other commit yet"
+        )
         raise RefNotFoundError(f"{channel}~{steps}", [], logs.store.uri, "channel", instead)
     return found
 

@@ -82,6 +82,10 @@ class RepositoryCommit:
     message: str
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """Return the beginning of the id and the message."""
+        return f"{self.short_id} {self.message}"
+
     @property
     def short_id(self) -> str:
         """The first 12 digits of the id, for people."""
