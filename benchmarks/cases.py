@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import merging, publishing, sensing, spark
+from benchmarks import contention, merging, publishing, sensing, spark
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -268,5 +268,22 @@ CASES = (
         "without Spark.",
         ("query", "`read_table`", "data source", "bridge", PYLANCE),
         spark.reads,
+    ),
+    Case(
+        "contention",
+        f"Processes that append one row again and again to one branch for {contention.SECONDS:.0f} seconds; medians of "
+        f"{contention.ROUNDS} rounds, in which the libraries take turns. Fairness is Jain's index of the "
+        "writers' commits. An append that pylance gave up, after 20 attempts, is not counted.",
+        (
+            "writers",
+            "commits a second",
+            "by pylance's",
+            "median ms",
+            "p99 ms",
+            "by pylance's",
+            "fairness",
+            "slowest writer",
+        ),
+        contention.rows,
     ),
 )

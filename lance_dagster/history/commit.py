@@ -30,7 +30,9 @@ Races:
   with. Nothing is deleted, as the files may belong to a version that exists.
 
 A writer that keeps losing gives up by the clock, not by a count of attempts: the winner of a race has the head at hand
-and tends to win again, so a fixed number of attempts would fail early on a busy table.
+and tends to win again, so a fixed number of attempts would fail early on a busy table. For the same reason writers on
+local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Neither is needed for
+anything above: a turn may be given to two.
 """
 
 import getpass
@@ -73,6 +75,8 @@ _DEADLINE_SECONDS = 300.0
 # How often the manifest is put and read back before its state counts as unknown.
 _UNKNOWN_ATTEMPTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+# The first pause after a lost race is up to as many times as long as the attempt took.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,26 +218,40 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
         CommitConflictError: Other writers were first until the deadline passed, or the branch was deleted meanwhile.
         CommitStateUnknownError: The version may or may not have landed.
     """
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    pause = _FIRST_PAUSE
+    started = time.monotonic()
     fence, branch_id = BranchFence(Refs(versions.store), branch), None
-    head = head or _head(versions, branch, known)
+    attempts = 0
     while True:
-        proposal = propose(head)
-        if isinstance(proposal, State):
-            return proposal
-        # After the head was read and before the put: whoever deletes the branch relies on this order.
-        branch_id = fence.check_before_put(head, branch_id)
-        landed = _put(versions, branch, proposal, (fence, branch_id))
+        before = time.monotonic()
+        with versions.store.turn(branch) as waited:
+            # The head that the caller read is outdated when somebody else had a turn meanwhile.
+            if head is None or waited:
+                head = _head(versions, branch, max(known, head.number if head else 0))
+            proposal = propose(head)
+            if isinstance(proposal, State):
+                return proposal
+            # After the head was read and before the put: whoever deletes the branch relies on this order.
+            branch_id = fence.check_before_put(head, branch_id)
+            landed = _put(versions, branch, proposal, (fence, branch_id))
         if landed is not None:
             return replace(landed, before=head.number)
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
-        # A random pause, or writers that lost together would collide again and again.
-        time.sleep(random.uniform(0, pause))  # noqa: S311  # no secret depends on it
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        attempts += 1
+        time.sleep(_pause(attempts, now - before))
         # The number that was lost is that of a version.
-        head = _head(versions, branch, proposal.manifest.version)
+        head, known = None, proposal.manifest.version
+
+
+def _pause(attempts: int, latency: float) -> float:
+    """Return how long to wait after a lost race: a random time, shorter for those who lost more often.
+
+    A winner comes back with its next change as a newcomer, and waits longest when it loses. With pauses that grow, as
+    is usual where a server is overloaded, it would win again and again, since the others sleep.
+    """
+    longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, _ROUNDS * latency))
+    return random.uniform(0, longest / attempts)  # noqa: S311  # no secret depends on it
 
 
 def _head(versions: Versions, branch: str, known: int) -> State:

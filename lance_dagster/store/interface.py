@@ -5,6 +5,7 @@ Every provider implements `Store`; the conformance tests run against each of the
 
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -129,6 +130,14 @@ class Store(Protocol):
 
     def prune(self, folder: str) -> None:
         """Remove empty folders at and below a folder, and above it, on storages that have folders."""
+        ...
+
+    def turn(self, name: str) -> AbstractContextManager[bool]:
+        """Wait until other writers of a name are done, on storages where that is cheap; yield whether some were ahead.
+
+        It only keeps writers from wasting attempts and from starving each other. Nobody may rely on it: it ends after
+        a while, and does nothing where it cannot work.
+        """
         ...
 
     def refuse_links(self, folder: str) -> None:

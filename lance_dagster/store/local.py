@@ -21,8 +21,11 @@ import fcntl
 import hashlib
 import io
 import os
+import random
 import shutil
+import time
 import uuid
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -33,6 +36,12 @@ from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
+# The locks with which writers of one branch take turns; branches share them.
+_QUEUES, _MOST_QUEUES = "_refs/queues", 16
+_LONGEST_TURN = 3.0
+# Seconds between two looks at a lock: of the writer that is next, and of the others, by how long they have waited. To
+# look costs time of the processor, which the writer whose turn it is needs.
+_HEAD_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0004, 0.003, 0.03
 
 
 class LocalStore:
@@ -273,6 +282,26 @@ class LocalStore:
                 self._secure(path)
                 self._sync(path)
 
+    @contextmanager
+    def turn(self, name: str) -> Iterator[bool]:
+        """Wait until other writers of a name are done, at most a few seconds; yield whether some were ahead.
+
+        Two locks: whoever waits for the second has the first, so that a writer which comes back at once has to wait
+        behind one that waited already.
+        """
+        folder = f"{self._root}/{_QUEUES}/{zlib.crc32(name.encode()) % _MOST_QUEUES}"
+        until = time.monotonic() + _LONGEST_TURN
+        first, ahead_of_first = _locked(f"{folder}/next/.lock", until, head=False)
+        second, ahead = _locked(f"{folder}/.lock", until, head=True)
+        if first is not None:
+            os.close(first)
+        try:
+            yield ahead or ahead_of_first
+        finally:
+            # The lock is that of the descriptor, and ends with it; a process that dies ends it too.
+            if second is not None:
+                os.close(second)
+
     def refuse_links(self, folder: str) -> None:
         """Refuse a folder that is a symbolic link, or that lies behind one.
 
@@ -372,6 +401,42 @@ class LocalStore:
         with _translated("lock", str(path)), path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _locked(path: str, until: float, *, head: bool) -> tuple[int | None, bool]:
+    """Lock a file; return its descriptor, and whether another process had the lock.
+
+    Without a lock the descriptor is None: the time was over, or the file system has no locks. Waiting is by asking
+    again and again, since a lock that a stopped process holds must not stop others. The longer a writer has waited, the
+    more often it asks, so that it is served before one that came later; and the `head` of the queue asks all the time.
+    """
+    started, waited = time.monotonic(), False
+    try:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return None, False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+        except OSError:
+            break
+        else:
+            return descriptor, waited
+        now = time.monotonic()
+        if now > until:
+            break
+        pause = (
+            _SHORTEST_PAUSE if head else max(_SHORTEST_PAUSE, _LONGEST_PAUSE / (1 + (now - started) / _LONGEST_PAUSE))
+        )
+        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # no secret depends on it
+    os.close(descriptor)
+    return None, waited
 
 
 @contextmanager

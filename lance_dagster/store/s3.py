@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,10 @@ class S3Store:
 
     def prune(self, folder: str) -> None:
         """Do nothing: S3 has no folders."""
+
+    def turn(self, name: str) -> AbstractContextManager[bool]:  # noqa: ARG002  # there is none to wait for
+        """Do nothing: writers of an object store do not know of each other."""
+        return nullcontext(enter_result=False)
 
     def refuse_links(self, folder: str) -> None:
         """Do nothing: S3 has no links."""

@@ -1,6 +1,7 @@
 """A store that asks a script before every request: how a test lets somebody in, loses an answer or pulls the plug."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,10 @@ class ScriptedStore:
     def prune(self, folder: str) -> None:
         """Ask the script, then remove empty folders."""
         self._ask("prune", folder, lambda: self._below.prune(folder))
+
+    def turn(self, name: str) -> AbstractContextManager[bool]:  # noqa: ARG002 - there is none
+        """None: a script lets somebody in while a turn lasts, who would wait for its end."""
+        return nullcontext(enter_result=False)
 
     def refuse_links(self, folder: str) -> None:
         """As below."""

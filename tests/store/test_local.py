@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -284,3 +286,56 @@ def test_every_verb_names_what_the_system_refused(tmp_path: Path) -> None:
         store.delete("folder")
     with pytest.raises(InvalidInputError, match=r"cannot contain a NUL character: '/a\\x00b'"):
         open_store("/a\0b")
+
+
+def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:
+    """Whoever comes second waits and is told; a turn that does not end holds others up for a while only."""
+    table = new_table(tmp_path, entries("a", 1))
+    first, second = LocalStore(table.uri), LocalStore(table.uri)
+    order = []
+    with first.turn("main") as waited:
+        assert not waited
+
+        def wait() -> None:
+            with second.turn("main") as waited:
+                order.append(("second", waited))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with first.turn("run") as other:
+            assert not other
+        time.sleep(0.1)
+        order.append(("first", False))
+    thread.join()
+    assert [("first", False), ("second", True)] == order
+    with first.turn("main"):
+        start = time.monotonic()
+        assert "main@3" == str(table.append(entries("a", 2)))
+        assert 2 < time.monotonic() - start < 20
+    assert "main@4" == str(table.append(entries("a", 3)))
+    shutil.rmtree(Path(table.uri, "_refs", "queues"))
+    Path(table.uri, "_refs", "queues").write_bytes(b"no folder")
+    assert "main@5" == str(table.append(entries("a", 4)))
+
+
+def test_sixteen_writers_share_a_branch_fairly(tmp_path: Path) -> None:
+    """No writer is left behind by one that has the head at hand."""
+    table = new_table(tmp_path, entries("a", 1))
+    fragment = table._context.head("main").manifest.fragments[-1]  # noqa: SLF001 - committed again and again
+    counts = [0] * 16
+    until = time.monotonic() + 3
+
+    def write(number: int) -> None:
+        own = LanceTable.open(table.uri)
+        while time.monotonic() < until:
+            change = Append(fragments=(fragment,))
+            own.commit(Transaction(read_version=own.head().number, uuid=str(uuid.uuid4()), operation=change))
+            counts[number] += 1
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(counts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts) == table.head().number - 2
+    assert sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts)) > 0.7, counts
