@@ -1,6 +1,7 @@
 """Commit upserts whose rows another program matched and wrote, such as Spark's executors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class StagedUpsert:
         missing: The addresses of the rows that are deleted.
         claimed: The keys of the inserted rows, or values of each key column that give the same claim; see
             `claimed_values`.
+        null_keys: The number of rows without a value in a key column, by column; each of them is inserted.
     """
 
     version: int
@@ -38,6 +40,7 @@ class StagedUpsert:
     added: StagedFiles
     missing: Addresses
     claimed: pa.Table
+    null_keys: Mapping[str, int] = field(default_factory=dict)
 
 
 def claimed_values(values: "pa.Array[Any]") -> "pa.Array[Any]":

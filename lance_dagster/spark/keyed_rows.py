@@ -97,6 +97,19 @@ def stage_upsert(
 
     The arguments and errors are those of `upsert_frame`.
     """
+    return stage_upsert_counted(df, table, on, branch, rules=rules, tally=RowTally())
+
+
+def can_match(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> bool:
+    """Return whether Spark finds the same keys equal as `LanceTable.upsert`, and the frame has all columns."""
+    exact = all(_is_exact(schema.field(name).type) for name in on if name in schema.names)
+    return exact and sorted(df.columns) == sorted(schema.names)
+
+
+def stage_upsert_counted(
+    df: DataFrame, table: LanceTable, on: Sequence[str], branch: str, *, rules: UpsertOptions, tally: RowTally
+) -> StagedUpsert:
+    """Match and write rows as `stage_upsert` does, and count them on the executors."""
     check_names("rule of an upsert", rules, UpsertOptions.__annotations__)
     # Keywords are checked by type checkers only.
     for rule, known in typing.get_type_hints(UpsertOptions).items():
@@ -109,7 +122,7 @@ def stage_upsert(
     version = table.head(branch)
     target = table.write_target(None, branch)
     _check_keys(df, target.schema, keys)
-    return _Upsert(df=df, table=table, version=version, on=keys, rules=rules, target=target).staged(RowTally())
+    return _Upsert(df=df, table=table, version=version, on=keys, rules=rules, target=target).staged(tally)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +160,7 @@ class _Upsert:
             added=self._files(results, "added"),
             missing=_addresses(results, "missing"),
             claimed=_claimed(results, self.on, self.target.schema),
+            null_keys={name: sum(result["nulls"].get(name, 0) for result in results) for name in self.on},
         )
 
     @property
@@ -209,10 +223,14 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
         if name not in df.columns:
             raise SchemaMismatchError(f"column {name!r} is the key, and missing")
         kind = schema.field(name).type
-        # Spark takes 0.0 and -0.0 for one value, the table for two.
-        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+        if not _is_exact(kind):
             raise InvalidInputError(f"column {name!r} is {kind}, which cannot be a key of an upsert by Spark")
     check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    # Spark takes 0.0 and -0.0 for one value, the table for two.
+    return not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +287,8 @@ class _Task:
                 for name in self.on:
                     values = comparable_values(pa.chunked_array([rows.column(name)]), name)
                     result.claimed[name] = claimed_values(pa.concat_arrays([result.claimed[name], values]))
+            for name in self.on:
+                result.nulls[name] = result.nulls.get(name, 0) + rows.column(name).null_count
             result.note_twice(part.column("times"), rows, self.on)
             yield rows
 
@@ -291,6 +311,7 @@ class _Result:
     added: list[StagedFile] = field(default_factory=list)
     addresses: list[Any] = field(default_factory=list)
     missing: list[Any] = field(default_factory=list)
+    nulls: dict[str, int] = field(default_factory=dict)
     twice: str = ""
 
     def note_twice(self, times: Any, rows: pa.RecordBatch, on: Sequence[str]) -> None:  # noqa: ANN401 - an Arrow array
@@ -318,6 +339,7 @@ class _Result:
                 "claimed": base64.b64encode(sink.getvalue().to_pybytes()).decode(),
                 "tally": self.tally.encoded(),
                 "twice": self.twice,
+                "nulls": self.nulls,
             }
         )
 

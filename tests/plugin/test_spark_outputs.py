@@ -52,6 +52,28 @@ def test_rows_of_other_partitions_are_never_committed(lake: LanceResource, spark
     assert ["a"] == found(lake)
 
 
+def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
+    """Executors match the keys: rows are updated in place, missing ones of the partition deleted, bad keys refused."""
+    settings: dict[str, Any] = {"lance/write_mode": "upsert", "lance/keys": ["n"], "lance/when_missing": "delete"}
+    for region in ("a", "b"):
+        start = 10 if region == "b" else 0
+        frame = spark.createDataFrame([(region, start + number) for number in range(3)], "region string, n bigint")
+        run(lake, frame, partition_key=region, metadata=settings)
+    frame = spark.createDataFrame([("a", 1), ("a", 7)], "region string, n bigint")
+    assert {"a": 2} == run(lake, frame, partition_key="a", metadata=settings)
+    table = lake.table(EVENTS)
+    assert [1, 7, 10, 11, 12] == table.read("dev").sort_by("n")["n"].to_pylist()
+    cases: list[tuple[list[Any], str]] = [
+        ([("a", None)], "returned 1 row without a value in its key column 'n'"),
+        ([("a", 1), ("a", 1)], "two of the rows have the key n = 1"),
+    ]
+    for wrong, said in cases:
+        refused = spark.createDataFrame(wrong, "region string, n bigint")
+        with pytest.raises(InvalidInputError, match=said):
+            run(lake, refused, partition_key="a", metadata=settings)
+    assert [1, 7, 10, 11, 12] == table.read("dev").sort_by("n")["n"].to_pylist()
+
+
 def test_each_partition_of_a_run_has_its_own_row_count(lake: LanceResource, spark: SparkSession) -> None:
     """The executors count the rows of each partition, and the driver adds them up."""
     tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "d"}

@@ -8,15 +8,17 @@ exist when its library is loaded, and an import of a large library costs seconds
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
 from lance_dagster.datafiles import RowTally, StagedFiles, WriteTarget
+from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
+from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,6 +42,17 @@ class SparkRows:
         from lance_dagster.spark.writer import stage_counted
 
         return stage_counted(self.frame, target, tally)
+
+    def stage_upsert(
+        self, table: LanceTable, branch: str, on: Sequence[str], *, when: Mapping[str, Any], tally: RowTally
+    ) -> StagedUpsert | None:
+        """Match the rows by key on the executors, which write them; None where Spark may find other keys equal."""
+        from lance_dagster.spark.keyed_rows import can_match, stage_upsert_counted
+
+        if not can_match(self.frame, table.schema(branch), on):
+            return None
+        rules: Any = when
+        return stage_upsert_counted(self.frame, table, on, branch, rules=rules, tally=tally)
 
     def read(self, schema: pa.Schema) -> list[pa.RecordBatch]:
         """Return the rows in memory, in the types of a table."""

@@ -4,8 +4,8 @@ The order matters. Rows are written to data files first, and counted and held to
 them. Only then are columns edited and the rows committed, so that an output that is refused leaves no commit.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -13,6 +13,7 @@ import dagster as dg
 import pyarrow as pa
 
 from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
+from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.layout import DATA
 from lance_dagster.history.versions import Version
@@ -151,10 +152,9 @@ class _Output:
         change = self._change(schema, table.schema(name))
         within = write.partitions(change.schema)
         tally = write.tally(change.schema)
-        rows: StagedFiles | pa.Table
+        rows: StagedFiles | StagedUpsert | pa.Table
         if write.mode == "upsert":
-            rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
-            self._check_keys(rows)
+            rows = self._keyed(change.schema, tally, within.predicate if within else "true")
         else:
             rows = self._staged(change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
@@ -237,7 +237,37 @@ class _Output:
         for batch in self.rows.to_batches() if isinstance(self.rows, pa.Table) else self.rows:
             yield _fitted(batch, schema)
 
-    def _check_keys(self, rows: pa.Table) -> None:
+    def _keyed(self, schema: pa.Schema, tally: RowTally, predicate: str) -> StagedUpsert | pa.Table:
+        """Return the rows of an upsert: matched and written by Spark, or in memory."""
+        table, name, write = self.branch.table, self.branch.name, self.write
+        # Before the columns of the table change, its rows cannot be matched with those of the output.
+        if isinstance(self.rows, SparkRows) and schema == table.schema(name):
+            with self._errors_of_upsert():
+                staged = self.rows.stage_upsert(table, name, write.on, when=self._missing(predicate), tally=tally)
+            if staged is not None:
+                self._check_keys(self.rows.frame.columns, staged.null_keys)
+                return staged
+        rows = pa.Table.from_batches(tally.passing(self._batches(schema)), schema)
+        there = [column for column in write.on if column in rows.column_names]
+        self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
+        return rows
+
+    def _missing(self, predicate: str) -> dict[str, Any]:
+        """Return what an upsert does with the rows of the table whose key is not in the output."""
+        if not self.write.deletes_missing:
+            return {}
+        return {"when_missing": "delete", **({"missing_where": predicate} if self.write.keys else {})}
+
+    @contextmanager
+    def _errors_of_upsert(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"{self.write.asset}, {md.KEYS} {list(self.write.on)}: {error}; nothing was committed"
+            ) from error
+
+    def _check_keys(self, columns: Sequence[str], nulls: Mapping[str, int]) -> None:
         """Refuse keys that an upsert could not find again.
 
         Raises:
@@ -245,21 +275,23 @@ class _Output:
                 insert its row a second time.
         """
         for name in self.write.on:
-            if name not in rows.column_names:
+            if name not in columns:
                 raise InvalidInputError(
-                    f"{md.KEYS} of {self.write.asset} names {name!r}; the columns are {', '.join(rows.column_names)}"
+                    f"{md.KEYS} of {self.write.asset} names {name!r}; the columns are {', '.join(columns)}"
                 )
-            nulls = rows.column(name).null_count
-            if nulls:
+            if nulls[name]:
                 raise InvalidInputError(
-                    f"{self.write.asset} returned {nulls} {'row' if nulls == 1 else 'rows'} without a value in its key "
-                    f"column {name!r}; an upsert needs the whole key of each row. Nothing was committed"
+                    f"{self.write.asset} returned {nulls[name]} {'row' if nulls[name] == 1 else 'rows'} without a "
+                    f"value in its key column {name!r}; an upsert needs the whole key of each row. Nothing was "
+                    "committed"
                 )
 
-    def _committed(self, rows: StagedFiles | pa.Table, predicate: str) -> Version:
+    def _committed(self, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str) -> Version:
         table, name, write = self.branch.table, self.branch.name, self.write
         message = f"{write.mode} {write.asset}" + (f" {', '.join(write.keys[:3])}" if write.keys else "")
         props, keys = write.properties, write.keys
+        if isinstance(rows, StagedUpsert):
+            return self._upserted(rows, predicate, message)
         match write.mode:
             case "append":
                 # The other modes are idempotent by themselves. A repeated append has to remove the rows of the
@@ -279,12 +311,9 @@ class _Output:
             case _:
                 assert_never(write.mode)
 
-    def _upserted(self, rows: StagedFiles | pa.Table, predicate: str, message: str) -> Version:
+    def _upserted(self, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, message: str) -> Version:
         table, name, write = self.branch.table, self.branch.name, self.write
-        missing: Any = {}
-        if write.deletes_missing:
-            missing = {"when_missing": "delete", **({"missing_where": predicate} if write.keys else {})}
-        try:
+        with self._errors_of_upsert():
             version = table.upsert(
                 rows,
                 on=write.on,
@@ -292,12 +321,8 @@ class _Output:
                 message=message,
                 properties=write.properties,
                 partitions=write.keys,
-                **missing,
+                **self._missing(predicate),
             )
-        except InvalidInputError as error:
-            raise InvalidInputError(
-                f"{write.asset}, {md.KEYS} {list(write.on)}: {error}; nothing was committed"
-            ) from error
         if version.rows_added or version.rows_updated or version.rows_deleted:
             return version
         # A run that changes no row still makes a version, by which the publisher knows that it wrote the table.
