@@ -15,7 +15,7 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidIn
 from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.repository.commits.ref_log import FOLDER, TABLES
+from lance_dagster.repository.commits.ref_log import FOLDER, MOVED, TABLES
 from lance_dagster.store import Store
 
 IDENTITY = "_refs/identity.json"
@@ -95,10 +95,16 @@ class Registry:
         if found != table_id:
             at = self.context(new_name).uri
             raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
+        # Before the register is changed: older commits call the table by its old name, also after its removal.
+        self.store.put(_moved(table_id), json.dumps({"id": new_name}).encode())
         self.store.put_if_absent(_path(new_name), _id_bytes(table_id))
         self.store.delete(_path(name))
         self._open.pop(name, None)
         return table_id
+
+    def moved_to(self, table_id: str) -> str | None:
+        """Return the present name of a table whose folder was moved, or None."""
+        return _read_id(self.store, _moved(table_id))
 
     def remove(self, name: str) -> None:
         """Take a table out of the register; its files stay."""
@@ -160,6 +166,10 @@ def _read_id(store: Store, path: str) -> str | None:
 
 def _id_bytes(table_id: str) -> bytes:
     return json.dumps({"id": table_id}).encode()
+
+
+def _moved(table_id: str) -> str:
+    return f"{MOVED}/{quote(table_id, safe='')}.json"
 
 
 def _path(name: str) -> str:

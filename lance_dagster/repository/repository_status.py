@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lance_dagster.errors import NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
@@ -36,7 +37,10 @@ class TableState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelState:
-    """A channel: its commit, how many commits `main` is ahead of it (None: it is on no first parent), and its hold."""
+    """A channel: its commit, how many commits `main` is ahead of it, and its hold.
+
+    `behind` is None for a commit that is on no first parent, or where a commit between was collected.
+    """
 
     name: str
     commit: str
@@ -131,5 +135,9 @@ def _behind(logs: RefLogs, head: RepositoryCommit, commit_id: str) -> int | None
     while commit.id != commit_id:
         if commit.generation <= wanted or not commit.parents:
             return None
-        commit, steps = logs.commit(commit.parents[0]), steps + 1
+        try:
+            commit, steps = logs.commit(commit.parents[0]), steps + 1
+        except NotFoundError:
+            # Commits between them were collected.
+            return None
     return steps

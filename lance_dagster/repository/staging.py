@@ -175,8 +175,8 @@ def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[Table
         return context, load(context, at)
     except VersionNotFoundError:
         # Looked up only here: a table that was not moved costs nothing. No other table at the place has the version.
-        moved = registry.ids().get(at.id, name)
-        if moved == name:
+        moved = registry.moved_to(at.id)
+        if moved is None or moved == name:
             raise
         context = registry.context(moved)
         return context, load(context, at)

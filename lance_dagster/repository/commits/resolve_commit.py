@@ -111,8 +111,13 @@ def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
         if found == commit_id:
             return True
         # A commit of a smaller generation has no ancestor of this one.
-        if logs.commit(found).generation > wanted.generation:
-            new = set(logs.commit(found).parents) - seen
+        try:
+            commit = logs.commit(found)
+        except NotFoundError:
+            # The history between them was collected. A channel is left where it is rather than moved back.
+            return True
+        if commit.generation > wanted.generation:
+            new = set(commit.parents) - seen
             seen |= new
             waiting.extend(new)
     return False
