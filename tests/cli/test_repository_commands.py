@@ -63,7 +63,7 @@ def test_a_publication_moves_main_and_the_channel(repository: str) -> None:
     assert main.endswith(f"-> {commit.short_id} second day, 2 tables: {LINES}, {ORDERS}")
     assert f"production: {commit.short_id}" == channel
     again = lines_of("repository", "publish", repository, "run/2", "--channel", "production")
-    assert [f"main: {commit.short_id} second day, published already", channel] == again
+    assert [f"main: {commit.short_id} second day, which has all of run/2 already", channel] == again
     assert [f"main: {commit.short_id} second day, 2 tables", f"{channel}, at main"] == lines_of(
         "repository", "status", repository
     )

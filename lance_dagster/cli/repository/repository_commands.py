@@ -178,7 +178,7 @@ def publish(
         )
     changed = sorted(done.changed)
     line = f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(changed)}"
-    lines = [line if changed else f"main: {commit_line(done.commit)}, published already"]
+    lines = [line if changed else f"main: {commit_line(done.commit)}, which has all of {branch} already"]
     if done.channel is not None:
         lines.append(f"{done.channel.name}: {done.channel.commit[:12]}")
     lines += [f"kept: {each}" for each in done.kept]
