@@ -42,6 +42,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import (
@@ -77,6 +78,8 @@ _UNKNOWN_ATTEMPTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # The first pause after a lost race is up to as many times as long as the attempt took.
 _ROUNDS = 4
+# A change that takes longer to apply is not applied while other writers wait.
+_QUICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +226,15 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
     attempts = 0
     while True:
         before = time.monotonic()
-        with versions.store.turn(branch) as waited:
-            # The head that the caller read is outdated when somebody else had a turn meanwhile.
-            if head is None or waited:
-                head = _head(versions, branch, max(known, head.number if head else 0))
-            proposal = propose(head)
+        head = head or _head(versions, branch, known)
+        proposal = propose(head)
+        # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
+        quick = time.monotonic() - before < _QUICK_SECONDS
+        with versions.store.turn(branch) if quick else nullcontext(enter_result=False) as waited:
+            if waited and isinstance(proposal, Proposal):
+                # Others were ahead, so there is a newer head.
+                head = _head(versions, branch, head.number)
+                proposal = propose(head)
             if isinstance(proposal, State):
                 return proposal
             # After the head was read and before the put: whoever deletes the branch relies on this order.
