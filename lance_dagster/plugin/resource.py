@@ -5,6 +5,7 @@ manager, the checks, the publisher and the sensors all ask it, so that they agre
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -234,7 +235,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             RefNotFoundError: There is no such ref; or the channel never had the table.
         """
-        repository = self.open_repository()
+        # Most reads are of `main`, or of a version or branch: no channel has such a name.
+        repository = None if ref == "main" or not _CHANNEL.fullmatch(ref) else self.open_repository()
         view = None if repository is None else repository.pinned(run_id, ref)
         if repository is None or view is None:
             return table.at(ref)
@@ -277,14 +279,16 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ref: A version, or any ref expression, in place of what the current run reads.
         """
         table = self.table(asset_key, metadata)
-        if ref is not None:
-            return PinnedTable(table=table, version=table.at(ref))
-        return self.pin(RunChain.of_context(context), table)
+        chain = RunChain.of_context(context)
+        if ref is None:
+            return self.pin(chain, table)
+        named = self.version_at(table, ref, chain.run_id) if isinstance(ref, str) else table.at(ref)
+        return PinnedTable(table=table, version=named)
 
     def pin(self, chain: RunChain, table: "LanceTable") -> PinnedTable:
         """Return a table pinned to the version that a chain of runs reads."""
         head = RunBranch(table=table, chain=chain).head()
-        return PinnedTable(table=table, version=head or table.at(self.read_ref))
+        return PinnedTable(table=table, version=head or self.version_at(table, self.read_ref, chain.run_id))
 
     def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:
         """Return metadata for an asset's definition, which makes its page show the table's name and URI."""

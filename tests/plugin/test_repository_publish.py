@@ -222,3 +222,24 @@ def test_maintenance_collects_commits(shop: Shop) -> None:
     assert ([1, 2, 3], [1, 2, 3]) == shop.production()
     view = shop.repository.at("production~2")
     assert [1] == ids_of(view["shop/orders"].read())
+
+
+def test_a_check_reads_the_same_moment(shop: Shop) -> None:
+    """What a check or an op opens by the name of the channel is what the inputs of its run see."""
+    assert shop.run(1).success
+    resource = shop.resources["lance"]
+    assert isinstance(resource, LanceResource)
+    seen: list[int] = []
+
+    @dg.op
+    def look(context: dg.OpExecutionContext) -> None:
+        seen.append(resource.open(context, ORDERS, ref="production").count_rows())
+        assert shop.run(2).success
+        seen.append(resource.open(context, LINES, ref="production").count_rows())
+
+    @dg.job
+    def looking() -> None:
+        look()
+
+    assert looking.execute_in_process(instance=shop.instance).success
+    assert [1, 1] == seen

@@ -44,7 +44,10 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) 
         ({"root": "lake"}, f"give an absolute path such as {str(Path.cwd() / 'lake')!r}"),
         ({"root": "ftp://host/lake"}, "LanceResource.root 'ftp://host/lake': cannot store tables at ftp://"),
         ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
-        ({"root": "/lake", "zone": "x"}, "fields: environment, environment_from, read_ref, root, s3, storage_options"),
+        (
+            {"root": "/lake", "zone": "x"},
+            "fields: environment, environment_from, read_ref, repository, root, s3, storage_options",
+        ),
     ],
 )
 def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
