@@ -102,6 +102,9 @@ class PinnedTable:
         return None if chosen is None else list(string_list("columns", chosen, "id"))
 
 
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]+")
+
+
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Locate and open the Lance tables of assets, for IO managers, checks, publishers and sensors.
 
