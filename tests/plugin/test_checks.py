@@ -296,6 +296,22 @@ def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
     assert "main" == evaluation.metadata["lance/branch"].value
 
 
+def test_check_of_a_candidate_that_is_chosen(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Two candidates wait; a tag of the run that executes the check names the older one."""
+    (check,) = build_table_checks(ORDERS, [NotNull("id")])
+    all_of_it = replace(shop, assets=[*shop.assets, check])
+    shop.play(orders=[-1, -2])
+    older = all_of_it.run(stored_instance, selection=[ORDERS])
+    shop.play(orders=[-3, -4, -5])
+    newer = all_of_it.run(stored_instance, selection=[ORDERS])
+    seen = []
+    for tags in ({}, {"lance/branch": f"run/{older.run_id}"}):
+        alone = all_of_it.run(stored_instance, selection=dg.AssetSelection.checks(check), tags=tags)
+        (evaluation,) = alone.get_asset_check_evaluations()
+        seen.append((evaluation.metadata["lance/branch"].value, evaluation.metadata["rows"].value))
+    assert [(f"run/{newer.run_id}", 3), (f"run/{older.run_id}", 2)] == seen
+
+
 def test_input_of_a_check_that_is_executed_alone(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """A check that takes the rows of its asset as an input gets those of the candidate, and other readers do not."""
 

@@ -161,7 +161,8 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
 
     This is the first of these that exists:
 
-    1. the head of the run branch, in a run that wrote the table or that continues such a run
+    1. the head of the run branch, in a run that wrote the table or that continues such a run; or of the branch that the
+       run's tag `lance/branch` names: so a person who executes a check alone chooses another candidate than the newest
     2. the newest version that any run materialized, while its branch has commits that `main` lacks: a check that is
        run alone, from its *Execute* button, looks at the candidate that waits and not at `main`
     3. the version that `read_ref` of the resource names
