@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import contention, merging, publishing, sensing, spark
+from benchmarks import contention, merging, publishing, repositories, sensing, spark
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -251,6 +251,19 @@ CASES = (
         "without Dagster and without an audit. The ratio is the step by that.",
         ("tables", "step", "for each table", "without Dagster", "ratio"),
         publishing.by_tables,
+    ),
+    Case(
+        "repository, by changed tables",
+        f"The publication of a run in a repository of {repositories.TABLES} small tables, with a channel: the median "
+        f"of {repositories.RUNS}. Requests are calls of the storage, which are the requests on object storage.",
+        ("changed tables", "publication", "for each table", "requests", "requests for each table"),
+        repositories.by_changed_tables,
+    ),
+    Case(
+        "repository, by history",
+        "From a channel of a repository to the version of one of its tables, in a process that opens both anew.",
+        ("entries of the channel", "resolving", "requests"),
+        repositories.by_entries,
     ),
     Case(
         "Spark, writes",

@@ -2,8 +2,11 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from lance_dagster.store import LocalStore
 
 ROUNDS = 9
 _FEWEST = 3
@@ -62,3 +65,25 @@ def ms(seconds: float) -> str:
 def _highest() -> int:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     return 1024 * int(line.split()[1])
+
+
+@contextmanager
+def requests(verbs: Iterable[str]) -> Iterator[list[str]]:
+    """Record calls of the storage; on object storage each is a request."""
+    made: list[str] = []
+    kept = {name: getattr(LocalStore, name) for name in verbs}
+
+    def counting(name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def counted(*given: object, **named: object) -> object:
+            made.append(name)
+            return method(*given, **named)
+
+        return counted
+
+    for name, method in kept.items():
+        setattr(LocalStore, name, counting(name, method))
+    try:
+        yield made
+    finally:
+        for name, method in kept.items():
+            setattr(LocalStore, name, method)

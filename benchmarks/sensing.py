@@ -1,18 +1,16 @@
 """How long one tick of a ref sensor takes, and how many requests it makes to the storage."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
 
-from benchmarks.measure import medians, ms
+from benchmarks.measure import medians, ms, requests
 from benchmarks.tables import QUICK
 from lance_dagster import LanceResource, LanceTable, build_ref_sensor
-from lance_dagster.store import LocalStore
 
 TABLES = (50, 500)
 CHANGED = 10
@@ -39,28 +37,6 @@ class _Ticks:
         return len(found.asset_events)
 
 
-@contextmanager
-def _requests() -> Iterator[list[str]]:
-    """Record the calls of the storage that read; on object storage each is a request."""
-    made: list[str] = []
-    kept = {name: getattr(LocalStore, name) for name in _READS}
-
-    def counting(name: str, method: Callable[..., object]) -> Callable[..., object]:
-        def counted(*given: object, **named: object) -> object:
-            made.append(name)
-            return method(*given, **named)
-
-        return counted
-
-    for name, method in kept.items():
-        setattr(LocalStore, name, counting(name, method))
-    try:
-        yield made
-    finally:
-        for name, method in kept.items():
-            setattr(LocalStore, name, method)
-
-
 def by_tables(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield a row for each number of tables: unchanged, with some changed, and beside that opening the tables."""
     with dg.DagsterInstance.ephemeral() as instance:
@@ -71,21 +47,21 @@ def by_tables(folder: Path) -> Iterator[tuple[str, ...]]:
             ticks.tick()
             uris = [f"{root}/{name}.lance" for name in names]
             found = medians({"tick": ticks.tick, "open": lambda uris=uris: [LanceTable.open(u).head() for u in uris]})  # type: ignore[misc]
-            with _requests() as requests:
+            with requests(_READS) as made:
                 ticks.tick()
             for uri in uris[:CHANGED]:
                 LanceTable.open(uri, QUICK).append(ROWS)
             changed = medians({"tick": lambda ticks=ticks: ticks.tick(keep=False)})["tick"]  # type: ignore[misc]
-            with _requests() as of_changed:
+            with requests(_READS) as of_changed:
                 ticks.tick(keep=False)
             yield (
                 f"{count:,}",
                 ms(found["tick"]),
-                f"{len(requests) / count:.1f}",
+                f"{len(made) / count:.1f}",
                 ms(found["open"]),
                 f"{found['open'] / found['tick']:.2f}",
                 ms(changed),
-                f"{(len(of_changed) - len(requests)) / CHANGED:.1f}",
+                f"{(len(of_changed) - len(made)) / CHANGED:.1f}",
                 f"{changed / found['tick']:.2f}",
             )
             shutil.rmtree(root)

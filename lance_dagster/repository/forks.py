@@ -17,7 +17,7 @@ from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, with_properties
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import load
+from lance_dagster.repository.staging import for_each_table, load
 
 MERGED = "merged"
 """Property of the entry that ends a branch: the commit that has what the branch did."""
@@ -58,25 +58,27 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
     newest = logs.newest("branch", branch)
     if newest is None or not newest.deleted:
         logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
-    kept, tables = [], logs.commit(merged).tables
-    for name in names:
+    tables = logs.commit(merged).tables
+
+    def end(name: str) -> str | None:
         context, at = registry.context(name), tables.get(name)
         try:
             # The commit is asked, not `main` of the table, which may lag behind it.
             published = context.head(MAIN) if at is None else load(context, at)
             # Rows may have been committed to the branch after they were looked at; those are not published.
             if find_merged(context, context.head(branch), published) is None:
-                kept.append(f"{branch} of {name}: it has commits that were not published")
-                continue
+                return f"{branch} of {name}: it has commits that were not published"
             delete_branch(branch, context.refs, context.versions)
         except RefNotFoundError:
             # An interrupted publication deleted it before.
             pass
         except ConflictError as error:
-            kept.append(f"{branch} of {name}: {error}")
-            continue
+            return f"{branch} of {name}: {error}"
         logs.untouch(branch, registry.register(name) if at is None else at.id)
-    return kept
+        return None
+
+    kept = for_each_table(end, names, "")
+    return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
 
 
 def head_of_branch(context: TableContext, name: str, branch: str) -> State:

@@ -1,0 +1,77 @@
+"""What a publication of many tables takes, by the tables that changed, and resolving a channel, by its history."""
+
+import shutil
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.measure import medians, ms, requests, timed
+from benchmarks.tables import QUICK
+from lance_dagster import LanceRepository
+from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
+from lance_dagster.store import open_store
+
+TABLES = 100
+CHANGED = (1, 10, 100)
+ENTRIES = (10, 10_000)
+RUNS = 3
+CHANNEL = "production"
+ROWS = pa.table({"id": [1, 2, 3]})
+_REQUESTS = (
+    *("get", "get_range", "get_with_etag", "list", "list_some", "folders", "sizes"),
+    *("put", "put_if_absent", "compare_and_swap", "delete", "delete_many", "compare_and_delete"),
+)
+
+
+def by_changed_tables(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each number of changed tables: time and requests, and both for each table."""
+    root = folder / "changed"
+    repository = LanceRepository.create(root, QUICK)
+    names = [f"shop/t{number}" for number in range(TABLES)]
+    for name in names:
+        repository.create_table(name, ROWS.schema)
+    repository.commit("start")
+    repository.channels.promote(CHANNEL)
+    for count in CHANGED:
+        taken, made = [], []
+        for run in range(RUNS):
+            branch = f"run/{count}-{run}"
+            for name in names[:count]:
+                repository.fork(name, branch).append(ROWS, branch=branch)
+            again = LanceRepository.open(root, QUICK)
+            with requests(_REQUESTS) as counted:
+                taken.append(timed(_publication(again, branch)))
+            made.append(len(counted))
+        step, number = statistics.median(taken), statistics.median(made)
+        yield f"{count} of {TABLES}", ms(step), ms(step / count), f"{number:,.0f}", f"{number / count:.0f}"
+    shutil.rmtree(root)
+
+
+def by_entries(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each length of a channel's history: resolving the channel, and the version of a table by it."""
+    root = folder / "entries"
+    repository = LanceRepository.create(root, QUICK)
+    repository.create_table("t", ROWS.schema)
+    repository.commit("start")
+    repository.channels.promote(CHANNEL)
+    logs = RefLogs(open_store(root, QUICK))
+    entry = logs.current("channel", CHANNEL)
+    for count in ENTRIES:
+        for number in range(entry.number + 1, count + 1):
+            entry = replace(next_entry(entry, "promote", entry.commit), number=number)
+            logs.append("channel", CHANNEL, entry)
+
+        def resolve() -> object:
+            return LanceRepository.open(root, QUICK).at(CHANNEL)["t"].version
+
+        with requests(_REQUESTS) as counted:
+            resolve()
+        yield f"{count:,}", ms(medians({CHANNEL: resolve})[CHANNEL]), str(len(counted))
+    shutil.rmtree(root)
+
+
+def _publication(repository: LanceRepository, branch: str) -> Callable[[], object]:
+    return lambda: repository.publish(branch, channel=CHANNEL)
