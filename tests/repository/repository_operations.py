@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lance_dagster import LanceRepository
+from lance_dagster import LanceRepository, TableNotFoundError
 from tests.repository.scripted_repository import FAST, new_repository, rows, run
 
 _CHANGES = frozenset({"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
@@ -55,6 +56,12 @@ def _move(repository: LanceRepository) -> None:
     repository.move_table("a", "moved")
 
 
+def _remove(repository: LanceRepository) -> None:
+    # A removal that was done is not there to be done again.
+    with suppress(TableNotFoundError):
+        repository.remove_table("a")
+
+
 def _held(repository: LanceRepository) -> None:
     _one_published(repository)
     repository.channels.hold("production", reason="wait")
@@ -96,7 +103,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "tag": Operation(prepare=_one_published, act=lambda repository: repository.tags.create("v1", "production")),
     "move a table": Operation(prepare=_one_published, act=_move),
-    "remove a table": Operation(prepare=_one_published, act=lambda repository: repository.remove_table("a")),
+    "remove a table": Operation(prepare=_one_published, act=_remove),
     "adopt": Operation(
         prepare=lambda repository: (repository.remove_table("a"), repository.remove_table("b")),
         act=lambda repository: repository.adopt(["a", "b"]),
