@@ -17,7 +17,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from lance_dagster.errors import BasePathRefusedError
+from lance_dagster.errors import BasePathRefusedError, InvalidInputError
 from lance_dagster.format.layout import join
 from lance_dagster.store import Store, allowed_base_paths, base_options, canonical_uri, open_store
 
@@ -34,6 +34,15 @@ class BaseAccess:
     storage_options: Mapping[str, str] = field(repr=False)
     _checked: dict[tuple[str, int], Store] = field(default_factory=dict)
 
+    def check(self, path: str, base_id: int) -> None:
+        """Check that a base path is allowed; pylance may know its scheme where no store of this package does.
+
+        Raises:
+            BasePathRefusedError: As for `locate`.
+        """
+        if not self._allowed_by_caller(self._canonical(path)):
+            self.locate(path, base_id)
+
     def locate(self, path: str, base_id: int = 0) -> tuple[Store, str]:
         """Return the store of a base path and the folder in it; a folder of the table is in the table's own store.
 
@@ -43,7 +52,7 @@ class BaseAccess:
         """
         own = self.store.uri
         # Compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
-        uri = canonical_uri(path)
+        uri = self._canonical(path)
         if uri == own or uri.startswith(f"{own}/"):
             return self.store, uri.removeprefix(own).lstrip("/")
         found = self._checked.get((uri, base_id))
@@ -79,6 +88,13 @@ class BaseAccess:
         place = open_store(uri, base_options(self.storage_options, base_id, uri))
         if uri not in former and any(_allows(place, table) for table in former):
             self.allow(path, base_id)
+
+    def _canonical(self, path: str) -> str:
+        try:
+            return canonical_uri(path)
+        except InvalidInputError as error:
+            # A text that is no URI names nothing that anyone could have allowed.
+            raise BasePathRefusedError(self.store.uri, path) from error
 
     def _allowed_by_caller(self, uri: str) -> bool:
         given = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]

@@ -135,7 +135,7 @@ class TableContext:
         check_readable(state.manifest, state.path or str(state))
         for base in state.manifest.base_paths:
             # pylance follows every base path, so it gets no version with one that is not allowed.
-            self.versions.bases.locate(base.path, base.id)
+            self.versions.bases.check(base.path, base.id)
         checks = file_checks(self.storage_options)
         if checks != "none":
             check_deletions(self.versions, state, fragment_ids)

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import (
+    BasePathRefusedError,
     ConflictError,
     FormatError,
     LanceDagsterError,
@@ -93,6 +94,9 @@ def outcome(probe: Probe, table: Path, threads: ThreadPoolExecutor) -> str | Non
     if isinstance(error, FormatError):
         # A base path may lead anywhere.
         return None if str(table) in str(error) or str(error).endswith("is missing") else f"names no file: {error}"
+    if isinstance(error, BasePathRefusedError):
+        # A damaged base path names a place elsewhere, which nobody allowed.
+        return None if str(table) in str(error) else f"names no table: {error}"
     if error is None or isinstance(error, NotFoundError | ConflictError | SchemaMismatchError):
         # Damage that looks like an ordinary change, such as a name that leads elsewhere, is answered like one.
         return None

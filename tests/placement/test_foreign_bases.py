@@ -12,7 +12,7 @@ from typing import Any
 import lance
 import pytest
 
-from lance_dagster import BasePathRefusedError, CorruptFileError, LanceTable
+from lance_dagster import BasePathRefusedError, CorruptFileError, InvalidInputError, LanceTable
 from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, encode_transaction, row_id_range
 from lance_dagster.format.model import BasePath, Fragments
 from lance_dagster.format.transaction import Append, Transaction
@@ -146,6 +146,20 @@ def test_a_caller_can_allow_the_place(
         contents(table)
     monkeypatch.setenv(VARIABLE, allowed)
     assert [("a", 1), *PRIVATE] == contents(LanceTable.open(table.uri))
+
+
+def test_a_place_that_only_pylance_can_open_is_pylances_once_it_is_allowed(tmp_path: Path, private: LanceTable) -> None:
+    """No store of the package knows the scheme; pylance does, and gets the version."""
+    table = hostile(tmp_path, private.uri)
+    path = manifest_file(table, "main", 3)
+    manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
+    assert transaction is not None
+    (base,) = manifest.base_paths
+    changed = replace(manifest, base_paths=(replace(base, path="memory://place/t"),))
+    path.write_bytes(encode_manifest_file(changed, encode_transaction(transaction)))
+    with pytest.raises(InvalidInputError, match="cannot store tables at memory://"):
+        LanceTable.open(table.uri).to_lance()
+    assert 3 == LanceTable.open(table.uri, {"allowed_base_paths": "memory://place/t"}).to_lance().version
 
 
 def test_a_place_beside_the_allowed_one_is_not_allowed(tmp_path: Path, private: LanceTable) -> None:
