@@ -314,6 +314,10 @@ def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
     assert {"a", "b"} == set(commit.changed_from(repository.log()[1]))
     assert commit == repository.revert(wrong.id)
     assert [1] == repository.table("a").read()["id"].to_pylist()
+    repository.revert(commit.id)
+    assert {"a": [1, 2], "b": [1, 2, 3]} == ids(repository, "main")
+    repository.revert(wrong.id)
+    assert {"a": [1], "b": [1, 3]} == ids(repository, "main")
 
 
 def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:
@@ -380,3 +384,18 @@ def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
     assert ("a" in view, view.get("a")) == (False, None)
     with pytest.raises(TableNotFoundError, match="has no table 'a'; its tables: none"):
         view["a"]
+
+
+def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
+    """A publication that settled a conflict with another program's commit is taken back with that commit."""
+    repository = new_repository(tmp_path, "a")
+    repository.table("a").append(rows(1, 2))
+    repository.commit("start")
+    repository.fork("a", "run/1").update({"price": "10"}, where="id = 1", branch="run/1")
+    repository.table("a").update({"price": "20"}, where="id = 1")
+    repository.publish("run/1", strategy="source-wins")
+    repository.table("a").append(rows(3))
+    repository.commit("later")
+    repository.revert("main~1")
+    found = repository.at("main")["a"].read().sort_by("id").to_pydict()
+    assert {"id": [1, 2, 3], "price": [1, 1, 1]} == found
