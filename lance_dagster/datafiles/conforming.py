@@ -27,7 +27,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         SchemaMismatchError: A column does not fit; the message names it and both types.
     """
     check_schema(batch.schema, schema)
-    columns = [_conform_column(batch.column(column.name), column) for column in schema]
+    columns = [_conform_column(_whole(batch.column(column.name)), column) for column in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -93,6 +93,17 @@ def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
 
 def _is_list(arrow: pa.DataType) -> bool:
     return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
+
+
+def _whole(values: "pa.Array[Any]") -> "pa.Array[Any]":
+    """Return an array that is no slice of a longer one, where pylance needs that.
+
+    pylance 14 dies on a slice of a struct that holds structs.
+    """
+    inner = (values.type.field(index).type for index in range(values.type.num_fields))
+    if values.offset == 0 or not pa.types.is_struct(values.type) or not any(map(pa.types.is_nested, inner)):
+        return values
+    return values.take(pa.array(range(len(values)), pa.int64()))
 
 
 def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
