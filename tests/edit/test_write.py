@@ -451,7 +451,7 @@ def test_a_table_of_the_first_file_format_can_only_be_read(tmp_path: Path) -> No
 
 
 def test_a_slice_of_nested_structs_is_written(tmp_path: Path) -> None:
-    """Rows that are a slice of a longer table, with structs in structs and nulls at each level, are written as given."""
+    """A slice of rows with structs in structs, and nulls at each level, is written as given."""
     inner = pa.struct([("n", pa.int32()), ("deep", pa.struct([("t", pa.string())]))])
     values = [None, {"n": None, "deep": None}, {"n": 1, "deep": {"t": None}}, {"n": 2, "deep": {"t": "a"}}] * 4
     rows = pa.table({"value": pa.array(values, inner)})
