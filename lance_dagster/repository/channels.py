@@ -264,7 +264,7 @@ class Channels:
             names = [table for table in commit.changed_from(parent) if table in commit.tables]
             lagging = project(self._registry, commit, names, tag=name, options=None)
             # Looked at after the tags were moved: a process that moved the channel on may have moved its tags before
-            # this one did, and whoever writes last has to leave those of the newest entry.
+            # this one did, and the last writer has to leave those of the newest entry.
             before, newest = entry, self._logs.newest("channel", name, known=entry)
             if newest is None or newest.deleted:
                 break

@@ -47,7 +47,7 @@ class CommitRetention:
         promotions: How many of the last promotions of each channel stay readable.
         keep_for: What a branch or channel named within this time stays readable.
         grace: How young a commit or branch is that a publication may still be working on; at least a day, except where
-            nobody else is at work.
+            no other process is at work.
     """
 
     promotions: int = 30

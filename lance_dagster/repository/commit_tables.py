@@ -82,6 +82,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
     for attempt in range(_TRIES):
         entry = request.since if request.since and not attempt else logs.current("branch", request.branch)
         head = logs.commit(entry.commit)
+        # Requests for tables that the other process did not touch are not made again.
         staged |= _staged_again(request, head, staged)
         changed = {name: made for name, (_, made) in staged.items() if made is not None}
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}

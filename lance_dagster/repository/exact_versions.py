@@ -1,6 +1,6 @@
-"""Publish versions of tables exactly as they are, because somebody audited them.
+"""Publish versions of tables exactly as they are, because they were audited.
 
-`publish` of a branch merges, and the result may hold rows that nobody saw together. Here a version is published only
+`publish` of a branch merges, and the result may hold rows that no check saw together. Here a version is published only
 while it contains everything that `main` of its table has. When `main` moved, the caller plans and audits again.
 """
 
@@ -48,6 +48,7 @@ def exact_request(
         context = registry.context(name)
         table_id = registry.register(name) if dest is None else dest.id
         for _ in range(_TRIES):
+            # Read at each try: the caller may have planned another version meanwhile.
             one = current[name]
             source = context.at(one.version)
             if source.branch == MAIN:

@@ -74,6 +74,7 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
             pass
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
+        # Last: a table without its mark is not looked at again after a crash.
         logs.untouch(branch, registry.register(name) if at is None else at.id)
         return None
 

@@ -5,7 +5,7 @@ channel, one by one, so such a reader may see two tables at different commits fo
 never does. They also keep the versions they name from every clean-up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ def project(
     names: Iterable[str],
     *,
     tag: str | None,
-    options: MergeOptions | None,
+    options: MergeOptions | Mapping[str, MergeOptions] | None,
     immutable: bool = False,
 ) -> tuple[Lagging, ...]:
     """Bring `main` and a tag of some tables up to a commit; return what could not be brought up.
@@ -58,7 +58,7 @@ def project(
         commit: The commit.
         names: The tables, all of them in the commit.
         tag: The tag to move; None to leave tags alone.
-        options: How `main` is merged; None to leave `main` alone.
+        options: How `main` is merged, for all tables or by table; None to leave `main` alone.
         immutable: Whether a tag that is created is one that never moves.
     """
 
@@ -68,7 +68,7 @@ def project(
         error: LanceDagsterError | None
         if options is not None:
             try:
-                error = land(context, at, options)
+                error = land(context, at, options if isinstance(options, MergeOptions) else options[name])
             except LanceDagsterError as failed:
                 error = failed
             found += [] if error is None else [Lagging(table=name, ref="main", reason=_said(error))]
@@ -96,6 +96,7 @@ def _point(context: TableContext, tag: str, target: TagTarget, *, immutable: boo
         found = context.refs.tag(tag)
         if found is not None and found.ref == str(target.state):
             return
+        # Another process brought the tag to some commit meanwhile; it is looked at again.
         with suppress(RefMovedError, AlreadyExistsError):
             if found is None:
                 create_tag(tag, target, context.refs, context.versions, immutable=immutable)

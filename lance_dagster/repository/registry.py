@@ -77,6 +77,7 @@ class Registry:
                 f"rename the table in the repository, or delete {IDENTITY} of the copy, so that it gets its own"
             )
         self.store.put_if_absent(_path(name), _id_bytes(table_id))
+        # Read back: two processes that register a table at the same moment agree on what was written first.
         return self.id_of(name) or table_id
 
     def rename(self, name: str, new_name: str) -> str:
@@ -135,6 +136,7 @@ def _tables_below(store: Store, folder: str) -> Iterator[str]:
             # A folder may be called like a table and hold something else.
             if store.list_some(f"{path}/{VERSIONS}", 1):
                 yield path.removesuffix(SUFFIX)
+        # Folders of the repository itself, of environments, and of other programs.
         elif not name.startswith(("_", ".")):
             yield from _tables_below(store, path)
 

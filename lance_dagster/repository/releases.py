@@ -27,6 +27,7 @@ class Releases:
             AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
         """
         commit = resolve_commit(self._logs, at)
+        # The repository's tag decides between two processes; the tags of the tables follow it.
         tag = create_release(self._logs, name, commit.id, message=message)
         return tag, project(self._registry, commit, commit.tables, tag=name, options=None, immutable=True)
 

@@ -223,6 +223,7 @@ class LanceRepository:
             TableNotFoundError: The table is not registered.
             InvalidInputError: Another table is at the new place.
         """
+        # The register first: until the commit, readers find the table by the note that this leaves of its old name.
         self._registry.rename(name, new_name)
         moved = self._registry.context(new_name)
         LanceTable(moved).maintenance.relocate(self._registry.context(name).uri)
@@ -242,6 +243,7 @@ class LanceRepository:
         request = CommitRequest(
             branch=MAIN, stage=_nothing, names=(), removed=(name,), message=message or f"remove {name}"
         )
+        # The commit first: a table out of the register that commits still name would be adopted again by `commit`.
         done = commit_tables(self._logs, request)
         self._registry.remove(name)
         return done.commit
@@ -379,10 +381,8 @@ class LanceRepository:
         """
         request = exact_request(self._registry, wanted, plan_again, message=message, properties=properties or {})
         done = commit_tables(self._logs, request)
-        lagging: tuple[Lagging, ...] = ()
-        for name, one in wanted.items():
-            options = _options(one.message, one.properties, None)
-            lagging += project(self._registry, done.commit, [name], tag=None, options=options)
+        options = {name: _options(one.message, one.properties, None) for name, one in wanted.items()}
+        lagging = project(self._registry, done.commit, wanted, tag=None, options=options)
         return Published(commit=done.commit, changed=done.changed, lagging=lagging)
 
     def name_of(self, table: LanceTable) -> str:
@@ -410,6 +410,7 @@ class LanceRepository:
             newest = self._logs.newest("channel", channel)
             if newest is None or newest.deleted:
                 return None
+            # Two steps of a run may look at the same moment; the pin of the first one counts for both.
             commit = newest.commit if reader is None else self._logs.pin(reader, channel, newest.commit)
         return RepositoryView(self._logs.commit(commit), self._registry)
 
@@ -460,6 +461,7 @@ class LanceRepository:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
         head = self.head()
         options = _options("follow the repository", {}, None)
+        # `main` before the tags: a tag names the version on `main` where it is there.
         found = project(self._registry, head, head.tables, tag=None, options=options)
         for channel in self.channels.list().values():
             commit = self._logs.commit(channel.commit)

@@ -25,7 +25,6 @@ from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
-from lance_dagster.history.refs.ref_files import with_metadata
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lineage_at
@@ -38,8 +37,6 @@ NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
 REUSED_FOR = timedelta(hours=12)
 """How long a branch without a commit is used again: half of the time after which a collection deletes it."""
-_DONE = "repository/done"
-"""Metadata of a branch that has all of a change."""
 _DIGITS = 16
 _WORKERS = 8
 T = TypeVar("T")
@@ -74,6 +71,8 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         RefMovedError: They shall be published as they are, and `main` has something that they do not contain.
     """
     context = change.context
+    # `main` is brought up first, so that the branches of all commits are forked from `main` and not from each other.
+    # Where commits of another program stop that, the version of the repository itself is continued.
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
     new = [source for source in change.sources if find_merged(context, source, head) is None]
@@ -100,7 +99,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     Args:
         change: The table.
         dest: The version that the repository names now.
-        do: Makes the change on the branch it is given. It is not called again when it was done before.
+        do: Makes the change on the branch it is given, as one version. It is not called when that is there.
         key: Says which change it is, so that it is found again after a crash.
     """
     context = change.context
@@ -108,13 +107,8 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     head = context.head(onto)
     name = _usable_name(context, head, [key])
     branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
-    if _DONE not in branch.metadata:
-        if context.head(name).number != branch.first:
-            # An attempt that died between two of its commits left a part of the change.
-            delete_branch(name, context.refs, context.versions)
-            branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+    if context.head(name).number == branch.first:
         do(name)
-        branch = context.refs.change_branch(branch, lambda current: with_metadata(current, {_DONE: "yes"}))
     made = context.head(name)
     return None if made.number == branch.first else _named(change.table_id, made, head)
 
@@ -207,6 +201,7 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str)
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         found = dict(pool.map(tried, names))
+    # After all tables: a person who settles one conflict at a time would have to publish once for each.
     if conflicts:
         raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
     return found  # type: ignore[return-value]  # None only where there was a conflict
@@ -228,6 +223,7 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
 
 
 def _named(table_id: str, made: State, head: State) -> TableVersion:
+    # A version that was not made on top of `main` gets there by a merge, which has other content.
     lands = head.number + 1 if head.branch == MAIN else NEVER
     return TableVersion(id=table_id, branch=made.branch, version=made.number, commit_id=made.id, lands=lands)
 

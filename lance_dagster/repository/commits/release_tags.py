@@ -83,6 +83,7 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
         raise ProtectedError(
             "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
+    # The tags of the tables stay: their readers were promised that they never move.
     logs.store.delete(_path(name))
 
 

@@ -48,6 +48,7 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
         return _follow(logs, logs.commit(_by_tag_or_id(logs, read)), read.steps, read)
     if read.number is not None or read.time is not None:
         entry = _earlier(logs, kind, read)
+    # A branch is followed back by parents, a channel by what its readers saw.
     if kind == "channel" and read.steps:
         step, *rest = read.steps
         if step.sign == "~":
@@ -151,6 +152,7 @@ def _by_tag_or_id(logs: RefLogs, read: RefExpression) -> str:
         if read.suffix:
             raise InvalidInputError(f"{read.name!r} is a release tag; write it without {read.suffix!r}")
         return tag.commit
+    # Last, since it may take a listing of all commits.
     ids = _ids_like(logs, read)
     if len(ids) == 1:
         return ids[0]

@@ -100,7 +100,7 @@ class RepositoryCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelHold:
-    """A hold of a channel: it names the same commit until somebody with a reason releases it."""
+    """A hold of a channel: it names the same commit until it is released, with a reason."""
 
     reason: str
     held_by: str
@@ -183,6 +183,7 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
         CorruptFileError: The bytes are not those of the commit.
         UnsupportedFeatureError: A later release wrote them.
     """
+    # A commit is trusted by its id, which refs and other commits name.
     if hashlib.sha256(data).hexdigest() != commit_id:
         raise CorruptFileError(path, "its bytes have another digest than its name says")
 
@@ -249,6 +250,7 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
 
 
 def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> T:
+    # A file of any size would be read into memory and parsed there.
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a repository needs")
     try:
