@@ -5,16 +5,37 @@ import sys
 
 import pyarrow as pa
 
-from lance_dagster import pipes_table
+from lance_dagster import LanceTable, pipes_table
 
 if __name__ == "__main__":
     script = json.loads(sys.argv[1])
     with pipes_table() as orders:
-        rows = pa.table({"id": script["ids"]})
-        if script["mode"] == "append":
-            orders.append(rows)
-        elif script["mode"] == "overwrite":
-            orders.overwrite(rows)
+        columns = {"id": script["ids"]} | ({"region": script["regions"]} if "regions" in script else {})
+        rows = pa.table(columns)
+        match script["mode"]:
+            case "append":
+                orders.append(rows)
+            case "stream":
+                orders.append(rows.to_reader(max_chunksize=1))
+            case "overwrite":
+                orders.overwrite(rows)
+            case "replace":
+                orders.replace_where(script["where"], rows)
+            case "replace_partitions":
+                orders.replace_partitions(rows)
+            case "staged":
+                orders.append(orders.table.stage(rows))
+            case "plain":
+                # An empty append forks the branch; a program that knows only tables then writes it.
+                orders.append(rows.slice(0, 0))
+                table = LanceTable.open(orders.table.uri)
+                table.append(rows, branch=orders.branch)
+            case "update":
+                orders.append(rows)
+                orders.table.update({"id": "id + 10"}, where=script["where"], branch=orders.branch)
+            case "compact":
+                orders.append(rows)
+                orders.table.maintenance.compact(branch=orders.branch)
         if script.get("fails"):
             raise RuntimeError("the process broke after its write")
         orders.check("ids_are_positive", passed=min(script["ids"]) > 0)

@@ -20,6 +20,7 @@ from lance_dagster import (
     pipes_extras,
     pipes_table,
 )
+from lance_dagster.plugin.io.partitions import PartitionPoints, partition_filter
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, recorded
 
 # Dagster's Pipes client calls methods that Dagster deprecates or previews.
@@ -33,12 +34,15 @@ CHECK = dg.AssetCheckSpec("ids_are_positive", asset=ORDERS, blocking=True)
 
 def pipeline(lake: LanceResource, **script: Any) -> Any:
     """Orders written by an external process, two checks and a publisher."""
+    retry = dg.RetryPolicy(max_retries=script.pop("retries", 0))
+    partitions, expression = script.pop("partitions", None), script.pop("partition_expr", "region")
+    metadata = {} if partitions is None else {"lance/partition_expr": expression}
 
-    @dg.asset(key=ORDERS, check_specs=[CHECK], retry_policy=dg.RetryPolicy(max_retries=script.pop("retries", 0)))
+    @dg.asset(key=ORDERS, check_specs=[CHECK], retry_policy=retry, partitions_def=partitions, metadata=metadata)
     def orders(context: dg.AssetExecutionContext, client: dg.PipesSubprocessClient) -> Iterator[Any]:
         given = {"mode": "overwrite", **script}
         if context.op_execution_context.retry_number:
-            given["fails"] = False
+            given |= {"fails": False, **script.get("retry", {})}
         command = [sys.executable, str(EXTERNAL), json.dumps(given)]
         yield from client.run(
             context=context,
@@ -50,10 +54,24 @@ def pipeline(lake: LanceResource, **script: Any) -> Any:
     return [orders, *build_table_checks(ORDERS, [RowCount(minimum=1)]), build_publisher([ORDERS])]
 
 
-def run(lake: LanceResource, instance: dg.DagsterInstance, **script: Any) -> dg.ExecuteInProcessResult:
+def run(
+    lake: LanceResource,
+    instance: dg.DagsterInstance,
+    *,
+    partition: str | None = None,
+    tags: dict[str, str] | None = None,
+    **script: Any,
+) -> dg.ExecuteInProcessResult:
     """Materialize the pipeline."""
     resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake), "client": dg.PipesSubprocessClient()}
-    return dg.materialize(pipeline(lake, **script), instance=instance, resources=resources, raise_on_error=False)
+    return dg.materialize(
+        pipeline(lake, **script),
+        instance=instance,
+        resources=resources,
+        raise_on_error=False,
+        partition_key=partition,
+        tags=tags,
+    )
 
 
 def ids(lake: LanceResource, ref: str = "production") -> list[int]:
@@ -96,6 +114,117 @@ def test_process_that_writes_nothing_fails(lake: LanceResource, instance: dg.Dag
     """A green run without rows would publish what another run wrote."""
     LanceTable.create(lake.uri_of(ORDERS), schema_of_orders())
     assert not run(lake, instance, ids=[1], mode="nothing").success
+
+
+REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["append", "stream", "overwrite", "replace_partitions", "staged", "plain"])
+def test_rows_of_another_partition_are_refused(lake: LanceResource, instance: dg.DagsterInstance, mode: str) -> None:
+    """However the process writes them, the step fails, nothing is materialized, and production stays as it is."""
+    assert run(lake, instance, partition="us", partitions=REGIONS, ids=[1], regions=["us"]).success
+    result = run(lake, instance, partition="eu", partitions=REGIONS, mode=mode, ids=[2, 3, 4], regions=["eu", "us", ""])
+    assert not result.success
+    assert [1] == ids(lake)
+    assert "us" == latest_partition(instance)
+    said = (
+        "2 rows that are not in the partitions it was asked for (eu) by its lance/partition_expr 'region', such as one "
+    )
+    assert said + "with region = 'us'" in reported_error(instance, result.run_id)
+
+
+@pytest.mark.slow
+def test_refused_rows_do_not_remain_for_a_retry(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A write that is refused commits nothing, so the retry of the step with other rows is published."""
+    given: dict[str, Any] = {"ids": [2, 3], "regions": ["eu", "us"], "mode": "replace_partitions"}
+    repaired = {"regions": ["eu", "eu"]}
+    assert run(lake, instance, partition="eu", partitions=REGIONS, retries=1, retry=repaired, **given).success
+    assert [2, 3] == ids(lake)
+
+
+@pytest.mark.slow
+def test_rows_of_a_failed_attempt_are_held_to_the_partitions(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Rows that the first attempt left outside of the partitions are found after the second."""
+    retry = {"mode": "append", "ids": [3], "regions": ["eu"]}
+    given: dict[str, Any] = {
+        "ids": [2],
+        "regions": ["us"],
+        "mode": "plain",
+        "fails": True,
+        "retries": 1,
+        "retry": retry,
+    }
+    result = run(lake, instance, partition="eu", partitions=REGIONS, **given)
+    assert not result.success
+    assert "1 row that is not in the partitions" in reported_error(instance, result.run_id)
+
+
+@pytest.mark.slow
+def test_changed_rows_are_held_to_the_partitions(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A row of another partition may be moved to other files, but not be given other values."""
+    given: dict[str, Any] = {"partitions": REGIONS, "ids": [2], "regions": ["eu"]}
+    assert run(lake, instance, partition="us", partitions=REGIONS, ids=[1], regions=["us"]).success
+    assert run(lake, instance, partition="eu", mode="compact", **given).success
+    assert run(lake, instance, partition="eu", mode="update", where="region = 'eu'", **given).success
+    assert not run(lake, instance, partition="eu", mode="update", where="region = 'us'", **given).success
+    assert [1, 12, 12] == ids(lake)
+
+
+@pytest.mark.slow
+def test_partitions_that_share_a_branch(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """On a branch that a tag names, a run answers for its own rows, and not for those of other runs."""
+    tags = {"lance/branch": "fix"}
+    assert not run(lake, instance, partition="us", tags=tags, partitions=REGIONS, ids=[1], regions=["eu"]).success
+    first = run(lake, instance, partition="us", tags=tags, partitions=REGIONS, ids=[1], regions=["us"], mode="append")
+    second = run(lake, instance, partition="eu", tags=tags, partitions=REGIONS, ids=[2], regions=["eu"], mode="append")
+    third = run(lake, instance, partition="eu", tags=tags, partitions=REGIONS, ids=[3], regions=["us"], mode="plain")
+    assert [True, True, False] == [one.success for one in (first, second, third)]
+
+
+DAYS = dg.DailyPartitionsDefinition("2026-03-01", timezone="Europe/Berlin")
+BOTH = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
+FIELDS: Any = [("day", pa.timestamp("us")), ("at", pa.timestamp("us", "UTC")), ("region", pa.string())]
+SCHEMA = pa.schema(FIELDS)
+
+
+@pytest.mark.parametrize(
+    "keys, definition, expression",
+    [
+        (["2026-03-29", "2026-03-30", "2026-10-25"], DAYS, "day"),
+        (["2026-03-29", "2026-10-25"], DAYS, "at"),
+        (["2026-03-29"], DAYS, "date_trunc('day', at)"),
+        (["eu"], REGIONS, "region"),
+        (["2026-03-29|eu", "2026-10-25|us"], BOTH, {"day": "day", "region": "region"}),
+    ],
+)
+def test_partitions_of_another_process(keys: list[str], definition: Any, expression: Any) -> None:
+    """The process makes the filter that the IO manager makes from the definition, which it does not have."""
+    given = PartitionPoints.of(keys, definition).encoded()
+    found = PartitionPoints.decoded(json.loads(json.dumps(given))).filter(SCHEMA, expression, "orders")
+    wanted = partition_filter(keys, SCHEMA, definition=definition, partition_expr=expression, asset="orders")
+    assert wanted.predicate == found.predicate
+    assert str(wanted.expression) == str(found.expression)
+
+
+def test_partitions_without_an_expression(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The step fails before it starts the process, whose rows could not be held to the partitions."""
+    given: dict[str, Any] = {"partitions": REGIONS, "partition_expr": None, "ids": [1], "regions": ["us"]}
+    result = run(lake, instance, partition="us", **given)
+    assert "nothing says which column holds the partition" in reported_error(instance, result.run_id)
+
+
+def latest_partition(instance: dg.DagsterInstance) -> str | None:
+    """The partition of the newest materialization of the orders."""
+    event = instance.get_latest_materialization_event(ORDERS)
+    assert event is not None
+    assert event.asset_materialization is not None
+    return event.asset_materialization.partition
+
+
+def reported_error(instance: dg.DagsterInstance, run_id: str) -> str:
+    """What the event log of a run says about its errors, as its page shows them."""
+    return "\n".join(str(one.dagster_event) for one in instance.all_logs(run_id) if one.dagster_event)
 
 
 def test_process_without_extras() -> None:

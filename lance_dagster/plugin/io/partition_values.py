@@ -6,7 +6,7 @@ A time partition selects a window of dates or timestamps; any other key is compa
 import functools
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -20,6 +20,8 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.predicates import literal, quote_name
 
+# The time window of a partition key.
+Windows = Callable[[str], dg.TimeWindow]
 _NAME = re.compile(r"\w+")
 
 
@@ -109,17 +111,20 @@ class PartitionValues:
             arrow=values if kind == column.type else values.cast(kind),
         )
 
-    def select(self, keys: Iterable[str], definition: dg.PartitionsDefinition | None) -> PartitionFilter:
+    def select(self, keys: Iterable[str], windows: Windows | None) -> PartitionFilter:
         """Return the filter for some keys of this dimension.
+
+        Args:
+            keys: The keys.
+            windows: The time window of each key; None when the dimension is not one of time.
 
         Raises:
             InvalidInputError: A key cannot be compared with these values.
         """
         timed = pa.types.is_date(self.kind) or pa.types.is_timestamp(self.kind)
         # A time partition over text, such as `2026-05-01`, is compared as text below.
-        if isinstance(definition, dg.TimeWindowPartitionsDefinition) and timed:
-            windows = _joined(definition.time_window_for_partition_key(key) for key in keys)
-            return any_of([self._window(start, end) for start, end in windows])
+        if windows is not None and timed:
+            return any_of([self._window(start, end) for start, end in _joined(map(windows, keys))])
         if timed:
             raise InvalidInputError(
                 f"column {self.name!r} is {self.kind}, which only partitions by time can select from"

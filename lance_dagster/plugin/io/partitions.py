@@ -7,14 +7,21 @@ Adjacent time windows are merged, so that a year of days becomes one comparison 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lance_dagster.datafiles import RowFilter, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues, all_filters, any_of
+from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues, Windows, all_filters, any_of
+
+_SHOWN = 3
 
 
 def partition_filter(
@@ -38,27 +45,129 @@ def partition_filter(
     Raises:
         InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
     """
-    dimensions = _dimension_names(definition)
-    values = [PartitionValues.of(one, schema, asset) for one in _expressions(asset, dimensions, partition_expr)]
-    if not keys:
-        return PartitionFilter(predicate="false", expression=pc.scalar(False))  # noqa: FBT003
-    if not isinstance(definition, dg.MultiPartitionsDefinition):
-        return values[0].select(keys, definition)
-    # In the order of the names of the dimensions, as `_expressions` returns the values.
-    parts = sorted(definition.partitions_defs, key=lambda part: part.name)
-    axes = [(one, part.partitions_def) for one, part in zip(values, parts, strict=True)]
-    points = {tuple(_coordinates(definition, key)[part.name] for part in parts) for key in keys}
-    return _select_points(points, axes)
+    return PartitionPoints.of(keys, definition).filter(schema, partition_expr, asset)
 
 
-def _dimension_names(definition: dg.PartitionsDefinition | None) -> list[str] | None:
-    if not isinstance(definition, dg.MultiPartitionsDefinition):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPoints:
+    """Partition keys by their coordinates, for filters where the definition of the partitions is not at hand.
+
+    Attributes:
+        points: The coordinates of each key, in the order of the dimensions.
+        windows: The time windows of each dimension; None for a dimension that is not one of time.
+        names: The names of the dimensions; None when the partitions have only one, without a name.
+    """
+
+    points: frozenset[tuple[str, ...]]
+    windows: tuple[Windows | None, ...]
+    names: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, keys: Sequence[str], definition: dg.PartitionsDefinition | None) -> "PartitionPoints":
+        """Return the points of some keys of a definition; without one, keys are plain values."""
+        if not isinstance(definition, dg.MultiPartitionsDefinition):
+            return cls(points=frozenset((key,) for key in keys), windows=(_windows_of(definition),), names=None)
+        parts = sorted(definition.partitions_defs, key=lambda part: part.name)
+        names = tuple(part.name for part in parts)
+        found = [_coordinates(definition, key) for key in keys]
+        return cls(
+            points=frozenset(tuple(one[name] for name in names) for one in found),
+            windows=tuple(_windows_of(part.partitions_def) for part in parts),
+            names=names,
+        )
+
+    def filter(self, schema: pa.Schema, partition_expr: object, asset: str) -> PartitionFilter:
+        """Return the filter of the rows at these points; the arguments are those of `partition_filter`.
+
+        Raises:
+            InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
+        """
+        given = expressions_of(asset, self.names, partition_expr)
+        values = [PartitionValues.of(one, schema, asset) for one in given]
+        if not self.points:
+            return PartitionFilter(predicate="false", expression=pc.scalar(False))  # noqa: FBT003
+        return _select_points(set(self.points), list(zip(values, self.windows, strict=True)))
+
+    def encoded(self) -> dict[str, object]:
+        """Return the points as values of JSON, with the window of each key."""
+        windows = [
+            None if of is None else {key: _encoded_window(of(key)) for key in {point[number] for point in self.points}}
+            for number, of in enumerate(self.windows)
+        ]
+        return {
+            "points": sorted(map(list, self.points)),
+            "windows": windows,
+            "names": None if self.names is None else list(self.names),
+        }
+
+    @classmethod
+    def decoded(cls, given: Mapping[str, Any]) -> "PartitionPoints":
+        """Return the points that `encoded` returned in another process."""
+        windows = [
+            None if of is None else {key: _decoded_window(window) for key, window in of.items()}
+            for of in given["windows"]
+        ]
+        return cls(
+            points=frozenset(tuple(point) for point in given["points"]),
+            windows=tuple(None if of is None else of.__getitem__ for of in windows),
+            names=None if given["names"] is None else tuple(given["names"]),
+        )
+
+
+def _windows_of(definition: dg.PartitionsDefinition | None) -> Windows | None:
+    if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
         return None
-    return sorted(part.name for part in definition.partitions_defs)
+    return definition.time_window_for_partition_key
 
 
-def _expressions(asset: str, dimensions: list[str] | None, partition_expr: object) -> list[str]:
-    """Return the column or expression of each dimension, in the order of the names of the dimensions."""
+def _encoded_window(window: dg.TimeWindow) -> list[str]:
+    # The zone beside the instants: the bounds of a column without a time zone are the local times of the partitions.
+    return [window.start.isoformat(), window.end.isoformat(), str(window.start.tzinfo)]
+
+
+def _decoded_window(given: Sequence[str]) -> dg.TimeWindow:
+    start, end, zone = given
+    moments = [datetime.fromisoformat(moment).astimezone(ZoneInfo(zone)) for moment in (start, end)]
+    return dg.TimeWindow(*moments)
+
+
+def outside_error(
+    tally: RowTally, *, asset: str, keys: Sequence[str], partition_expr: object, consequence: str
+) -> InvalidInputError:
+    """Return the error of a write with rows that are not in its partitions.
+
+    Args:
+        tally: The counts of the rows.
+        asset: The asset's key as text.
+        keys: The partitions of the write.
+        partition_expr: The asset's metadata of that name.
+        consequence: What became of the write.
+    """
+    shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+    return InvalidInputError(
+        f"{asset} returned {tally.outside} {'row that is' if tally.outside == 1 else 'rows that are'} not in "
+        f"the partitions it was asked for ({shown}) by its {md.PARTITION_EXPR} {partition_expr!r}, such as one "
+        f"with {tally.example}; {consequence}. Return only rows of context.partition_keys, and write the others in the "
+        "runs of their own partitions"
+    )
+
+
+def rows_of(found: PartitionFilter) -> RowFilter:
+    """Return a filter of partitions as one that can be sent to executors."""
+    return RowFilter(predicate=found.predicate, expression=found.expression, columns=found.columns)
+
+
+def expressions_of(asset: str, dimensions: Sequence[str] | None, partition_expr: object) -> list[str]:
+    """Return the column or expression of each dimension, in the order of the names of the dimensions.
+
+    Args:
+        asset: The asset's key as text.
+        dimensions: The names of the dimensions; None when the partitions have only one.
+        partition_expr: The asset's metadata of that name.
+
+    Raises:
+        InvalidInputError: `partition_expr` is missing, or does not name these dimensions.
+    """
     quoted = ", ".join(f'"{name}": "<column>"' for name in dimensions or ())
     example = f"{{{quoted}}}" if dimensions else '"<column>"'
     if partition_expr is None:
@@ -79,16 +188,16 @@ def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[
 
 
 def _select_points(
-    points: set[tuple[str, ...]], dimensions: Sequence[tuple[PartitionValues, dg.PartitionsDefinition]]
+    points: set[tuple[str, ...]], dimensions: Sequence[tuple[PartitionValues, Windows | None]]
 ) -> PartitionFilter:
     """Return the filter for a set of points in several dimensions.
 
     Values of the first dimension that occur with the same points of the other dimensions share one term. A full
     grid thus becomes one term, and not one for each point.
     """
-    (first, definition), *others = dimensions
+    (first, windows), *others = dimensions
     if not others:
-        return first.select([point[0] for point in points], definition)
+        return first.select([point[0] for point in points], windows)
     rests: dict[str, set[tuple[str, ...]]] = {}
     for value, *rest in points:
         rests.setdefault(value, set()).add(tuple(rest))
@@ -98,7 +207,7 @@ def _select_points(
     ordered = sorted(values_by_rest.items(), key=lambda item: sorted(item[1]))
     return any_of(
         [
-            all_filters([first.select(values, definition), _select_points(set(rest_points), others)])
+            all_filters([first.select(values, windows), _select_points(set(rest_points), others)])
             for rest_points, values in ordered
         ]
     )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowFilter, RowScope, RowTally
+from lance_dagster.datafiles import RowScope, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.partitions import partition_filter
+from lance_dagster.plugin.io.partitions import outside_error, partition_filter, rows_of
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID
 from lance_dagster.plugin.settings import (
     SchemaEvolution,
@@ -21,8 +21,6 @@ from lance_dagster.plugin.settings import (
     schema_evolution,
     write_mode,
 )
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +119,7 @@ class Write:
         # A single partition has all rows, so it needs no group.
         several = self.keys if len(self.keys) > 1 else ()
         return RowTally(
-            RowScope(within=_rows(within), groups={key: _rows(self._filter((key,), schema)) for key in several})
+            RowScope(within=rows_of(within), groups={key: rows_of(self._filter((key,), schema)) for key in several})
         )
 
     def refuse_outside(self, tally: RowTally, hint: str = "") -> None:
@@ -130,24 +128,19 @@ class Write:
         Raises:
             InvalidInputError: There are such rows.
         """
-        if not tally.outside:
-            return
-        keys = ", ".join(self.keys[:_SHOWN]) + (", ..." if len(self.keys) > _SHOWN else "")
-        raise InvalidInputError(
-            f"{self.asset} returned {tally.outside} {'row that is' if tally.outside == 1 else 'rows that are'} not in "
-            f"the partitions it was asked for ({keys}) by its {md.PARTITION_EXPR} {self.partition_expr!r}, such as one "
-            f"with {tally.example}; {f'{hint}; ' if hint else ''}nothing was committed. Return only rows of "
-            "context.partition_keys, and write the others in the runs of their own partitions"
-        )
+        if tally.outside:
+            raise outside_error(
+                tally,
+                asset=self.asset,
+                keys=self.keys,
+                partition_expr=self.partition_expr,
+                consequence=f"{f'{hint}; ' if hint else ''}nothing was committed",
+            )
 
     def _filter(self, keys: tuple[str, ...], schema: pa.Schema) -> PartitionFilter:
         return partition_filter(
             keys, schema, definition=self.definition, partition_expr=self.partition_expr, asset=self.asset
         )
-
-
-def _rows(found: PartitionFilter) -> RowFilter:
-    return RowFilter(predicate=found.predicate, expression=found.expression, columns=found.columns)
 
 
 def _refuse_wiping(asset: str, keys: tuple[str, ...], mode: WriteMode, in_run: str | None) -> None:

@@ -9,16 +9,17 @@ other clients put it where the service shows it. Give such a process credentials
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
 import dagster as dg
 from dagster_pipes import PipesContext, PipesMetadataRawValue, open_dagster_pipes
 
-from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import Ownership, TableAsset, asset_key_of, metadata_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 _EXTRA = "lance_dagster"
-_SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partition_keys")
+_SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partitions", "branch_head")
 
 
 class _Commit(TypedDict):
@@ -57,14 +58,20 @@ def pipes_extras(
         asset: The asset whose table the process writes; None when the step has only one.
         storage_options: Credentials for the process in place of those of the resource, such as a session token.
 
+    Raises:
+        InvalidInputError: The asset is partitioned, and its `partition_expr` is missing or does not fit the partitions.
+
     Example:
         >>> client.run(context=context, command=[...], extras=pipes_extras(context, lance))  # doctest: +SKIP
     """
     key = context.asset_key if asset is None else asset_key_of(asset)
-    metadata = dict(context.assets_def.metadata_by_key[key]) if asset is None else metadata_of(asset)
+    # The step's own definition: the asset may be named by its key only.
+    spec = context.assets_def.specs_by_key.get(key)
+    metadata = dict(spec.metadata) if spec is not None else metadata_of(asset or key)
     place = lance.address_of(key, metadata)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
+    partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
     properties = {
         md.ASSET_KEY: key.to_user_string(),
         md.RUN_ID: context.run.run_id,
@@ -72,10 +79,12 @@ def pipes_extras(
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
-    if lance.environment:
-        # The process opens or creates what is at the URI; only the resource can fork it.
-        with suppress(TableNotFoundError):
-            lance.open_at(place)
+    head = 0
+    # The process opens or creates what is at the URI; only the resource can fork it for an environment.
+    with suppress(TableNotFoundError):
+        table = lance.open_at(place)
+        with suppress(RefNotFoundError):
+            head = table.head(chain.branch_tag).number if chain.branch_tag else 0
     settings = {
         "uri": lance.uri_at(place),
         "dotted": place.dotted,
@@ -88,7 +97,8 @@ def pipes_extras(
             "branch_tag": chain.branch_tag,
         },
         "properties": properties,
-        "partition_keys": list(keys),
+        "partitions": partitions.encoded(),
+        "branch_head": head,
     }
     return {_EXTRA: settings}
 
@@ -137,7 +147,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         self._chain = RunChain(**{**given, "run_ids": tuple(given["run_ids"])})
         self._checks: list[tuple[str, bool, dict[str, PipesMetadataRawValue]]] = []
         self.branch = self._chain.branch_names[0] if self._chain.branch_names else MAIN
-        self.partition_keys = tuple(settings["partition_keys"])
+        self._partitions = PipesPartitions.decoded(self._properties[md.ASSET_KEY], settings["partitions"])
+        self.partition_keys = self._partitions.keys
 
     @property
     def table(self) -> "LanceTable":
@@ -157,18 +168,46 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         return RunBranch(table=table, chain=self._chain).head() or table.head(MAIN)
 
     def append(self, rows: "Rows") -> "WriteResult":
-        """Append rows, or files staged by Spark. Rows of an earlier attempt of the step are replaced."""
+        """Append rows, or files staged by Spark. Rows of an earlier attempt of the step are replaced.
+
+        Raises:
+            InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
+        """
         branch = self._ready(rows)
         earlier = branch.earlier_attempt(self._properties)
-        return branch.table.append(rows, replaces=earlier, **self._commit("append"))
+        return branch.table.append(self._held(rows), replaces=earlier, **self._commit("append"))
 
     def overwrite(self, rows: "Rows") -> "WriteResult":
-        """Replace all rows, and the schema where it differs."""
-        return self._ready(rows).table.overwrite(rows, **self._commit("overwrite"))
+        """Replace all rows, also those of other partitions, and the schema where it differs.
+
+        Raises:
+            InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
+        """
+        table = self._ready(rows).table
+        return table.overwrite(self._partitions.held(rows, rows.schema), **self._commit("overwrite"))
+
+    def replace_partitions(self, rows: "Rows") -> "WriteResult":
+        """Replace the rows of the partitions of the run.
+
+        Raises:
+            InvalidInputError: The run has no partitions, or a row is outside of them; nothing was committed.
+        """
+        if not self.partition_keys:
+            raise InvalidInputError(
+                f"the run of {self._properties[md.ASSET_KEY]} has no partitions to replace; use overwrite or append"
+            )
+        table = self._ready(rows).table
+        predicate = self._partitions.filter(table.schema(self.branch)).predicate
+        return table.replace_where(predicate, self._held(rows), **self._commit("replace"))
 
     def replace_where(self, predicate: str, rows: "Rows") -> "WriteResult":
-        """Replace the rows that a predicate selects, such as those of the partitions of the run."""
-        return self._ready(rows).table.replace_where(predicate, rows, **self._commit("replace"))
+        """Replace the rows that a predicate selects.
+
+        Raises:
+            InvalidInputError: A row is outside of the partitions of the run, or does not satisfy the predicate;
+                nothing was committed.
+        """
+        return self._ready(rows).table.replace_where(predicate, self._held(rows), **self._commit("replace"))
 
     def check(
         self,
@@ -187,12 +226,14 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         """Report the materialization, then the checks; the end of the block does it.
 
         Raises:
-            InvalidInputError: The process wrote nothing.
+            InvalidInputError: The process wrote nothing, or rows that are outside of the partitions of the run.
         """
         table = self.table
-        version = RunBranch(table=table, chain=self._chain).written()
+        branch = RunBranch(table=table, chain=self._chain)
+        version = branch.written()
         if version is None:
             raise InvalidInputError(f"the process ended without a write to {self.branch} of {table.uri}")
+        self._partitions.verify(branch, version, self._settings["branch_head"])
         seen: dict[str, PipesMetadataRawValue] = {md.BRANCH: version.branch, md.VERSION: str(version.number)}
         asset = self._properties[md.ASSET_KEY]
         self._pipes.report_asset_materialization(
@@ -219,12 +260,12 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Report what was written unless there is an error, and close the Pipes context that was opened."""
-        try:
-            if kind is None:
+        if error is None:
+            # The Pipes context closes around the report, so that an error of it reaches Dagster with its text.
+            with self._opened or nullcontext():
                 self.report()
-        finally:
-            if self._opened is not None:
-                self._opened.__exit__(kind, error, trace)
+        elif self._opened is not None:
+            self._opened.__exit__(kind, error, trace)
 
     @property
     def _properties(self) -> dict[str, str]:
@@ -237,6 +278,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             "properties": self._properties,
             "partitions": self.partition_keys,
         }
+
+    def _held(self, rows: "Rows") -> "Rows":
+        return self._partitions.held(rows, self.table.schema(self.branch)) if self.partition_keys else rows
 
     def _ready(self, rows: "Rows") -> RunBranch:
         """Return the branch of the run, forked; create the table when it does not exist.
