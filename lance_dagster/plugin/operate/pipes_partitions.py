@@ -25,6 +25,7 @@ from lance_dagster.plugin.io.partitions import PartitionPoints, expressions_of, 
 
 if TYPE_CHECKING:
     from lance_dagster.edit.write import Rows
+    from lance_dagster.history.context import Ref
     from lance_dagster.history.versions import Version
     from lance_dagster.plugin.run_branch import RunBranch
     from lance_dagster.table import LanceTable
@@ -124,7 +125,10 @@ class PipesPartitions:
         tally = self._tally(table.schema(version))
         for before, after in _written_ranges(branch, version, since):
             _count_written(table, before, after, tally)
-        self._refuse(tally, f"{version} was not reported, so it is not published")
+        # The rows stay where they are: to take them back could take rows of others with them.
+        shared = f"revert it before another run publishes {version.branch}"
+        advice = shared if version.branch == branch.chain.branch_tag else "start a new run, and not a retry of this one"
+        self._refuse(tally, f"{version} was not reported, so the publisher does not take it; {advice}")
 
     def _tally(self, schema: pa.Schema) -> RowTally:
         return RowTally(RowScope(within=rows_of(self.filter(schema))))
@@ -145,12 +149,12 @@ class PipesPartitions:
             )
 
 
-def _written_ranges(branch: "RunBranch", version: "Version", since: int) -> "Iterator[tuple[str, str]]":
+def _written_ranges(branch: "RunBranch", version: "Version", since: int) -> "Iterator[tuple[Ref, Ref]]":
     """Yield the ranges of versions that the run wrote: the version before each range, and its last version."""
     table, chain = branch.table, branch.chain
     if version.branch != chain.branch_tag:
         # A branch of these runs only: all that its publication would bring to main, also from a failed attempt.
-        yield str(table.merge_base(MAIN, version)), str(version)
+        yield table.merge_base(MAIN, version), version
         return
     # Runs of other partitions share a branch that a tag names; their own sessions verify what they wrote.
     numbers = [number for number in table.branches.version_numbers(version.branch) if number <= version.number]
@@ -165,10 +169,10 @@ def _written_ranges(branch: "RunBranch", version: "Version", since: int) -> "Ite
     for own, found in groupby(versions, is_own):
         if own:
             adjacent = list(found)
-            yield adjacent[0].parents[0], str(adjacent[-1])
+            yield f"branch:{adjacent[0].parents[0]}", adjacent[-1]
 
 
-def _count_written(table: "LanceTable", before: str, after: str, tally: RowTally) -> None:
+def _count_written(table: "LanceTable", before: "Ref", after: "Ref", tally: RowTally) -> None:
     """Count the rows that a version added or changed; those that a compaction moved are neither."""
     if tally.scope is None:
         return
