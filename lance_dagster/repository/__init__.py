@@ -3,6 +3,7 @@
 from lance_dagster.repository.channels import Channel
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
+from lance_dagster.repository.commits.resolve_commit import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.exact_versions import VersionToPublish
 from lance_dagster.repository.projection import Lagging
@@ -12,6 +13,7 @@ from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
 from lance_dagster.repository.view import RepositoryView, TableView
 
 __all__ = [
+    "RESTORES",
     "Channel",
     "ChannelHold",
     "ChannelState",

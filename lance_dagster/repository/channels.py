@@ -4,7 +4,7 @@ A channel such as `production` names one commit of the repository, and so one ve
 entry of its log: who, when, why, and which checks had passed. A held channel does not move until it is released.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypedDict, Unpack
@@ -25,10 +25,18 @@ from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
 from lance_dagster.repository.commits.ref_log import EXPIRED, RefLogs, next_entry, person, with_properties
 from lance_dagster.repository.commits.release_tags import read_tag
-from lance_dagster.repository.commits.resolve_commit import earlier_promotions, is_ancestor, resolve_commit
-from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
+from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor, resolve_commit
+from lance_dagster.repository.commits.snapshot import (
+    Action,
+    ChannelHold,
+    RefEntry,
+    RepositoryCommit,
+    TableVersion,
+    new_commit,
+)
 from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.staging import NEVER
 
 _TRIES = 50
 
@@ -127,6 +135,45 @@ class Channels:
             return with_properties(
                 next_entry(before, "promote", commit.id, reason=reason), options.get("properties") or {}
             )
+
+        return self._moved(name, entry, tags=options.get("tags", True))
+
+    def advance(self, name: str, at: str, tables: Collection[str], **options: Unpack[PromoteOptions]) -> Channel:
+        """Let a channel name some tables as a commit has them, and every other table as before.
+
+        What was audited is promoted this way: `main` of the repository may have commits of other tables that no check
+        looked at for this channel, or that were withdrawn from it. Where the channel names a newer version of a table,
+        that version stays.
+
+        Args:
+            name: The channel.
+            at: The commit, as a ref expression.
+            tables: The tables to promote.
+            **options: As for `promote`.
+
+        Raises:
+            ProtectedError: The channel is held.
+        """
+        commit, properties = resolve_commit(self._logs, at), options.get("properties") or {}
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            present = None if before is None else self._logs.commit(before.commit)
+            named = {} if present is None else present.tables
+            wanted = {**named, **{one: commit.tables[one] for one in tables if _is_newer(commit, named, one)}}
+            if before is not None and wanted == named:
+                return None
+            if before is not None:
+                _refuse_held(name, before)
+            target = commit
+            if wanted != commit.tables:
+                # A commit of the channel alone, which contains both that it was made from.
+                parents = (commit,) if present is None else (present, commit)
+                target, data = new_commit(
+                    wanted, parents, author=person(), message=options.get("reason", ""), properties=properties
+                )
+                self._logs.put_commit(target, data)
+            action: Action = "rollback" if RESTORES in properties else "promote"
+            return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
 
         return self._moved(name, entry, tags=options.get("tags", True))
 
@@ -301,6 +348,15 @@ class Channels:
         if (branch is not None and not branch.deleted) or read_tag(self._logs, name) is not None:
             kind = "release tag" if branch is None else "branch"
             raise AlreadyExistsError(f"{name!r} is a {kind} of {self._logs.store.uri}; a channel needs another name")
+
+
+def _is_newer(commit: RepositoryCommit, named: Mapping[str, TableVersion], table: str) -> bool:
+    """Return whether a commit has a table at a version that a channel shall name from now on."""
+    offered, present = commit.tables.get(table), named.get(table)
+    if offered is None or present is None or offered.id != present.id:
+        return offered is not None
+    # A slower publication must not undo a faster one. Where a version is not on `main` its place is unknown.
+    return offered.lands == NEVER or offered.lands >= present.lands
 
 
 def _channel(name: str, entry: RefEntry) -> Channel:

@@ -457,6 +457,20 @@ class LanceRepository:
         """
         return collect_commits(self._logs, self._registry, retention or CommitRetention(), dry_run=dry_run)
 
+    def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
+        """Bring `main` and the tags of some tables up to a channel; return what could not follow.
+
+        A process that moved the channel may have died before they followed. Tables that the channel does not name, and
+        a channel that does not exist, are passed over.
+        """
+        newest = self._logs.newest("channel", channel)
+        if newest is None or newest.deleted:
+            return ()
+        commit = self._logs.commit(newest.commit)
+        names = [name for name in tables if name in commit.tables]
+        options = _options(f"follow {channel}", {}, None)
+        return project(self._registry, commit, names, tag=channel, options=options)
+
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
         head = self.head()

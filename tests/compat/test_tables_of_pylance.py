@@ -21,6 +21,12 @@ OTHER_COLUMNS = frozenset(
 """Operations after which the table has others than the two columns it began with."""
 
 
+@pytest.fixture(autouse=True)
+def _allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables that pylance spreads over several places have them all below the folder of the test."""
+    monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, stable: bool) -> None:

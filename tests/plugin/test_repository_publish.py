@@ -69,11 +69,11 @@ class Shop:
         assets = [self.written, *self.checks, *([self.publisher] if publish else []), *([self.report] if read else [])]
         return dg.materialize(assets, resources=self.resources, instance=self.instance, raise_on_error=False)
 
-    def act(self, **config: object) -> dg.ExecuteInProcessResult:
+    def act(self, selection: list[dg.AssetKey] = PROMOTED, **config: object) -> dg.ExecuteInProcessResult:
         """What a person does with the publisher's button."""
         return dg.materialize(
             [self.written, *self.checks, self.publisher],
-            selection=PROMOTED,
+            selection=selection,
             resources=self.resources,
             instance=self.instance,
             run_config={"ops": {self.publisher.node_def.name: {"config": config}}},
@@ -243,3 +243,43 @@ def test_a_check_reads_the_same_moment(shop: Shop) -> None:
 
     assert looking.execute_in_process(instance=shop.instance).success
     assert [1, 1] == seen
+
+
+def test_other_tables_are_not_promoted_unaudited(shop: Shop) -> None:
+    """What a person commits of one table is not promoted by a publisher of another one, which does not audit it."""
+    assert shop.run(1).success
+    table = LanceTable.open(shop.root / "shop" / "lines.lance")
+    table.append(pa.table({"id": [1]}))
+    shop.repository.commit("a foreign row, twice the same id")
+    # The rows of the run are good; its check of `lines` fails by the foreign row.
+    assert not shop.run(2, publish=False).success
+    assert shop.act(selection=PROMOTED[:1]).success
+    view = shop.repository.at("production")
+    assert ([1, 2], [1]) == tuple(ids_of(view[name].read()) for name in ("shop/orders", "shop/lines"))
+    assert [1] == ids_of(table.read("production"))
+    shop.act()
+    assert [1] == ids_of(shop.repository.at("production")["shop/lines"].read())
+
+
+def test_a_second_revert_of_the_same_reason_goes_back_no_further(shop: Shop) -> None:
+    """A rollback that is executed again changes nothing; one for another reason goes one promotion further back."""
+    for number in (1, 2, 3):
+        assert shop.run(number).success
+    assert shop.act(ref="production~1", reason="3 is wrong").success
+    assert ([1, 2], [1, 2]) == shop.production()
+    assert shop.act(ref="production~1", reason="3 is wrong").success
+    assert ([1, 2], [1, 2]) == shop.production()
+    assert shop.act(ref="production~1", reason="2 is wrong too").success
+    assert ([1], [1]) == shop.production()
+    assert shop.run(4).success
+    assert ([1, 4], [1, 4]) == shop.production()
+
+
+def test_tags_that_a_killed_publisher_left_behind_follow(shop: Shop) -> None:
+    """*Materialize* on the promoted nodes brings the tags of the tables up to the channel."""
+    for number in (1, 2):
+        assert shop.run(number).success
+    table = LanceTable.open(shop.root / "shop" / "lines.lance")
+    table.tags.move("production", "main@2")
+    assert shop.act().success
+    assert ([1, 2], [1, 2]) == shop.production()

@@ -131,6 +131,8 @@ class PublishStep:
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         together = self._together()
+        if together is not None and self._is_alone and not self.config.dry_run:
+            together.catch_up([str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes])
         found, ignored = self._gate(self._find(nodes))
         found, refused = self.reaudit.plan(found)
         merged: list[Publication] = []
@@ -147,7 +149,8 @@ class PublishStep:
             # After the merge, `main` contains the previews.
             self.reaudit.drop([*found, *merged])
         if together is not None and commit is not None:
-            together.promote(commit)
+            named = together.promote(commit, merged, self.config.ref)
+            merged = [replace(one, about={**one.about, "lance/repository_commit": named}) for one in merged]
         for one in self._move(merged):
             origin = one.previous.ref if one.previous else "nowhere"
             self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
@@ -299,9 +302,7 @@ class PublishStep:
             if withdrawn and not reverts:
                 together.roll_back(self.config.ref)
                 return None, list(found)
-            commit, done = together.commit(found, self._plan_again)
-            about = {"lance/repository_commit": commit.id}
-            return commit, [replace(one, about={**one.about, **about}) for one in done]
+            return together.commit(found, self._plan_again)
         if not withdrawn:
             return None, merge_all(found, self.chain, self._plan_again)
         return None, [

@@ -25,7 +25,7 @@ from lance_dagster.plugin.publish.rollback import (
     rollback_properties,
 )
 from lance_dagster.plugin.run_branch import RunChain
-from lance_dagster.repository import LanceRepository, RepositoryCommit, VersionToPublish
+from lance_dagster.repository import RESTORES, LanceRepository, RepositoryCommit, VersionToPublish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class Together:
         read = parse(ref)
         if read.name != self.channel or not (read.steps or read.suffix):
             return None
+        # A step that is executed again goes back no further: the rollback of its reason is there.
+        ref = self.channel if self._is_rolled_back() else ref
         view, name = self.repository.at(ref), self.repository.name_of(publication.table)
         if name not in view:
             raise VersionNotFoundError(f"{name} was not in the repository at {ref}")
@@ -106,13 +108,41 @@ class Together:
         view = self.repository.at(done.commit.id)
         return done.commit, [replace(one, landed=view[name].version, chosen=False) for name, one in current.items()]
 
-    def promote(self, commit: RepositoryCommit) -> None:
-        """Move the channel to a commit, for all tables at once; the tags of the tables are left to the caller."""
-        reason = self.about.get(md.REASON, commit.message)
-        self.repository.channels.promote(
-            self.channel, commit.id, reason=reason, properties=self.about, forward_only=True, tags=False
+    def promote(self, commit: RepositoryCommit, published: Sequence[Publication], ref: str) -> str:
+        """Let the channel name the tables of a publication at a commit, all at once; return the commit that it names.
+
+        The tags of the tables are left to the caller. Other tables stay as they are: what of them was not audited by
+        this publisher, or is held by its tag, is not promoted with these.
+
+        Args:
+            commit: The commit of the publication.
+            published: The tables.
+            ref: The ref of the config; an expression of the channel says what a rollback restores.
+        """
+        properties = dict(self.about)
+        if ref and parse(ref).name == self.channel and not self._is_rolled_back():
+            properties[RESTORES] = self.repository.head(ref).id
+        moved = self.repository.channels.advance(
+            self.channel,
+            commit.id,
+            [self.repository.name_of(one.table) for one in published],
+            reason=self.about.get(md.REASON, commit.message),
+            properties=properties,
+            tags=False,
         )
-        self._seen_from_now_on(commit.id)
+        self._seen_from_now_on(moved.commit)
+        return moved.commit
+
+    def catch_up(self, names: Sequence[str]) -> None:
+        """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
+        # What does not follow, such as a tag that is held, is reported by the publication itself.
+        self.repository.follow(self.channel, names)
+
+    def _is_rolled_back(self) -> bool:
+        """Return whether the newest entry of the channel is the rollback of this reason."""
+        reason = self.about.get(md.REASON)
+        newest = self.repository.channels.history(self.channel, 1)[0]
+        return newest.action == "rollback" and newest.reason == reason
 
     def roll_back(self, ref: str) -> None:
         """Move the channel back and hold it there, for all tables at once.

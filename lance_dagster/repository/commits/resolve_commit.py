@@ -28,6 +28,8 @@ from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 MAIN = "main"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")
+RESTORES = "restores"
+"""Property of an entry of a channel: the commit whose content its own commit brings back."""
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
@@ -100,7 +102,10 @@ def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Itera
             continue
         if entry.commit != last:
             yield entry.commit
-        last, back_to = entry.commit, entry.commit if entry.action == "rollback" else ""
+        # A revert is a commit of its own, with the content of the one that it went back to.
+        restored = entry.properties.get(RESTORES, "")
+        last = restored or entry.commit
+        back_to = restored or (entry.commit if entry.action == "rollback" else "")
 
 
 def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
