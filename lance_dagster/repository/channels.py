@@ -5,6 +5,7 @@ entry of its log: who, when, why, and which checks had passed. A held channel do
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypedDict, Unpack
@@ -19,10 +20,12 @@ from lance_dagster.errors import (
     NotFoundError,
     ProtectedError,
     RefMovedError,
+    RefNotFoundError,
     Remedy,
 )
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
+from lance_dagster.history.refs.tag_operations import release_tag
 from lance_dagster.repository.commits.ref_log import EXPIRED, RefLogs, next_entry, person, with_properties
 from lance_dagster.repository.commits.release_tags import read_tag
 from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor, resolve_commit
@@ -36,7 +39,7 @@ from lance_dagster.repository.commits.snapshot import (
 )
 from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import NEVER
+from lance_dagster.repository.staging import NEVER, for_each_table
 
 _TRIES = 50
 
@@ -248,8 +251,15 @@ class Channels:
         if newest is not None:
             _refuse_held(name, newest)
 
-    def release(self, name: str, *, reason: str, who: str = "") -> Channel:
-        """Let a held channel move again; a channel that is not held is left as it is."""
+    def release(self, name: str, *, reason: str, who: str = "", tags: bool = True) -> Channel:
+        """Let a held channel move again; a channel that is not held is left as it is.
+
+        Args:
+            name: The channel.
+            reason: Why.
+            who: Who releases it; empty for the committer.
+            tags: Release the tags of that name in the tables too, which a publisher held beside the channel.
+        """
         given = given_reason(reason, "release")
 
         def entry(before: RefEntry | None) -> RefEntry | None:
@@ -259,7 +269,16 @@ class Channels:
                 return None
             return next_entry(before, "release", before.commit, reason=given, by=who)
 
-        return self._moved(name, entry)
+        released = self._moved(name, entry)
+
+        def release(table: str) -> None:
+            context = self._registry.context(table)
+            with suppress(RefNotFoundError):
+                release_tag(name, given, who, context.refs)
+
+        if tags:
+            for_each_table(release, self._logs.commit(released.commit).tables, "")
+        return released
 
     def delete(self, name: str, *, reason: str) -> None:
         """Delete a channel; its history stays until it is collected, and the tags of the tables stay.

@@ -283,3 +283,12 @@ def test_tags_that_a_killed_publisher_left_behind_follow(shop: Shop) -> None:
     table.tags.move("production", "main@2")
     assert shop.act().success
     assert ([1, 2], [1, 2]) == shop.production()
+
+
+def test_a_release_by_hand_releases_the_tags_too(shop: Shop) -> None:
+    """A hold that was made in Dagster and released in the repository does not stop the next publication."""
+    assert shop.run(1).success
+    assert shop.act(hold=True, reason="freeze").success
+    shop.repository.channels.release("production", reason="thaw")
+    assert shop.run(2).success
+    assert ([1, 2], [1, 2]) == shop.production()

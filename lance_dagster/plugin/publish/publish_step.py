@@ -368,9 +368,13 @@ class PublishStep:
     def _change_channel(self, done: str) -> None:
         """Hold or release the channel of the repository, which is one for all tables."""
         repository = self.lance.open_repository()
-        change = None if repository is None else {"held": "hold", "released": "release"}.get(done)
-        if repository is not None and change is not None and self.tag in repository.channels.list():
-            getattr(repository.channels, change)(self.tag, reason=self.config.reason, who=self.who)
+        if repository is None or self.tag not in repository.channels.list():
+            return
+        if done == "held":
+            repository.channels.hold(self.tag, reason=self.config.reason, who=self.who)
+        elif done == "released":
+            # The tags of the selected tables are released one by one; the others stay held.
+            repository.channels.release(self.tag, reason=self.config.reason, who=self.who, tags=False)
 
     def _hold(self, table: LanceTable) -> str:
         return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref
