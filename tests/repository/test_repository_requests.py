@@ -67,7 +67,10 @@ def counted(root: Path) -> Iterator[tuple[str, int]]:
         "roll back a commit that changed 1 table",
         made_by(repository, lambda again: again.channels.rollback("production", reason="wrong")),
     )
-    yield "release a channel", made_by(repository, lambda again: again.channels.release("production", reason="right"))
+    yield (
+        "release a channel, and the tags of 5 tables",
+        made_by(repository, lambda again: again.channels.release("production", reason="right")),
+    )
 
 
 def test_every_operation_takes_its_number_of_requests(tmp_path: Path) -> None:
