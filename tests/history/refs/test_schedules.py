@@ -20,6 +20,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
 from lance_dagster.history.refs.ref_files import READY, REMOVER
 from lance_dagster.store import LocalStore
+from tests import soak
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 from tests.table_factory import SCHEMA, context_on, entries, sorted_rows
 
@@ -251,8 +252,7 @@ def schedules(
             yield len(run(template, act, {first: parts[0], second: rest}, kind).asked)
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("actor, rival", soak.pairs(ACTORS, RIVALS))
 def test_no_schedule_of_two_loses_a_commit(template: LanceTable, actor: str, rival: str) -> None:
     """Whatever the actor was about to do to the branch that it had read, it does not do to another one."""
     assert [] != list(schedules(template, ACTORS[actor], RIVALS[rival]))
