@@ -19,7 +19,6 @@ from dagster_pipes import PipesContext, PipesMetadataRawValue, open_dagster_pipe
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import Ownership, TableAsset, asset_key_of, metadata_of
@@ -71,6 +70,9 @@ def pipes_extras(
     place = lance.address_of(key, metadata)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
+    # Imported here: it brings Arrow, which no code location needs to be loaded.
+    from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
+
     partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
     properties = {
         md.ASSET_KEY: key.to_user_string(),
@@ -147,6 +149,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         self._chain = RunChain(**{**given, "run_ids": tuple(given["run_ids"])})
         self._checks: list[tuple[str, bool, dict[str, PipesMetadataRawValue]]] = []
         self.branch = self._chain.branch_names[0] if self._chain.branch_names else MAIN
+        from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
+
         self._partitions = PipesPartitions.decoded(self._properties[md.ASSET_KEY], settings["partitions"])
         self.partition_keys = self._partitions.keys
 
