@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
 from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type
-from lance_dagster.datafiles.file_inspection import DataFileInspector, DataFileSummary
+from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.reading import (
     compact_with_pylance,
@@ -62,7 +62,6 @@ __all__ = [
     "Addresses",
     "Compute",
     "DataFileInspector",
-    "DataFileSummary",
     "ExpectedFile",
     "LanceDataset",
     "Positions",

@@ -12,13 +12,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.codec import DataFileShape
 
 _BLOB = b"lance-encoding:blob"
 _BATCH = 4096
@@ -26,16 +27,6 @@ _PROGRAM = "from lance_dagster.datafiles.file_inspection import serve_inspection
 # Generous, so that a slow store is not taken for a damaged file.
 _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 _LEAST_MEMORY, _BYTES_FOR_A_BYTE = 4 << 30, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFileSummary:
-    """The number of rows and columns of a data file, and its format version."""
-
-    rows: int
-    columns: int
-    major: int
-    minor: int
 
 
 class DataFileInspector(AbstractContextManager["DataFileInspector"]):
@@ -51,7 +42,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         """End the subprocess."""
         self._end()
 
-    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> DataFileSummary:
+    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> DataFileShape:
         """Open a data file; with `read`, decode every value in it.
 
         Args:
@@ -71,7 +62,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         found = json.loads(answer)
         if "damage" in found:
             raise CorruptFileError(uri, str(found["damage"]))
-        return DataFileSummary(**found)
+        return DataFileShape(**found)
 
     def _send(self, request: str, seconds: int) -> bytes:
         # Started again after a crash: one damaged file must not end the inspection of the others.
@@ -145,7 +136,7 @@ def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size if most == resource.RLIM_INFINITY else min(size, most), most))
 
 
-def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> DataFileSummary:
+def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> DataFileShape:
     from lance.file import LanceFileReader
 
     reader = LanceFileReader(uri, storage_options=dict(storage_options) or None)
@@ -158,7 +149,7 @@ def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> Dat
             raise ValueError(f"its metadata records {found.num_rows} rows, and it holds {rows}")
     # Early files of format 2.0 say 0.3; everywhere else the version is called 2.0.
     major, minor = (2, 0) if found.major_version == 0 else (found.major_version, found.minor_version)
-    return DataFileSummary(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
+    return DataFileShape(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
 
 
 def _describes_blobs(column: "pa.Field[pa.DataType]") -> bool:

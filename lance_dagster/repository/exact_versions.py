@@ -46,17 +46,16 @@ def exact_request(
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         context = registry.context(name)
-        table_id = registry.register(name) if dest is None else dest.id
         for _ in range(_TRIES):
             # Read at each try: the caller may have planned another version meanwhile.
             one = current[name]
             source = context.at(one.version)
+            options = MergeOptions(message=one.message, properties=one.properties)
+            change = TableChange.of(registry, name, dest, sources=(source,), options=options, exact=True)
             if source.branch == MAIN:
                 # An older version of `main` is contained: a slower publication must not undo a faster one.
                 contained = dest is not None and source.number <= dest.lands
-                return None if contained else capture(context, table_id, source)
-            options = MergeOptions(message=one.message, properties=one.properties)
-            change = TableChange(context=context, table_id=table_id, sources=(source,), options=options, exact=True)
+                return None if contained else capture(context, change.table_id, source)
             try:
                 return stage_merge(change, dest)
             except RefMovedError:

@@ -286,9 +286,7 @@ class LanceRepository:
         """
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            context = self._registry.context(name)
-            table_id = self._registry.register(name) if dest is None else dest.id
-            change = TableChange(context=context, table_id=table_id, sources=(), options=_options(message, {}, None))
+            change = TableChange.of(self._registry, name, dest, options=_options(message, {}, None))
             return stage_merge(change, dest)
 
         names = tuple(self.tables() if tables is None else tables)
@@ -340,7 +338,8 @@ class LanceRepository:
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
             try:
-                change = self._change(name, dest, branch, merging)
+                source = head_of_branch(self._registry.context(name), name, branch)
+                change = TableChange.of(self._registry, name, dest, sources=(source,), options=merging)
             except RefNotFoundError:
                 if tables is None:
                     # A fork that died after its mark: nothing was written to a branch that is not there.
@@ -481,13 +480,6 @@ class LanceRepository:
             commit = self._logs.commit(channel.commit)
             found += project(self._registry, commit, commit.tables, tag=channel.name, options=None)
         return found
-
-    def _change(self, name: str, dest: TableVersion | None, branch: str, options: MergeOptions) -> TableChange:
-        context = self._registry.context(name)
-        table_id = self._registry.register(name) if dest is None else dest.id
-        return TableChange(
-            context=context, table_id=table_id, sources=(head_of_branch(context, name, branch),), options=options
-        )
 
     def _followed(
         self,

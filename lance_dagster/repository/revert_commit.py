@@ -50,7 +50,7 @@ def revert_request(
             return old if dest is None else None
         context = registry.context(name)
         first, last = _ends(context, old, new)
-        change = TableChange(context=context, table_id=dest.id, sources=(), options=options)
+        change = TableChange.of(registry, name, dest, options=options)
 
         def undo(branch: str) -> None:
             # One merge of all that is undone: its versions, taken back one by one, could contradict each other.

@@ -56,6 +56,21 @@ class TableChange:
     options: MergeOptions
     exact: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        registry: Registry,
+        name: str,
+        dest: TableVersion | None,
+        *,
+        sources: tuple[State, ...] = (),
+        options: MergeOptions,
+        exact: bool = False,
+    ) -> "TableChange":
+        """Return the change of a table by its name, which is registered now if no commit names it yet."""
+        table_id = registry.register(name) if dest is None else dest.id
+        return cls(context=registry.context(name), table_id=table_id, sources=sources, options=options, exact=exact)
+
 
 def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion | None:
     """Merge versions of a table into a new branch, and return what a commit is to name; None when nothing changes.

@@ -182,16 +182,18 @@ class LanceDataSource(DataSource):
         return path, given
 
 
+_NO_STREAM = "a Lance table is no streaming source; read its versions with read_table(spark, table, ref)"
+
+
 class _NoStream(DataSourceStreamReader):
     """Refuse a streaming read. An error in `streamReader` itself would not reach the user: Spark raises another one."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        raise InvalidInputError(
-            "a Lance table is no streaming source; read its versions with read_table(spark, table, ref)"
-        )
+        raise InvalidInputError(_NO_STREAM)
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
-        raise NotImplementedError
+    # Spark asks for the first offset before it reads; the base class leaves this method to be written.
+    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:  # noqa: ARG002 - Spark's name
+        raise InvalidInputError(_NO_STREAM)
 
 
 def _names(text: str | None) -> list[str] | None:

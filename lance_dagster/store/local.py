@@ -110,16 +110,10 @@ class LocalStore:
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Replace an object unless it changed since `tag` was read. Safe between processes of one host."""
-        # A missing object fails without the lock, whose file would otherwise be created in a folder that may not exist.
-        if self.get(key) is None:
-            return False
-        # The read is repeated under the lock: between the two, another process may have swapped.
-        with self._lock(key):
-            found = self.get(key)
-            if found is None or _tag(found) != tag:
-                return False
-            self.put(key, data)
-        return True
+        with self._compared(key, tag) as unchanged:
+            if unchanged:
+                self.put(key, data)
+            return unchanged
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the files in a folder, sorted."""
@@ -239,15 +233,10 @@ class LocalStore:
 
     def compare_and_delete(self, key: str, tag: str) -> bool:
         """Delete a file unless it changed since `tag` was read. Safe between processes of one host."""
-        # As in `compare_and_swap`: without the object there is no folder for the lock.
-        if self.get(key) is None:
-            return False
-        with self._lock(key):
-            found = self.get(key)
-            if found is None or _tag(found) != tag:
-                return False
-            self.delete(key)
-        return True
+        with self._compared(key, tag) as unchanged:
+            if unchanged:
+                self.delete(key)
+            return unchanged
 
     def deletes_conditionally(self) -> bool:
         """Return True: a file is compared and deleted under its lock."""
@@ -392,6 +381,18 @@ class LocalStore:
     def _sync(self, path: str) -> None:
         """Sync a file, or the entries of a folder; the one place, so that a test can see the order or fail one."""
         _sync(path)
+
+    @contextmanager
+    def _compared(self, key: str, tag: str) -> Iterator[bool]:
+        """Lock a file, and say whether it is as it was when `tag` was read."""
+        # A missing object fails without the lock, whose file would otherwise be created in a folder that may not exist.
+        if self.get(key) is None:
+            yield False
+            return
+        # The read is repeated under the lock: between the two, another process may have swapped.
+        with self._lock(key):
+            found = self.get(key)
+            yield found is not None and _tag(found) == tag
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import DataFileInspector, DataFileSummary, ExpectedFile, read_shape
+from lance_dagster.datafiles import DataFileInspector, ExpectedFile, read_shape
 from lance_dagster.errors import BasePathRefusedError, CorruptFileError, FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_transaction
+from lance_dagster.format.codec import DataFileShape, decode_transaction
 from lance_dagster.format.deletions import decode_offsets
 from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
 from lance_dagster.format.model import BasePath, DataFile, Fragment, IndexMetadata
@@ -112,7 +112,7 @@ class FileChecks:
                     has_blobs=not blobs.isdisjoint(file.fields),
                 )
 
-    def opened(self, named: NamedFile, inspector: DataFileInspector) -> DataFileSummary:
+    def opened(self, named: NamedFile, inspector: DataFileInspector) -> DataFileShape:
         """Open a data file and read it whole.
 
         Raises:

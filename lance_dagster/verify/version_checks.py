@@ -8,8 +8,9 @@ context of their version are equal (`FragmentContext`).
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from lance_dagster.datafiles import DataFileInspector, DataFileSummary
+from lance_dagster.datafiles import DataFileInspector
 from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
+from lance_dagster.format.codec import DataFileShape
 from lance_dagster.format.file_versions import data_file_version, file_version_name
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns
@@ -235,7 +236,7 @@ class Verification:
                 self.problems(_check_summary(named, found), version)
 
 
-def _check_summary(named: NamedFile, found: DataFileSummary) -> Iterable[Problem]:
+def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:
     """Compare what a data file says about itself with what a fragment says."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1

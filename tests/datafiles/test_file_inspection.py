@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import CorruptFileError, LanceTable
-from lance_dagster.datafiles import DataFileInspector, DataFileSummary, write_files
+from lance_dagster.datafiles import DataFileInspector, write_files
+from lance_dagster.format.codec import DataFileShape
 
 ROWS = pa.table({"id": range(1000), "text": ["some text"] * 1000})
 
@@ -22,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("read", [False, True])
 def test_a_file_says_what_it_has(file: Path, read: bool) -> None:  # noqa: FBT001
     """Rows, columns and the version it is written in; one process for many files."""
-    expected = DataFileSummary(rows=1000, columns=2, major=2, minor=2)
+    expected = DataFileShape(rows=1000, columns=2, major=2, minor=2)
     with DataFileInspector() as inspector:
         assert [expected] * 3 == [inspector.inspect(str(file), {}, size=1, read=read) for _ in range(3)]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import CommitRetention, InvalidInputError, LanceRepository, NotFoundError
-from tests.repository.test_repository import ids, new_repository, rows, run
+from tests.repository.scripted_repository import rows, run
+from tests.repository.test_repository import ids, new_repository
 
 ALL = CommitRetention(promotions=1, keep_for=timedelta(0), grace=timedelta(0))
 

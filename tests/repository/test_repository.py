@@ -5,7 +5,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import lance
-import pyarrow as pa
 import pytest
 
 from lance_dagster import (
@@ -19,13 +18,7 @@ from lance_dagster import (
     RefNotFoundError,
     TableNotFoundError,
 )
-
-SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])
-
-
-def rows(*ids: int, price: int = 1) -> pa.Table:
-    """Rows with these ids."""
-    return pa.table({"id": ids, "price": [price] * len(ids)}, schema=SCHEMA)
+from tests.repository.scripted_repository import SCHEMA, rows, run
 
 
 def new_repository(root: Path, *names: str) -> LanceRepository:
@@ -34,14 +27,6 @@ def new_repository(root: Path, *names: str) -> LanceRepository:
     for name in names:
         repository.create_table(name, SCHEMA)
     return repository
-
-
-def run(repository: LanceRepository, number: int, *names: str) -> str:
-    """A branch with one row more in each table."""
-    branch = f"run/{number}"
-    for name in names:
-        repository.fork(name, branch).append(rows(number), branch=branch)
-    return branch
 
 
 def ids(repository: LanceRepository, ref: str) -> dict[str, list[int]]:
