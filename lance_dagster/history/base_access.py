@@ -2,7 +2,7 @@
 
 A manifest may name any place as a base path. A reader follows it with credentials of its own, so a table that someone
 else wrote could make it read a table that only the reader may read, and hand out the rows as its own. Nothing inside
-the table can be trusted to allow this, because whoever writes the manifest can write it too. So a place is allowed by
+the table can be trusted to allow this, because the writer of a manifest can write it too. So a place is allowed by
 
 - the caller: the storage option `allowed_base_paths`, or the environment variable `LANCE_DAGSTER_ALLOWED_BASE_PATHS`;
 - or the place itself: it holds an allowance, a small object that names the table. `add_base`, `clone` and `move_base`

@@ -5,9 +5,9 @@ Spark for the optimised plan of the frame, finds out what is used of each Lance 
 into the plan before it is optimised. Everything else of the plan stays, filters included, so the result is the same
 whatever Lance leaves out beyond what the filters allow.
 
-The columns that nobody uses are nulls in the new plan. A frame made of it must therefore not be handed out: Spark
-resolves `frame.select("a").orderBy("b")` with a column `b` from below the selection. It serves one action, and further
-operations build on the frame that was given.
+The columns that the action does not use are nulls in the new plan. A frame made of it must therefore not be handed
+out: Spark resolves `frame.select("a").orderBy("b")` with a column `b` from below the selection. It serves one action,
+and further operations build on the frame that was given.
 
 This works on Spark's own plans, which only classic sessions have. With Spark Connect, and where Spark's internals are
 not what this module expects, a frame is returned as it is.

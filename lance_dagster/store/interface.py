@@ -135,8 +135,8 @@ class Store(Protocol):
     def turn(self, name: str) -> AbstractContextManager[bool]:
         """Wait until other writers of a name are done, on storages where that is cheap; yield whether some were ahead.
 
-        It only keeps writers from wasting attempts and from starving each other. Nobody may rely on it: it ends after
-        a while, and does nothing where it cannot work.
+        It only keeps writers from wasting attempts and from starving each other. No caller may rely on it: it ends
+        after a while, and does nothing where it cannot work.
         """
         ...
 

@@ -275,8 +275,8 @@ class LocalStore:
     def turn(self, name: str) -> Iterator[bool]:
         """Wait until other writers of a name are done, at most a few seconds; yield whether some were ahead.
 
-        Two locks: whoever waits for the second has the first, so that a writer which comes back at once has to wait
-        behind one that waited already.
+        Two locks: a writer that waits for the second has the first, so that a writer which comes back at once has to
+        wait behind one that waited already.
         """
         folder = f"{self._root}/{_QUEUES}/{zlib.crc32(name.encode()) % _MOST_QUEUES}"
         until = time.monotonic() + _LONGEST_TURN

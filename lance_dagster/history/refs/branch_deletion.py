@@ -4,8 +4,8 @@ The folder of a branch bears its name, since pylance looks for it there. So anot
 give the name to a new branch that takes commits, while this one is still at work. Therefore every removal is of one
 branch *id*, however late it arrives:
 
-1. The file, in state "closing", with a random id of this attempt. Whoever refers to the branch from here on sees the
-   mark and withdraws, and no commit begins.
+1. The file, in state "closing", with a random id of this attempt. A process that refers to the branch from here on sees
+   the mark and withdraws, and no commit begins.
 2. A look for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
 3. The file, in state "deleting", with the highest number that a version of it may have. It is never taken back. An
    attempt that was set back by another process, and begun again, has another id, and the look is repeated.
@@ -17,10 +17,10 @@ branch *id*, however late it arrives:
    can have written what was listed. Exactly these keys are deleted. They are never used again: a manifest's number is
    below the next branch's first one, and other files have random names.
 7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
-   whoever wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
+   a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
 
 A reset writes a mark of its own in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
-replaces the mark of another one, and whoever does not find the own mark at the end reports a conflict.
+replaces the mark of another one, and a process that does not find its own mark at the end reports a conflict.
 """
 
 import time

@@ -13,8 +13,8 @@ Creation:
 Deletion goes in the opposite order (`refs.branch_deletion`). A creation that finds a branch being deleted does the
 rest of that, and then replaces the file by its own: a late request of the other process finds other bytes there.
 
-Creation and deletion of names that refer to each other race. Whoever creates a reference writes it first and then
-checks that its target is still there. Whoever deletes marks the target first and then looks for references. So at
+Creation and deletion of names that refer to each other race. The creator of a reference writes it first and then
+checks that its target is still there. A deletion marks the target first and then looks for references. So at
 least one of the two sees the other and withdraws.
 
 A reset to a version of another branch deletes the versions and replaces the file by that of a new branch, so that the

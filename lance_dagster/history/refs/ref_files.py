@@ -148,7 +148,7 @@ def new_branch(
     name: str, parent: Branch | None, *, version: int, manifest_size: int, metadata: Mapping[str, str]
 ) -> Branch:
     """Return a branch in state "creating", forked from `version` of `parent`; None stands for `main`."""
-    # Whoever finds the id in a record of a merge knows what kind of branch it was, without reading all branches.
+    # A reader that finds the id in a record of a merge knows what kind of branch it was, without reading all branches.
     own = uuid.uuid4().hex + (PUBLISHED_ID if name.startswith(layout.PUBLISHED) else "")
     return Branch(
         name=name,

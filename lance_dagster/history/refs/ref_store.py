@@ -144,7 +144,7 @@ class Refs:
         path = layout.branch_file(branch.name)
         if self._put_once(path, branch_file_of(branch)):
             return branch
-        # The name was taken by somebody else. Whose branch it is decides the caller.
+        # Another writer took the name. The caller decides by whose branch it is.
         taken = self.branch(branch.name)
         if taken is None:
             raise StoreError(f"branch {branch.name!r} of {self.store.uri} came and went while it was made; try again")
@@ -309,7 +309,7 @@ class Refs:
                 if self.store.compare_and_delete(path, found[1]):
                     return
                 continue
-            # From here on the tag counts as deleted, and whoever wants its name waits until it is gone.
+            # From here on the tag counts as deleted, and a writer that wants its name waits until it is gone.
             marked = _with_write_id(with_metadata(stored, self.remover()))
             if self._swapped(path, marked, found[1]):
                 wanted = marked

@@ -79,7 +79,7 @@ def _attempted(target: State, refs: Refs, versions: Versions, properties: Mappin
     mark = f"{dropped} {uuid.uuid4().hex}"
     marked = refs.change_branch(branch, lambda current: with_metadata(current, {DROPPING: mark}))
     try:
-        # Once it is committed under a mark, whoever refers to a dropped version finds the mark and withdraws.
+        # Once it is committed under a mark, a process that refers to a dropped version finds the mark and withdraws.
         if not begun:
             _refuse_needed(marked, dropped, refs, versions)
         if not done:
@@ -168,7 +168,7 @@ def _commit(target: State, dropped: Dropped, versions: Versions, properties: Map
             # Another call of the same reset was first, or an earlier attempt of this one.
             return head
         if head.number > dropped.last:
-            # Nobody looked for references to the new version, and its writer was told that it is committed.
+            # No process looked for references to the new version, and its writer knows that it is committed.
             raise CommitConflictError(
                 f"cannot reset {target.branch} of {versions.store.uri}: {head} was committed meanwhile",
                 str(head),

@@ -1,7 +1,7 @@
 """Publish the tables of a repository as one commit.
 
 Without a repository the tables of a run are merged one after the other (`publication`), and a reader of two tables can
-see one of them first. With one, what was audited is staged in every table where nobody reads, and one put in the
+see one of them first. With one, what was audited is staged in every table where no reader looks, and one put in the
 storage makes all of it happen: the commit of the repository. `main` of each table follows, then the channel moves for
 all tables at once, and the tag of each table follows the channel.
 """
