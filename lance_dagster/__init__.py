@@ -139,6 +139,8 @@ if TYPE_CHECKING:
         validate_definitions as validate_definitions,
     )
     from lance_dagster.repository import (
+        Adopted as Adopted,
+        AdoptedChannel as AdoptedChannel,
         Channel as Channel,
         ChannelHold as ChannelHold,
         ChannelState as ChannelState,
@@ -328,6 +330,8 @@ _HOMES = {
         "write_table",
     ),
     "lance_dagster.repository": (
+        "Adopted",
+        "AdoptedChannel",
         "VersionToPublish",
         "RepositoryGarbage",
         "CommitRetention",

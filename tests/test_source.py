@@ -17,6 +17,8 @@ PACKAGE = architecture.PACKAGE
 
 # Everything a user may import from `lance_dagster`, and nothing else.
 PUBLIC_NAMES = [
+    "Adopted",
+    "AdoptedChannel",
     "AlreadyExistsError",
     "Audit",
     "BasePath",

@@ -1,12 +1,13 @@
 """Many tables that are committed, published and promoted together, on object storage alone."""
 
-from lance_dagster.repository.channels import Channel
+from lance_dagster.repository.adoption import Adopted, AdoptedChannel
+from lance_dagster.repository.channel_moves import Channel
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.resolve_commit import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.exact_versions import VersionToPublish
 from lance_dagster.repository.projection import Lagging
+from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.repository import LanceRepository, Published, PublishOptions
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
@@ -14,6 +15,8 @@ from lance_dagster.repository.view import RepositoryView, TableView
 
 __all__ = [
     "RESTORES",
+    "Adopted",
+    "AdoptedChannel",
     "Channel",
     "ChannelHold",
     "ChannelState",

@@ -33,8 +33,8 @@ from lance_dagster.repository.commits.ref_log import COMMITS, EXPIRED, PINS, Ref
 from lance_dagster.repository.commits.release_tags import list_tags
 from lance_dagster.repository.commits.resolve_commit import promotions
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
+from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import for_each_table
 
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
@@ -194,7 +194,7 @@ def _unnamed(
                 kept.append(f"{ref} of {name}: {error}")
         return tuple(deleted)
 
-    found = for_each_table(one, registry.names(), "")
+    found = for_each_table(one, registry.names())
     return {name: refs for name, refs in found.items() if refs}, tuple(kept)
 
 

@@ -21,8 +21,8 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, move_tag
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import find_version, for_each_table, land, landed_at
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
@@ -81,7 +81,7 @@ def project(
                 found.append(Lagging(table=name, ref=tag, reason=_said(failed)))
         return found
 
-    lagging = for_each_table(one, names, "")
+    lagging = for_each_table(one, names)
     return tuple(each for name in sorted(lagging) for each in lagging[name])
 
 

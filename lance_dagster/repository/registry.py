@@ -2,12 +2,14 @@
 
 A table is called by its path below the root, without `.lance`. Its identity is a random id in a file of the table
 itself, so that a table keeps it when its folder gets another name, and a copy of a folder is recognised as one.
+
+A second file says by the identity which name has it. So a registration costs the same however many tables there are,
+and a commit that calls a table by an older name finds it.
 """
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
@@ -15,12 +17,11 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidIn
 from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.repository.commits.ref_log import FOLDER, MOVED, TABLES
+from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES
 from lance_dagster.store import Store
 
 IDENTITY = "_refs/identity.json"
 SUFFIX = ".lance"
-_READERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,6 @@ class Registry:
     def names(self) -> list[str]:
         """List the names of the registered tables, sorted."""
         return sorted(unquote(name.removesuffix(".json")) for name in self.store.list(TABLES))
-
-    def ids(self) -> dict[str, str]:
-        """Return the name of each registered table by its id; one read for each table."""
-        names = self.names()
-        with ThreadPoolExecutor(_READERS) as pool:
-            found = zip(names, pool.map(self.id_of, names), strict=True)
-            return {table_id: name for name, table_id in found if table_id is not None}
 
     def id_of(self, name: str) -> str | None:
         """Return the id under which a table is registered, or None."""
@@ -69,14 +63,13 @@ class Registry:
             remedy = Remedy("create it first, or check the path: a table is called by its path without .lance")
             raise TableNotFoundError(f"no Lance table at {context.uri}", remedy=remedy)
         table_id = _identity_of(context.store)
-        # A registration of the same id under another name is a moved table, or a copy of one.
-        other = self.ids().get(table_id)
-        if other is not None:
-            raise AlreadyExistsError(
-                f"the table at {context.uri} has the identity of {other!r}: it was copied or moved from there; "
-                f"rename the table in the repository, or delete {IDENTITY} of the copy, so that it gets its own"
-            )
+        # Before the table is registered: from the registration on, a table is found by its identity.
+        self._claim(table_id, name)
         self.store.put_if_absent(_path(name), _id_bytes(table_id))
+        if self.name_of(table_id) != name:
+            # A copy of the table claimed the identity after it was claimed here, and before it saw this registration.
+            self.remove(name)
+            raise self._copied(table_id, name)
         # Read back: two processes that register a table at the same moment agree on what was written first.
         return self.id_of(name) or table_id
 
@@ -97,23 +90,67 @@ class Registry:
             at = self.context(new_name).uri
             raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
         # Before the register is changed: older commits call the table by its old name, also after its removal.
-        self.store.put(_moved(table_id), json.dumps({"id": new_name}).encode())
+        self.store.put(_identity_path(table_id), _name_bytes(new_name))
         self.store.put_if_absent(_path(new_name), _id_bytes(table_id))
         self.store.delete(_path(name))
         self._open.pop(name, None)
         return table_id
 
-    def moved_to(self, table_id: str) -> str | None:
-        """Return the present name of a table whose folder was moved, or None."""
-        return _read_id(self.store, _moved(table_id))
+    def name_of(self, table_id: str) -> str | None:
+        """Return the last name of the table that has an identity, also of one that was removed; None if unknown."""
+        return _read_text(self.store, _identity_path(table_id), "name")
 
     def remove(self, name: str) -> None:
-        """Take a table out of the register; its files stay."""
-        self.store.delete(_path(name))
+        """Take a table out of the register; its files stay, and a search for tables does not bring it back."""
+        table_id = self.id_of(name)
+        if table_id is not None:
+            self.store.put(_identity_path(table_id), json.dumps({"name": name, "removed": True}).encode())
+            self.store.delete(_path(name))
 
-    def discover(self) -> Iterator[str]:
-        """Find the names of all Lance tables below the root, registered or not."""
-        yield from _tables_below(self.store, "")
+    def was_removed(self, name: str) -> bool:
+        """Return whether the table at a name, which is not registered, was part of the repository before."""
+        table_id = _read_id(self.context(name).store, IDENTITY)
+        return table_id is not None and b'"removed"' in (self.store.get(_identity_path(table_id)) or b"")
+
+    def discover(self, known: Collection[str] = ()) -> Iterator[str]:
+        """Find the names of all Lance tables below the root, without those that are known."""
+        yield from _tables_below(self.store, "", known)
+
+    def _claim(self, table_id: str, name: str) -> None:
+        """Record that the table at a name has an identity.
+
+        Raises:
+            AlreadyExistsError: A table that is registered under another name has it.
+        """
+        path, data = _identity_path(table_id), _name_bytes(name)
+        if self.store.put_if_absent(path, data):
+            return
+        found = self.store.get_with_etag(path)
+        other = self.name_of(table_id)
+        if found is None or other is None:
+            return
+        if other == name:
+            # It may have been removed before.
+            self.store.compare_and_swap(path, data, found[1])
+            return
+        # A name that is not registered is that of a table which was removed, or whose registration was cut short.
+        if self.id_of(other) == table_id:
+            raise self._copied(table_id, name)
+        if not self.store.compare_and_swap(path, data, found[1]) and self.name_of(table_id) != name:
+            raise self._copied(table_id, name)
+        # Again: it may have been registered between the look at it and the swap.
+        if self.id_of(other) == table_id:
+            self.store.put(path, _name_bytes(other))
+            raise self._copied(table_id, name)
+        # What was read of the table at its former place must not answer for it.
+        self._open.pop(other, None)
+
+    def _copied(self, table_id: str, name: str) -> AlreadyExistsError:
+        return AlreadyExistsError(
+            f"the table at {self.context(name).uri} has the identity of {self.name_of(table_id)!r}: it was copied or "
+            f"moved from there; rename the table in the repository, or delete {IDENTITY} of the copy, so that it gets "
+            "its own"
+        )
 
 
 def check_table_name(name: str) -> None:
@@ -129,16 +166,16 @@ def check_table_name(name: str) -> None:
         )
 
 
-def _tables_below(store: Store, folder: str) -> Iterator[str]:
+def _tables_below(store: Store, folder: str, known: Collection[str]) -> Iterator[str]:
     for name in store.folders(folder):
         path = f"{folder}/{name}" if folder else name
         if name.endswith(SUFFIX):
             # A folder may be called like a table and hold something else.
-            if store.list_some(f"{path}/{VERSIONS}", 1):
+            if path.removesuffix(SUFFIX) not in known and store.list_some(f"{path}/{VERSIONS}", 1):
                 yield path.removesuffix(SUFFIX)
         # Folders of the repository itself, of environments, and of other programs.
         elif not name.startswith(("_", ".")):
-            yield from _tables_below(store, path)
+            yield from _tables_below(store, path, known)
 
 
 def _identity_of(store: Store) -> str:
@@ -154,11 +191,15 @@ def _identity_of(store: Store) -> str:
 
 
 def _read_id(store: Store, path: str) -> str | None:
+    return _read_text(store, path, "id")
+
+
+def _read_text(store: Store, path: str, key: str) -> str | None:
     data = store.get(path)
     if data is None:
         return None
     try:
-        found = json.loads(data)["id"]
+        found = json.loads(data)[key]
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptFileError(f"{store.uri}/{path}", "it holds no identity of a table") from error
     if not isinstance(found, str) or not found:
@@ -170,8 +211,12 @@ def _id_bytes(table_id: str) -> bytes:
     return json.dumps({"id": table_id}).encode()
 
 
-def _moved(table_id: str) -> str:
-    return f"{MOVED}/{quote(table_id, safe='')}.json"
+def _name_bytes(name: str) -> bytes:
+    return json.dumps({"name": name}).encode()
+
+
+def _identity_path(table_id: str) -> str:
+    return f"{IDENTITIES}/{quote(table_id, safe='')}.json"
 
 
 def _path(name: str) -> str:

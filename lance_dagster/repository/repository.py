@@ -32,21 +32,23 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
-from lance_dagster.repository.channels import Channel, Channels
+from lance_dagster.repository.adoption import Adopted, Adoption
+from lance_dagster.repository.channel_moves import Channel
+from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
-from lance_dagster.repository.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
 from lance_dagster.repository.commits.ref_log import MARKER, RefLogs, next_entry, person
 from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.exact_versions import PlanAgain, VersionToPublish, exact_request
-from lance_dagster.repository.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
 from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
+from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request
+from lance_dagster.repository.publish.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
+from lance_dagster.repository.publish.revert_commit import revert_request
+from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.registry import SUFFIX, Registry, check_table_name
 from lance_dagster.repository.releases import Releases
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
-from lance_dagster.repository.revert_commit import revert_request
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
-from lance_dagster.repository.staging import TableChange, stage_merge
 from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import open_store
 from lance_dagster.table import LanceTable
@@ -198,20 +200,35 @@ class LanceRepository:
 
     def discover(self) -> list[str]:
         """Find the Lance tables below the root that are not registered."""
-        known = set(self.tables())
-        return sorted(name for name in self._registry.discover() if name not in known)
+        return sorted(self._registry.discover(self.tables()))
 
-    def adopt(self, names: Iterable[str] | None = None, *, message: str = "adopt tables") -> RepositoryCommit:
-        """Register tables that exist, and commit the newest version of the `main` of each.
+    def adopt(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        channels: Iterable[str] = ("production",),
+        message: str = "",
+    ) -> Adopted:
+        """Take Lance tables that exist into the repository, with what their tags say.
+
+        The newest version of `main` of each table becomes part of a commit of `main`. A channel begins with the tables
+        that have a tag of its name, each at the version of the tag, and held where a tag is held; a table without the
+        tag is not in the channel. Nothing is done to tables that the repository has, so this can be repeated, and
+        several processes may do it at once.
 
         Args:
-            names: The tables; None for all that `discover` finds.
-            message: The commit message.
+            names: The tables; None for all that lie below the root, without those that `remove_table` removed.
+            channels: The tags to look for, such as `production`.
+            message: The commit message; by default it names the tables.
+
+        Returns:
+            What was done. With `names=None`, tables that cannot be adopted are left and named.
+
+        Raises:
+            TableNotFoundError: There is no table at a name.
+            AlreadyExistsError: A table is a copy of another one; or the name of a channel is that of a branch.
         """
-        found = self.discover() if names is None else list(names)
-        for name in found:
-            self._registry.register(name)
-        return self.commit(message, tables=found)
+        return Adoption(self._logs, self._registry).adopt(names, channels, message)
 
     def move_table(self, name: str, new_name: str) -> RepositoryCommit:
         """Give a table whose folder was moved its new name, and commit that.

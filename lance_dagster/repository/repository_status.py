@@ -8,8 +8,8 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
+from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import for_each_table, landed_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def status_of_repository(logs: RefLogs, registry: Registry, waiting: Mapping[str
         return _table_state(registry, name, head.tables.get(name), commits)
 
     names = sorted({*registry.names(), *head.tables})
-    tables = for_each_table(one, names, "")
+    tables = for_each_table(one, names)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),

@@ -9,8 +9,8 @@ from lance_dagster.diff.diff import Diff
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.staging import load
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

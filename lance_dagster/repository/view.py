@@ -15,8 +15,8 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.versions import State, Version
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.staging import find_version
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import find_version
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset

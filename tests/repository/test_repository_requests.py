@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceRepository
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
-from tests.repository.scripted_repository import FAST, new_repository, opened, run, scripted
+from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, opened, run, scripted
 from tests.store.scripted import Request
 
 TABLES = ("a", "b", "c", "d", "e")
@@ -47,9 +47,16 @@ def published(repository: LanceRepository, number: int, *names: str) -> int:
 
 def counted(root: Path) -> Iterator[tuple[str, int]]:
     """Every operation and its requests, in a repository of five tables."""
-    repository = new_repository(root, *TABLES)
+    repository = new_repository(root / "r", *TABLES)
     repository.publish(run(repository, 1, *TABLES), channel="production")
     yield "open a repository", made_by(repository, lambda again: LanceRepository.open(again.root, FAST)) + 1
+    for name in TABLES:
+        LanceTable.create(root / "lake" / f"{name}.lance", SCHEMA, storage_options=FAST).tags.create(
+            "production", "main"
+        )
+    lake = LanceRepository.create(root / "lake", FAST)
+    yield "adopt 5 tables with a tag each", made_by(lake, lambda again: again.adopt())
+    yield "adopt, with nothing to adopt", made_by(lake, lambda again: again.adopt())
     yield "resolve a channel to its commit", made_by(repository, lambda again: again.at("production"))
     yield "find the version of one table", made_by(repository, lambda again: again.at("production")["a"].version)
     yield "fork a table, the first of a run", made_by(repository, lambda again: again.fork("a", "run/f"))

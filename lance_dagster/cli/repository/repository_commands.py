@@ -34,7 +34,7 @@ from lance_dagster.errors import MergeConflictError, NotFoundError
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from lance_dagster.repository import Lagging, LanceRepository, RepositoryCommit
+    from lance_dagster.repository import Adopted, Lagging, LanceRepository, RepositoryCommit
 
 
 class _PublishOptions(CommitOptions):
@@ -77,19 +77,58 @@ def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
 @click.command(epilog="Example: lance-dagster repository adopt s3://lake shop/orders")
 @about_repository
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
+@click.option(
+    "--channel", "channels", multiple=True, default=("production",), show_default=True, help="A tag to look for."
+)
 @with_message
-def adopt(repository: "LanceRepository", output: Output, names: tuple[str, ...], message: str | None) -> None:
+def adopt(
+    repository: "LanceRepository",
+    output: Output,
+    names: tuple[str, ...],
+    channels: tuple[str, ...],
+    message: str | None,
+) -> None:
     """Take tables that exist below ROOT into the repository: all that are found, if none is named.
 
-    The commit names the newest version of the main of each. Their files stay as they are.
+    The commit names the newest version of the main of each. A channel takes the tables that have a tag of its name, at
+    the version of the tag. Their files stay as they are.
     """
+    before = repository.head()
     with busy("looking for tables"):
-        wanted = list(names) or repository.discover()
-    if not wanted:
-        output.write({"changed": []}, [f"no table below {repository.root} that is not part of the repository"])
-        return
-    with _commit_lines(repository, output) as made:
-        made(repository.adopt(wanted, message=message or f"adopt {', '.join(wanted)}"))
+        done = repository.adopt(names or None, channels=channels, message=message or "")
+    output.write(_adopted_document(done), [printable(line) for line in _adopted_lines(repository, before, done)])
+
+
+def _adopted_lines(repository: "LanceRepository", before: "RepositoryCommit", done: "Adopted") -> Iterator[str]:
+    if done.tables:
+        yield f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(done.tables)}"
+    for name, taken in done.channels.items():
+        held = f", {taken.channel.hold}" if taken.channel.hold else ""
+        versions = ", ".join(f"{table} {version}" for table, version in sorted(taken.tables.items()))
+        yield f"{name}: {taken.channel.commit[:12]}, from the tags of {counted(len(taken.tables), 'table')}{held}"
+        yield f"  {versions}"
+        if taken.behind_main:
+            yield f"  main is ahead of the tag of {', '.join(taken.behind_main)}; promote brings all of main to {name}"
+    yield from (f"skipped: {each}" for each in done.skipped)
+    if not (done.tables or done.channels or done.skipped):
+        yield f"no table below {repository.root} that is not part of the repository"
+
+
+def _adopted_document(done: "Adopted") -> dict[str, Any]:
+    channels = {
+        name: {
+            **channel_document(taken.channel),
+            "tables": dict(taken.tables),
+            "behind_main": list(taken.behind_main),
+        }
+        for name, taken in done.channels.items()
+    }
+    return {
+        **commit_document(done.commit),
+        "changed": list(done.tables),
+        "channels": channels,
+        "skipped": list(done.skipped),
+    }
 
 
 @click.command("move-table", epilog="Example: lance-dagster repository move-table s3://lake orders shop/orders")

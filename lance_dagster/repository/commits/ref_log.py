@@ -8,7 +8,7 @@
     _repository/tags/{name}.json                  release tags, written once
     _repository/tables/{name}.json                which tables are registered, and their ids
     _repository/pins/{reader}@{channel}           which commit a run sees by a channel
-    _repository/moved/{table}.json                the name of a table whose folder was moved
+    _repository/identities/{table}.json           the name of the table that has an id
     _repository/expired/{sha256}                  commits that a collection is about to delete
 
 A ref moves by one put-if-absent of the next entry of its log. That is the moment at which a publication of many tables
@@ -47,7 +47,7 @@ COMMITS = f"{FOLDER}/commits"
 TAGS = f"{FOLDER}/tags"
 TABLES = f"{FOLDER}/tables"
 EXPIRED = f"{FOLDER}/expired"
-MOVED = f"{FOLDER}/moved"
+IDENTITIES = f"{FOLDER}/identities"
 PINS = f"{FOLDER}/pins"
 RefKind = Literal["branch", "channel"]
 _FOLDERS: Mapping[RefKind, str] = {"branch": f"{FOLDER}/branches", "channel": f"{FOLDER}/channels"}

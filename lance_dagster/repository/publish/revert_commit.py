@@ -9,11 +9,11 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions, merge
 from lance_dagster.merge.picks import PickOptions, restore
-from lance_dagster.repository.commit_tables import CommitRequest
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.commit_tables import CommitRequest
+from lance_dagster.repository.publish.staging import TableChange, landed_at, stage_change
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import TableChange, landed_at, stage_change
 
 _REVERTS = "reverts"
 """Property of a commit: the one that it takes back."""

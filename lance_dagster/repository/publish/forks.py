@@ -16,8 +16,8 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, with_properties
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
+from lance_dagster.repository.publish.staging import for_each_table, load
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import for_each_table, load
 
 MERGED = "merged"
 """Property of the entry that ends a branch: the commit that has what the branch did."""
@@ -47,9 +47,11 @@ def touched_tables(logs: RefLogs, registry: Registry, branch: str, head: Reposit
     if not ids:
         return []
     names = {at.id: name for name, at in head.tables.items()}
-    if not names.keys() >= set(ids):
+    for table_id in set(ids) - names.keys():
         # A table that was never committed is known to the register only.
-        names |= registry.ids()
+        name = registry.name_of(table_id)
+        if name is not None and registry.id_of(name) == table_id:
+            names[table_id] = name
     return sorted(names[table_id] for table_id in ids if table_id in names)
 
 
@@ -78,7 +80,7 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
         logs.untouch(branch, registry.register(name) if at is None else at.id)
         return None
 
-    kept = for_each_table(end, names, "")
+    kept = for_each_table(end, names)
     return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
 
 

@@ -12,10 +12,10 @@ from lance_dagster.errors import ConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.merge_commit import MergeOptions
-from lance_dagster.repository.commit_tables import CommitRequest
 from lance_dagster.repository.commits.snapshot import TableVersion
+from lance_dagster.repository.publish.commit_tables import CommitRequest
+from lance_dagster.repository.publish.staging import TableChange, capture, stage_merge
 from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.staging import TableChange, capture, stage_merge
 
 _TRIES = 5
 PlanAgain = Callable[[str], "VersionToPublish"]

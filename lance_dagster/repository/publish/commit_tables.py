@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.errors import ConflictError
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.staging import for_each_table
+from lance_dagster.repository.publish.staging import for_each_table
 
 _TRIES = 50
 _LONGEST_WAIT = 2.0

@@ -120,7 +120,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     context = change.context
     onto = MAIN if land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
-    name = _usable_name(context, head, [key])
+    name = usable_name(context, head, [key])
     branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
     if context.head(name).number == branch.first:
         do(name)
@@ -184,7 +184,7 @@ def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[Table
         return context, load(context, at)
     except VersionNotFoundError:
         # Looked up only here: a table that was not moved costs nothing. No other table at the place has the version.
-        moved = registry.moved_to(at.id)
+        moved = registry.name_of(at.id)
         if moved is None or moved == name:
             raise
         context = registry.context(moved)
@@ -199,8 +199,8 @@ def _on_its_branch(context: TableContext, at: TableVersion) -> State:
     raise VersionNotFoundError(f"{at} of {context.uri}, which a commit of the repository names, {what}")
 
 
-def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str) -> dict[str, T]:
-    """Do something for every table, a few at a time, and return the results.
+def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str = "") -> dict[str, T]:
+    """Do something for every table, a few at a time, and return the results; `refusal` begins the error.
 
     Raises:
         MergeConflictError: Some tables cannot be merged; it has the conflicts of all of them.
@@ -226,7 +226,7 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
     context = change.context
     # The strategy decides what a merge gives: with another one, what was staged before is of no use.
     strategy = json.dumps(change.options.strategy, sort_keys=True)
-    name = _usable_name(context, head, [*(source.id for source in sources), strategy])
+    name = usable_name(context, head, [*(source.id for source in sources), strategy])
     create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
     try:
         # A merge that an earlier attempt made is found, and not repeated.
@@ -256,7 +256,7 @@ def _pin(context: TableContext, head: State) -> None:
             create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
 
 
-def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
+def usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
     """Return the name of the branch for a merge: the same for each attempt, as long as the attempts are near in time.
 
     A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used

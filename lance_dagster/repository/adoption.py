@@ -1,0 +1,230 @@
+"""Take tables that exist into a repository, with what their Lance tags say.
+
+Readers may have followed a tag such as `production` of each table for years. The channel of that name begins where
+these tags are: a table whose `main` is ahead of its tag is in the channel at the tag, and a table without the tag is
+not in the channel. Where a tag is held, so is the channel.
+
+Each step can be repeated, and two processes may adopt at once: tables that a commit names are passed over, and so are
+those that the channel names. `main` comes before the channels. Until its first entry a channel does not exist, and
+readers are answered by the tags.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pendulum
+
+from lance_dagster.errors import AlreadyExistsError, FormatError, LanceDagsterError, NotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs.branch_operations import create_branch
+from lance_dagster.history.refs.ref_files import Tag
+from lance_dagster.history.refs.ref_names import check_tag_name
+from lance_dagster.history.versions import State
+from lance_dagster.repository.channel_moves import Channel, ChannelMoves
+from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.projection import COMMIT
+from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
+from lance_dagster.repository.publish.staging import NEVER, capture, for_each_table, usable_name
+from lance_dagster.repository.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedChannel:
+    """A channel that took tables from the tags of its name.
+
+    Attributes:
+        channel: The channel after that; held, where a tag was held.
+        tables: The version that each of these tables brought, such as `main@7`.
+        behind_main: Those whose `main` is newer; the next promotion of `main` brings them up to it.
+    """
+
+    channel: Channel
+    tables: Mapping[str, str]
+    behind_main: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What an adoption did.
+
+    Attributes:
+        commit: The newest commit of `main`, which names all tables that were adopted.
+        tables: The tables that it did not name before.
+        channels: By name, the channels that took tables from their tags.
+        skipped: What was left as it is, and why: a table that cannot be read, a tag that names nothing.
+    """
+
+    commit: RepositoryCommit
+    tables: tuple[str, ...] = ()
+    channels: Mapping[str, AdoptedChannel] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A tag of a table, the version that it names, and whether that is the newest one of `main`."""
+
+    tag: Tag
+    state: State
+    is_newest: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """Adopts tables of one repository."""
+
+    _logs: RefLogs
+    _registry: Registry
+
+    def adopt(self, names: Iterable[str] | None, channels: Iterable[str], message: str) -> Adopted:
+        """Register and commit tables, then let channels begin where the tags of these tables are.
+
+        Raises:
+            NotFoundError: There is no table at a name that was given.
+            AlreadyExistsError: A table that was given is a copy of another one.
+        """
+        tags = tuple(channels)
+        for tag in tags:
+            check_tag_name(tag)
+        head = self._logs.commit(self._logs.current("branch", MAIN).commit)
+        wanted = self._all() if names is None else sorted(set(names))
+        # What a commit names is registered and can be read, so it costs nothing here.
+        new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
+        head, adopted = self._committed(head, new, message)
+        present = [one for one in wanted if one in head.tables]
+        taken: dict[str, AdoptedChannel] = {}
+        for tag in tags:
+            found, left = self._tagged(tag, present)
+            begun = self._begun(tag, found, head) if found else None
+            skipped += left
+            if begun is not None:
+                taken[tag] = begun
+        return Adopted(commit=head, tables=adopted, channels=taken, skipped=tuple(skipped))
+
+    def _all(self) -> list[str]:
+        """Return the tables that are registered or found, without those that were removed from the repository."""
+        known = set(self._registry.names())
+        found = [name for name in self._registry.discover(known) if not self._registry.was_removed(name)]
+        # A table that was registered by an adoption which died is not found by the search.
+        return sorted({*known, *found})
+
+    def _registered(self, names: Iterable[str], *, strict: bool) -> tuple[list[str], list[str]]:
+        """Register tables; return those that can be committed, and why others cannot be."""
+
+        def register(name: str) -> LanceDagsterError | None:
+            try:
+                self._registry.register(name)
+                # Here and not by the commit: one table that cannot be read would stop all others.
+                self._registry.context(name).head(MAIN)
+            except (AlreadyExistsError, FormatError, NotFoundError) as error:
+                return error
+            return None
+
+        found, skipped = [], []
+        for name, error in for_each_table(register, names).items():
+            if error is None:
+                found.append(name)
+            elif strict:
+                raise error
+            else:
+                skipped.append(f"{name}: {error}")
+        return found, skipped
+
+    def _committed(
+        self, head: RepositoryCommit, names: list[str], message: str
+    ) -> tuple[RepositoryCommit, tuple[str, ...]]:
+        if not names:
+            return head, ()
+
+        def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
+            # Another process adopted it first. What was committed to `main` of the table since is left to `commit`.
+            if dest is not None:
+                return None
+            context = self._registry.context(name)
+            return capture(context, self._registry.register(name), context.head(MAIN))
+
+        said = message or f"adopt {', '.join(names)}"
+        done = commit_tables(self._logs, CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said))
+        return done.commit, tuple(sorted(done.changed))
+
+    def _tagged(self, name: str, tables: Iterable[str]) -> tuple[dict[str, Tagged], list[str]]:
+        """Return the tables with a tag that the channel does not name yet, and why other tags are left."""
+        newest = self._logs.newest("channel", name)
+        if newest is not None and newest.deleted:
+            # Somebody deleted the channel, and the tags stayed: they do not bring it back.
+            return {}, []
+        named = {} if newest is None else self._logs.commit(newest.commit).tables
+
+        def look(table: str) -> Tagged | str | None:
+            context = self._registry.context(table)
+            tag = context.refs.tag(name)
+            # A tag that follows a channel says nothing of its own: the channel went back to before the table was there.
+            if tag is None or COMMIT in tag.metadata:
+                return None
+            try:
+                state = context.versions.load(tag.branch, tag.version)
+                return Tagged(tag, state, state.branch == MAIN and state.number == context.head(MAIN).number)
+            except (FormatError, NotFoundError) as error:
+                return f"tag {name} of {table}: {error}"
+
+        looked = for_each_table(look, [table for table in tables if table not in named])
+        found = {table: each for table, each in looked.items() if isinstance(each, Tagged)}
+        left = [each for each in looked.values() if isinstance(each, str)]
+        if found and newest is not None and newest.hold is not None:
+            left += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in found]
+            return {}, left
+        return found, left
+
+    def _begun(self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit) -> AdoptedChannel | None:
+        """Let a channel name tables where their tags are, beside those that it names."""
+        versions = for_each_table(lambda table: self._version(head.tables[table].id, table, found[table]), found)
+        taken: list[str] = []
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            present = None if before is None else self._logs.commit(before.commit)
+            named = {} if present is None else present.tables
+            taken[:] = sorted(versions.keys() - named.keys())
+            # Another process did it, or held the channel; the next adoption looks again.
+            if not taken or (before is not None and before.hold is not None):
+                taken.clear()
+                return None
+            reason = f"adopt the tags {name} of {', '.join(taken)}"
+            tables = {**named, **{table: versions[table] for table in taken}}
+            # It contains the commit of `main`: a publication that has nothing new does not move the channel there.
+            parents = (head,) if present is None else (present, head)
+            target, data = new_commit(tables, parents, author=person(), message=reason, properties={})
+            self._logs.put_commit(target, data)
+            return next_entry(
+                before, "promote", target.id, reason=reason, hold=_hold([found[table] for table in taken])
+            )
+
+        moved = ChannelMoves(self._logs, self._registry).move(name, entry)
+        if not taken:
+            return None
+        return AdoptedChannel(
+            channel=moved,
+            tables={table: str(found[table].state) for table in taken},
+            behind_main=tuple(table for table in taken if not found[table].is_newest),
+        )
+
+    def _version(self, table_id: str, name: str, tagged: Tagged) -> TableVersion:
+        """Return what a commit is to name for the version of a tag, which is kept from now on."""
+        context, state = self._registry.context(name), tagged.state
+        if state.branch == MAIN:
+            return capture(context, table_id, state)
+        # A run branch may be deleted once the tag moved on; a fork of it keeps the rows.
+        branch = usable_name(context, state, ["adopt"])
+        create_branch(branch, state, context.refs, context.versions, exist_ok=True, metadata={})
+        made = context.head(branch)
+        return TableVersion(id=table_id, branch=branch, version=made.number, commit_id=made.id, lands=NEVER)
+
+
+def _hold(found: Iterable[Tagged]) -> ChannelHold | None:
+    """Return the hold of a channel whose tags were held: what somebody stopped is not moved by an adoption."""
+    holds = [each.tag.hold for each in found if each.tag.hold is not None]
+    if not holds:
+        return None
+    reasons = "; ".join(dict.fromkeys(hold.reason for hold in holds))
+    since = min((hold.held_at for hold in holds if hold.held_at is not None), default=pendulum.now("UTC"))
+    return ChannelHold(reason=reasons, held_by=holds[0].held_by, held_at=since)

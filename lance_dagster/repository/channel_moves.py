@@ -1,0 +1,145 @@
+"""How a channel moves: the next entry of its log, and what follows it.
+
+The entry is one put-if-absent, and all tables move for readers of the channel. The Lance tags of the tables follow, one
+by one. A process that died between the two, or was overtaken, is mended by whoever moves the channel next.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    Call,
+    ConflictError,
+    NotFoundError,
+    ProtectedError,
+    RefMovedError,
+    Remedy,
+)
+from lance_dagster.history.refs.ref_names import check_tag_name
+from lance_dagster.repository.commits.ref_log import EXPIRED, RefLogs, next_entry
+from lance_dagster.repository.commits.release_tags import read_tag
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
+from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.registry import Registry
+
+TRIES = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """A channel: its name, the commit it names, its newest entry, and the tags of tables that lag behind."""
+
+    name: str
+    commit: str
+    entry: RefEntry
+    lagging: tuple[Lagging, ...] = ()
+
+    @property
+    def hold(self) -> ChannelHold | None:
+        """The hold that keeps the channel from moving, or None."""
+        return self.entry.hold
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMoves:
+    """The moves of the channels of one repository."""
+
+    _logs: RefLogs
+    _registry: Registry
+
+    def move(
+        self, name: str, decide: Callable[[RefEntry | None], RefEntry | None], *, once: bool = False, tags: bool = True
+    ) -> Channel:
+        """Append the entry that `decide` makes of the newest one; None leaves the channel as it is."""
+        check_tag_name(name)
+        for _ in range(TRIES):
+            newest = self._logs.newest("channel", name)
+            if newest is None:
+                self._refuse_taken(name)
+            before = None if newest is None or newest.deleted else newest
+            wanted = decide(before)
+            if wanted is None:
+                # Done before, so there is an entry. The process that wrote it may have died before the tags followed.
+                if before is None or not tags:
+                    return channel_at(name, self._logs.current("channel", name))
+                return self._followed(name, before, self._before(name, before))
+            # A channel that was deleted goes on after its old numbers.
+            if newest is not None:
+                wanted = replace(wanted, number=newest.number + 1)
+            if self._logs.append("channel", name, wanted):
+                self._refuse_collected(name, wanted, before)
+                return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
+            if once:
+                raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
+        raise contended(self._logs, name)
+
+    def _followed(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
+        """Let the tags of the tables follow an entry, and what other processes made of the channel meanwhile."""
+        lagging: tuple[Lagging, ...] = ()
+        while before is None or before.commit != entry.commit:
+            commit = self._logs.commit(entry.commit)
+            parent = None if before is None else self._logs.commit(before.commit)
+            # Only the tables that differ: a table that was not touched costs nothing.
+            names = [table for table in commit.changed_from(parent) if table in commit.tables]
+            lagging = project(self._registry, commit, names, tag=name, options=None)
+            # Looked at after the tags were moved: a process that moved the channel on may have moved its tags before
+            # this one did, and the last writer has to leave those of the newest entry.
+            before, newest = entry, self._logs.newest("channel", name, known=entry)
+            if newest is None or newest.deleted:
+                break
+            entry = newest
+        return replace(channel_at(name, entry), lagging=lagging)
+
+    def _before(self, name: str, entry: RefEntry) -> RefEntry | None:
+        """Return the entry before the one that brought a channel to its commit; None where there is none any more."""
+        before = entry
+        while before.commit == entry.commit:
+            try:
+                before = self._logs.entry("channel", name, before.number - 1)
+            except NotFoundError:
+                return None
+        return None if before.deleted else before
+
+    def _refuse_collected(self, name: str, entry: RefEntry, before: RefEntry | None) -> None:
+        """Take a move back when a collection marked its commit before it saw the move.
+
+        The collection marks first and then looks at the channels again; here the move comes first and the look at the
+        mark second. So one of the two sees the other.
+        """
+        if self._logs.store.get(f"{EXPIRED}/{entry.commit}") is None:
+            return
+        if before is not None:
+            back = next_entry(entry, "rollback", before.commit, reason="the commit is being collected")
+            self._logs.append("channel", name, replace(back, hold=before.hold))
+        raise NotFoundError(
+            f"commit {entry.commit[:12]} of {self._logs.store.uri} is being collected; choose a newer one"
+        )
+
+    def _refuse_taken(self, name: str) -> None:
+        branch = self._logs.newest("branch", name)
+        if (branch is not None and not branch.deleted) or read_tag(self._logs, name) is not None:
+            kind = "release tag" if branch is None else "branch"
+            raise AlreadyExistsError(f"{name!r} is a {kind} of {self._logs.store.uri}; a channel needs another name")
+
+
+def channel_at(name: str, entry: RefEntry) -> Channel:
+    """Return a channel as an entry of its log has it."""
+    return Channel(name=name, commit=entry.commit, entry=entry)
+
+
+def refuse_held(name: str, entry: RefEntry) -> None:
+    """Refuse to move a channel that is held.
+
+    Raises:
+        ProtectedError: It is held; the message says by whom, since when and why.
+    """
+    hold = entry.hold
+    if hold is not None:
+        release = Call("channels.release", (name,), {"reason": "..."})
+        raise ProtectedError("channel", name, "move", str(hold), Remedy("release it with {}", release))
+
+
+def contended(logs: RefLogs, name: str) -> ConflictError:
+    """Return the error of a process that lost each race to move a channel."""
+    return ConflictError(f"other processes moved channel {name!r} of {logs.store.uri} each of {TRIES} times")

@@ -1,0 +1,1 @@
+"""How one commit of many tables is made: forked, staged table by table, and put."""
