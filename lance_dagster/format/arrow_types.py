@@ -13,7 +13,8 @@ JSON is the only extension type with a logical type of its own: a string column 
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +33,39 @@ def storage_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stub
     return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
 
 
-def extension_metadata(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """How the format stores an Arrow column.
+
+    `encoding` is the code of its encoding, `metadata` includes the entries that name the extension type, and `storage`
+    is the Arrow type whose values are stored.
+    """
+
+    logical_type: str
+    encoding: int
+    metadata: Mapping[str, bytes]
+    storage: Any
+
+
+def stored_column(column: "pa.Field[Any]", metadata: Mapping[str, bytes]) -> StoredColumn:
+    """Return how an Arrow column is stored.
+
+    Args:
+        column: The column.
+        metadata: Its metadata as text, which wins over what its extension type says.
+
+    Raises:
+        InvalidInputError: The format cannot hold the type.
+    """
+    metadata = {**_extension_metadata(column.type, column.name), **metadata}
+    storage = storage_type(column.type)
+    if _is_json(storage, metadata):
+        lance_json = {**metadata, EXTENSION_NAME: _LANCE_JSON.encode()}
+        return StoredColumn(JSON, _VARIABLE_WIDTH, lance_json, pa.large_binary())
+    return StoredColumn(*_logical_type(storage, column.name), metadata, storage)
+
+
+def _extension_metadata(arrow: Any, column: str) -> dict[str, bytes]:  # noqa: ANN401  # no stub has its methods
     """Return the metadata entries that identify a column's extension type; empty for other types.
 
     Raises:
@@ -63,17 +96,12 @@ def _parameters(arrow: Any, column: str) -> dict[str, object]:  # noqa: ANN401  
     )
 
 
-def is_json(storage: pa.DataType, metadata: dict[str, bytes]) -> bool:
+def _is_json(storage: pa.DataType, metadata: Mapping[str, bytes]) -> bool:
     """Return whether storage type and metadata of a column mark it as JSON."""
     name = metadata.get(EXTENSION_NAME, b"").decode("utf-8", "replace")
     # Both spellings occur in data to be written: Arrow's over strings, and Lance's over its binary form.
     text = pa.types.is_string(storage) or pa.types.is_large_string(storage)
     return (name == _ARROW_JSON and text) or (name == _LANCE_JSON and pa.types.is_large_binary(storage))
-
-
-def lance_json_metadata(metadata: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the metadata of a JSON column as it is stored in the manifest."""
-    return {**metadata, EXTENSION_NAME: _LANCE_JSON.encode()}
 
 
 def arrow_json_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -123,10 +151,10 @@ _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
 # Bounded, so that a corrupt manifest cannot make `int` parse a string of millions of digits.
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
 # Readers of data files of version 2.0 and newer ignore these encoding codes; pylance writes them, so we do too.
-_PLAIN, VARIABLE_WIDTH, _DICTIONARY = 1, 2, 3
+_PLAIN, _VARIABLE_WIDTH, _DICTIONARY = 1, 2, 3
 
 
-def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  # any Arrow type
+def _logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  # any Arrow type
     """Return the logical type of an Arrow type and its encoding code; `column` is used in messages.
 
     Raises:
@@ -135,14 +163,14 @@ def logical_type(arrow: Any, column: str) -> tuple[str, int]:  # noqa: ANN401  #
     simple = _SIMPLE_NAMES.get(str(arrow))
     if simple is not None:
         variable = simple.removeprefix("large_") in ("string", "binary")
-        return simple, VARIABLE_WIDTH if variable else 0 if simple == "null" else _PLAIN
+        return simple, _VARIABLE_WIDTH if variable else 0 if simple == "null" else _PLAIN
     name = _temporal_or_decimal(arrow) or _nested(arrow)
     if name is not None:
         return name, 0 if name == "struct" else _PLAIN
     if pa.types.is_dictionary(arrow):
-        value = logical_type(arrow.value_type, column)[0]
+        value = _logical_type(arrow.value_type, column)[0]
         # The last part says whether the dictionary is ordered; pylance writes false for every dictionary.
-        return f"dict:{value}:{logical_type(arrow.index_type, column)[0]}:false", _DICTIONARY
+        return f"dict:{value}:{_logical_type(arrow.index_type, column)[0]}:false", _DICTIONARY
     if pa.types.is_fixed_size_list(arrow) and arrow.list_size > 0:
         return f"fixed_size_list:{_value_of_vector(arrow, column)}:{arrow.list_size}", _PLAIN
     raise InvalidInputError(f"column {column!r}: Lance tables cannot hold the Arrow type {arrow}")
@@ -161,7 +189,7 @@ def _value_of_vector(arrow: Any, column: str) -> str:  # noqa: ANN401  # the stu
     # A vector is one column of values of one width, so lists and maps cannot be its items.
     if _nested(value) is not None:
         raise InvalidInputError(f"column {column!r}: Lance tables cannot hold the Arrow type {arrow}")
-    return logical_type(value, column)[0]
+    return _logical_type(value, column)[0]
 
 
 def _temporal_or_decimal(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no common class
@@ -191,27 +219,31 @@ def _nested(arrow: Any) -> str | None:  # noqa: ANN401  # the stubs have no comm
     return None
 
 
-def arrow_type(name: str) -> pa.DataType | None:
-    """Return the Arrow type of a logical type without child fields; None when the name is unknown.
+def arrow_type(name: str, children: "Sequence[pa.Field[Any]] | None" = None) -> pa.DataType | None:
+    """Return the Arrow type of a logical type; None when the name is unknown.
+
+    Args:
+        name: The logical type.
+        children: The Arrow fields of its child fields; None where only types without child fields are asked for.
 
     Raises:
-        ValueError: The name is known but its parameters are invalid.
+        ValueError: The name is known but its parameters, or the number of child fields, are invalid.
     """
-    simple = _SIMPLE.get(name)
+    simple = None if children else _SIMPLE.get(name)
     if simple is not None:
         return simple
+    nested = None if children is None else _nested_type(name, children)
+    # Compare with None: a pyarrow struct type without fields is falsy.
+    if nested is not None:
+        return nested
     # Parameters are separated by colons; a reader that expects a colon inside of one takes the parts and joins them.
     kind, _, rest = name.partition(":")
     read = _PARAMETRIZED.get(kind)
     return None if read is None else read(*rest.split(":"))
 
 
-def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | None:
-    """Return the Arrow type of a logical type with child fields; None when the name is not a nested type.
-
-    Raises:
-        ValueError: The number of child fields is wrong for the type.
-    """
+def _nested_type(name: str, children: "Sequence[pa.Field[Any]]") -> pa.DataType | None:
+    """Return the Arrow type of a logical type with child fields; None when the name is not a nested type."""
     kind, _, rest = name.partition(":")
     if name == "struct":
         return pa.struct(children)
@@ -231,7 +263,7 @@ def nested_type(name: str, children: "list[pa.Field[Any]]") -> pa.DataType | Non
     return None
 
 
-def _exactly(count: int, children: "list[pa.Field[Any]]") -> "list[pa.Field[Any]]":
+def _exactly(count: int, children: "Sequence[pa.Field[Any]]") -> "Sequence[pa.Field[Any]]":
     if len(children) != count:
         raise ValueError(f"it needs {count} child fields, not {len(children)}")
     return children

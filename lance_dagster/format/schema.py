@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import arrow_types
-from lance_dagster.format.arrow_types import EXTENSION_NAME, JSON, VARIABLE_WIDTH, arrow_type, logical_type, nested_type
+from lance_dagster.format.arrow_types import EXTENSION_NAME, JSON, arrow_type, stored_column
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import MapUpdate
 
@@ -167,27 +167,19 @@ def _is_whole(field: Field) -> bool:
 
 def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> None:
     metadata = _text(column.metadata, f"column {column.name!r}")
-    # Explicit metadata wins over that derived from the extension type.
-    metadata = {**arrow_types.extension_metadata(column.type, column.name), **metadata}
-    arrow = arrow_types.storage_type(column.type)
-    if arrow_types.is_json(arrow, metadata):
-        name, encoding = JSON, VARIABLE_WIDTH
-        metadata = arrow_types.lance_json_metadata(metadata)
-        arrow = pa.large_binary()
-    else:
-        name, encoding = logical_type(arrow, column.name)
+    stored = stored_column(column, metadata)
     plain = Field(
         id=len(found),
         name=column.name,
-        logical_type=name,
+        logical_type=stored.logical_type,
         parent_id=-1 if parent is None else parent.id,
         nullable=column.nullable,
-        encoding=encoding,
+        encoding=stored.encoding,
     )
     # The field goes into the list before its children: ids are numbered depth-first.
-    own = _with_metadata(plain, metadata)
+    own = _with_metadata(plain, stored.metadata)
     found.append(own)
-    children = list(_children(arrow))
+    children = list(_children(stored.storage))
     _check_unique(f"in column {column.name!r}, field", [child.name for child in children])
     for child in children:
         _number(child, own, found)
@@ -248,9 +240,7 @@ def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: st
         if field.logical_type == JSON and not nested:
             # JSON with child fields cannot be valid; it falls through to the error for children of a leaf.
             return pa.field(field.name, pa.string(), field.nullable, arrow_types.arrow_json_metadata(metadata))
-        arrow = nested_type(field.logical_type, nested)
-        # Compare with None: a pyarrow struct type without fields is falsy.
-        arrow = arrow_type(field.logical_type) if arrow is None else arrow
+        arrow = arrow_type(field.logical_type, nested)
         if arrow is None:
             raise UnsupportedFeatureError(path, [f"the logical type {field.logical_type!r} of column {field.name!r}"])
         return pa.field(field.name, arrow, field.nullable, metadata or None)

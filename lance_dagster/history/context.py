@@ -110,14 +110,20 @@ class TableContext:
             RefNotFoundError: There is no such branch.
             CommitConflictError: The branch is being reset to a version of another one.
         """
+        found = self.find_head(branch)
+        if found is None:
+            raise self.refs.branch_not_found(branch)
+        return found
+
+    def find_head(self, branch: str) -> State | None:
+        """Read the newest version of a branch as `head` does; return None when there is no such branch."""
         if branch == MAIN:
             return self.versions.head(branch)
         found = self.refs.branch(branch)
-        if found is not None and found.state != READY and RESETTING in found.metadata:
+        state = READY if found is None else found.state
+        if found is not None and state != READY and RESETTING in found.metadata:
             raise being_reset(found, self.refs)
-        if found is None or found.state != READY:
-            raise self.refs.branch_not_found(branch)
-        return self.versions.head(branch, found.id)
+        return None if found is None or state != READY else self.versions.head(branch, found.id)
 
     def dataset(self, state: State, fragment_ids: Iterable[int] | None = None) -> "LanceDataset":
         """Open a version with pylance.

@@ -98,10 +98,8 @@ if TYPE_CHECKING:
     from lance_dagster.plugin.resource import (
         LanceResource as LanceResource,
         PinnedTable as PinnedTable,
-        SparkResource as SparkResource,
-    )
-    from lance_dagster.plugin.resource_fields import (
         S3Options as S3Options,
+        SparkResource as SparkResource,
     )
     from lance_dagster.plugin.run_branch import (
         RunBranch as RunBranch,
@@ -143,8 +141,7 @@ _HOMES = {
     "publish.promoted_asset": ("promoted_asset_spec",),
     "publish.publish_config": ("PublishConfig", "Rollback"),
     "publish.publisher": ("PublisherOptions", "build_publisher"),
-    "resource": ("LanceResource", "PinnedTable", "SparkResource"),
-    "resource_fields": ("S3Options",),
+    "resource": ("LanceResource", "PinnedTable", "S3Options", "SparkResource"),
     "run_branch": ("RunBranch", "RunChain"),
     "settings": ("WriteMode",),
     "table_asset": ("TableAddress",),

@@ -15,8 +15,7 @@ from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
 from lance_dagster.plugin.publish.publisher import build_publisher
-from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.resource_fields import S3Options
+from lance_dagster.plugin.resource import LanceResource, S3Options, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, asset_key_of
 
 # Two mappings and not one with both kinds of keys: type checkers accept only exactly the key type of a mapping.

@@ -143,8 +143,8 @@ class RunBranch:
         # A step that failed after the fork leaves a branch without commits of its own.
         return next(filter(is_written, self._heads(self.chain.branch_names)), None)
 
-    def ensure(self) -> str:
-        """Fork the branch of the run unless it exists, and return its name.
+    def ensure(self) -> "Version":
+        """Fork the branch of the run unless it exists, and return its newest version.
 
         Two processes of a run may call this at the same time; both get the same branch.
 
@@ -152,17 +152,18 @@ class RunBranch:
             InvalidInputError: The run's tag `lance/branch` names `main`.
         """
         if not self.chain.run_ids:
-            return MAIN
+            return self.table.head()
         name, *earlier = self.chain.branch_names
         if name == MAIN:
             raise InvalidInputError(
                 f"the run's tag {BRANCH_TAG} names main; a run writes a branch of its own, and its publisher merges it"
             )
-        # A list and not `get`: the branch is usually missing, and `get` reads all names for its error message.
-        if name not in self.table.branches.list(name):
-            parent = next(self._heads(earlier), None)
-            self.table.branches.create(name, at=parent or MAIN, exist_ok=True, metadata=self.chain.branch_metadata())
-        return name
+        head = next(self._heads([name]), None)
+        if head is not None:
+            return head
+        parent = next(self._heads(earlier), None)
+        self.table.branches.create(name, at=parent or MAIN, exist_ok=True, metadata=self.chain.branch_metadata())
+        return self.table.head(name)
 
     def earlier_attempt(self, properties: Mapping[str, str]) -> "Version | None":
         """Return the version that an earlier attempt of the same step committed, or None.
@@ -213,9 +214,8 @@ class RunBranch:
 
     def _heads(self, names: Iterable[str]) -> "Iterator[Version]":
         # Look branches up by name: a list of all would read a file for each, and a table may have thousands.
-        for name in names:
-            with suppress(RefNotFoundError):
-                yield self.table.head(name)
+        branches = self.table.branches
+        return (head for name in names if (head := branches.newest(name)) is not None)
 
     def _own_versions(self) -> "Iterator[Version]":
         """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""

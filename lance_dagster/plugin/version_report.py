@@ -70,13 +70,14 @@ def content_entries(table: LanceTable, version: Version, rows: int) -> dict[str,
 
 
 def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]:
-    fragments = table.to_lance(version).get_fragments()
+    dataset = table.to_lance(version)
+    fragments = dataset.get_fragments()
     found: dict[str, Entry] = {}
     if len(fragments) <= _MOST_FRAGMENTS:
         found[md.BYTES] = sum(file.file_size_bytes or 0 for one in fragments for file in one.data_files())
     # The last fragment has the rows that were written last.
     if fragments and version.rows:
-        names = table.schema(version).names
+        names = dataset.schema.names
         shown = fragments[-1].to_table(columns=names[:_COLUMNS], limit=rows).to_pylist()
         more = f"\n\n{len(names) - _COLUMNS} more columns: {', '.join(names[_COLUMNS:])}" if names[_COLUMNS:] else ""
         found[md.PREVIEW] = dg.MetadataValue.md(_markdown(names[:_COLUMNS], (row.values() for row in shown)) + more)

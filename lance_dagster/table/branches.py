@@ -55,6 +55,14 @@ class Branches:
             raise self._context.refs.branch_not_found(name)
         return found
 
+    def newest(self, name: str) -> Version | None:
+        """Return the newest version of a branch, or None when there is no such branch.
+
+        `table.head` raises then, and reads the names of all branches for its error.
+        """
+        found = self._context.find_head(name)
+        return None if found is None else self._context.versions.describe(found)
+
     def create(
         self,
         name: str,

@@ -107,6 +107,7 @@ def test_what_a_branch_costs(remote: LanceTable) -> None:
         "tag": lambda table: table.tags.create("own", "main"),
         "move": lambda table: table.tags.move("own", "main@2"),
         "look": lambda table: table.branches.get("run"),
+        "look for": lambda table: table.branches.newest("gone"),
     }
     costs = {}
     for what, act in jobs.items():
@@ -114,7 +115,14 @@ def test_what_a_branch_costs(remote: LanceTable) -> None:
         act(counted(remote, asked))
         costs[what] = len([request for request in asked if not request.startswith("sync_folder")])
         assert not [request for request in asked if "other" in request]
-    assert {"create": 12, "append": 9, "append to main": 6, "tag": 5, "move": 5, "look": 1} == costs
+    assert {"create": 12, "append": 9, "append to main": 6, "tag": 5, "move": 5, "look": 1, "look for": 1} == costs
+
+
+def test_the_newest_version_of_a_branch_that_may_not_be_there(remote: LanceTable) -> None:
+    """It is the head of the branch, or None without an error."""
+    remote.branches.create("run")
+    appended = remote.append(entries("r", 1), branch="run")
+    assert (appended.id, None) == (getattr(remote.branches.newest("run"), "id", ""), remote.branches.newest("gone"))
 
 
 def test_errors_of_names_lead_somewhere(remote: LanceTable) -> None:

@@ -9,8 +9,7 @@ This module has the fields of the resource and finds the run; `outputs` has the 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.resource_fields import check_fields
+from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.plugin.settings import schema_evolution, write_mode
 

@@ -45,6 +45,8 @@ def describe_columns(
     table: LanceTable, branch: str, columns: Mapping[str, dg.TableColumn], properties: Mapping[str, str]
 ) -> None:
     """Store the descriptions and tags of columns in the table, where they differ from those that it has."""
+    if not columns:
+        return
     for field in table.schema(branch):
         known = {_text(key): _text(value) for key, value in (field.metadata or {}).items()}
         wanted = _field_metadata(columns.get(field.name))

@@ -73,9 +73,9 @@ class OutputWriter:
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded()
         if write.mode == "append":
             self._refuse_published(write.asset, branch)
-        branch.ensure()
         rows = handler.rows(obj)
-        output = _Output(write=write, branch=branch, rows=rows, vectors=vectors, is_owned=is_owned)
+        head = branch.ensure()
+        output = _Output(write=write, branch=branch, head=head, rows=rows, vectors=vectors, is_owned=is_owned)
         version, tally, notes = output.commit(schema, columns)
         for note in notes:
             context.log.info("%s: %s", write.asset, note)
@@ -131,10 +131,11 @@ class OutputWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Output:
-    """The rows of one output on their way to the branch of the run."""
+    """The rows of one output on their way to the branch of the run, whose newest version was `head`."""
 
     write: Write
     branch: RunBranch
+    head: Version
     rows: Rows
     vectors: Mapping[str, int]
     is_owned: bool
@@ -149,7 +150,7 @@ class _Output:
             columns: What the user says about columns.
         """
         table, name, write = self.branch.table, self.branch.name, self.write
-        change = self._change(schema, table.schema(name))
+        change = self._change(schema, table.schema(self.head))
         within = write.partitions(change.schema)
         tally = write.tally(change.schema)
         rows: StagedFiles | StagedUpsert | pa.Table
@@ -195,11 +196,10 @@ class _Output:
 
     def _never_written(self) -> bool:
         """Return whether the IO manager created the table for the asset and no run has written it."""
-        head = self.branch.table.head(self.branch.name)
         # The columns of a table that someone else created are meant as they are.
-        if head.rows or not self.is_owned:
+        if self.head.rows or not self.is_owned:
             return False
-        return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(head))
+        return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(self.head))
 
     def _staged(self, schema: pa.Schema, tally: RowTally) -> StagedFiles:
         """Write the rows to data files that no version names yet, and count them."""
