@@ -14,6 +14,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 export DAGSTER_DISABLE_TELEMETRY := yes
 
+# Where the demo keeps its tables: on this disk, or on the S3 server of the tests, which needs no account.
+STORE ?= local
+
 # The first seed of the random histories and how many there are; the factor by which property tests run longer.
 SEEDS ?= 1:5000
 SOAK ?= 10
@@ -44,8 +47,9 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 	@echo "$(VENV) is ready"
 
-demo: install ## Run the example project through the whole loop: write, audit, publish, promote, announce
-	@$(BIN)/python -m example_project.demo
+demo: install ## Run the example project through the whole loop: write, audit, publish, promote, announce; STORE=s3 on S3
+	@$(if $(filter-out local s3,$(STORE)),echo "make: STORE is local or s3, not $(STORE)" >&2; exit 2)
+	@$(BIN)/python -m $(if $(filter s3,$(STORE)),tests.servers.demo,example_project.demo)
 
 ui: install ## Open the example project in Dagster's web UI
 	@$(BIN)/python -m example_project.prepare

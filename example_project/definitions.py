@@ -19,7 +19,8 @@ def build_definitions(executor: dg.ExecutorDefinition = dg.in_process_executor) 
         executor: In one process all steps share a Spark session. With `dg.multiprocess_executor` every step that
             needs Spark starts its own.
     """
-    lance = LanceResource(root=str(places.tables()))
+    # On an object store, credentials come from the environment.
+    lance = LanceResource(root=places.tables())
     spark = SparkResource(app_name="example_project", config=_SPARK)
     # So that the candidates' pages name their tables too; those of the promoted nodes do by themselves.
     candidates = [

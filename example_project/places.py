@@ -1,7 +1,8 @@
 """Where the example keeps its state: one folder, `.demo` at the top of the repository.
 
-`LANCE_DAGSTER_DEMO_ROOT` names another one. It is read on every call, so the processes Dagster starts agree with the
-process that started them.
+`LANCE_DAGSTER_DEMO_ROOT` names another one, and `LANCE_DAGSTER_DEMO_TABLES` an empty place for the tables alone, such
+as `s3://bucket/path`. They are read on every call, so the processes Dagster starts agree with the process that started
+them.
 """
 
 import os
@@ -9,9 +10,10 @@ import shutil
 from pathlib import Path
 
 ROOT_VARIABLE = "LANCE_DAGSTER_DEMO_ROOT"
+TABLES_VARIABLE = "LANCE_DAGSTER_DEMO_TABLES"
 
 _MARK = ".lance_dagster_example"
-_KNOWN = {_MARK, "tables", "dagster_home", "source", "reports", "demo.log"}
+_KNOWN = {_MARK, "tables", "bucket", "dagster_home", "source", "reports", "demo.log"}
 
 
 def root() -> Path:
@@ -20,9 +22,14 @@ def root() -> Path:
     return Path(named).absolute() if named else Path(__file__).absolute().parent.parent / ".demo"
 
 
-def tables() -> Path:
-    """Return the folder of the Lance tables."""
-    return root() / "tables"
+def tables() -> str:
+    """Return the folder of the Lance tables: a local path or a URI."""
+    return os.environ.get(TABLES_VARIABLE) or str(root() / "tables")
+
+
+def bucket() -> Path:
+    """Return the folder that a demo on an object store of this machine copies its objects to."""
+    return root() / "bucket"
 
 
 def dagster_home() -> Path:

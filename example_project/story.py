@@ -166,7 +166,7 @@ class Story:
 
 def table(name: str) -> LanceTable:
     """Open a table of the example by its name, such as `nyc/flights`."""
-    return LanceTable.open(places.tables() / f"{name}.lance")
+    return LanceTable.open(f"{places.tables()}/{name}.lance")
 
 
 def rows(name: str) -> int:

@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from tests.workers import GroupScheduling
 
+CHECKOUT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 SERVER_START_SECONDS = 60
 MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30  # noqa: S108 - the folders of tests are private to the user
@@ -115,21 +117,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 server process on the loopback interface; its endpoint.
-
-    Its conditional put checks and writes in two steps, so tests of races belong on the local disk.
-    """
-    log = tmp_path_factory.mktemp("s3") / "server.log"
-    port = free_port()
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        wait_for(process, port, log)
-        yield f"http://{HOST}:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    """A real and strict S3 server process on the loopback interface; its endpoint."""
+    with server(tmp_path_factory.mktemp("s3") / "server.log", "tests.servers.s3_server") as address:
+        yield f"http://{address}"
 
 
 @pytest.fixture
@@ -154,6 +144,21 @@ def bucket_on(endpoint: str) -> S3Storage:
             "allow_http": "true",
         },
     )
+
+
+@contextmanager
+def server(log: Path, module: str, *arguments: str) -> Iterator[str]:
+    """A module of the checkout as a server process that takes `--port`; its address. It ends with the block."""
+    port = free_port()
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", module, "--port", str(port), *arguments]
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for(process, port, log)
+        yield f"{HOST}:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
 
 
 def free_port() -> int:

@@ -122,4 +122,4 @@ def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: py
 
 def flights() -> LanceTable:
     """The table of flights in the folder of the test."""
-    return LanceTable.open(places.tables() / "nyc" / "flights.lance")
+    return LanceTable.open(f"{places.tables()}/nyc/flights.lance")

@@ -49,10 +49,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(done.stdout, root)
 
 
-def run_demo(root: Path) -> "subprocess.CompletedProcess[str]":
+def run_demo(root: Path, module: str = "example_project.demo") -> "subprocess.CompletedProcess[str]":
     """Run the demo the way `make demo` does, with its state in another folder."""
     return subprocess.run(
-        [sys.executable, "-m", "example_project.demo"],
+        [sys.executable, "-m", module],
         cwd=CHECKOUT,
         env={**os.environ, "LANCE_DAGSTER_DEMO_ROOT": str(root), "COLUMNS": "140"},
         capture_output=True,
@@ -168,3 +168,16 @@ def test_the_report_is_made_from_production(demo: Demo) -> None:
 def rows_at(uri: str, version: int | str) -> int:
     """Read a whole version and count its rows."""
     return lance.dataset(uri, version=version).to_table().num_rows
+
+
+@pytest.mark.soak
+def test_the_demo_runs_on_s3_and_leaves_no_credential(tmp_path: Path) -> None:
+    """With temporary credentials from the environment; the search at its end covers databases, logs and the bucket."""
+    done = run_demo(tmp_path / ".demo", "tests.servers.demo")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "The tables are in s3://lake/tables" in done.stdout
+    assert "Neither is in any file." in done.stdout
+    flights = lance.dataset(
+        str(tmp_path / ".demo" / "bucket" / "tables" / "nyc" / "flights.lance"), version="production"
+    )
+    assert sum(source.rows_by_month("flights")[month] for month in LOADED_MONTHS) == flights.count_rows()

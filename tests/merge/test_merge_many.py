@@ -1,8 +1,6 @@
 """Many merges: one after another into a moving main, and many at once."""
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError
 from lance_dagster.store import open_store
-from tests.conftest import HOST, S3Storage, bucket_on, free_port, wait_for
+from tests.conftest import S3Storage
 from tests.merge.concurrent_runs import SCHEMA, ConcurrentRuns, Rows, as_arrow, as_rows
 from tests.process_race import race
 from tests.soak import FACTOR
@@ -146,37 +144,17 @@ def test_branches_merged_by_as_many_processes_at_once(tmp_path: Path, report: Ca
     raced(str(tmp_path / "table"), {}, report)
 
 
-@pytest.fixture
-def fair_storage(tmp_path: Path) -> Iterator[S3Storage]:
-    """A bucket on a server that answers one request after the other, so that its conditional put is one."""
-    port, log = free_port(), tmp_path / "server.log"
-    program = (
-        "import sys; from moto.server import DomainDispatcherApplication, create_backend_app; "
-        "from werkzeug.serving import run_simple; "
-        "run_simple(sys.argv[1], int(sys.argv[2]), DomainDispatcherApplication(create_backend_app), threaded=False)"
-    )
-    with log.open("wb") as output:
-        command = [sys.executable, "-c", program, HOST, str(port)]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        wait_for(process, port, log)
-        yield bucket_on(f"http://{HOST}:{port}")
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
 @pytest.mark.scaled
 @pytest.mark.slow
-def test_branches_merged_at_once_on_an_object_store(fair_storage: S3Storage, report: Callable[[str], None]) -> None:
+def test_branches_merged_at_once_on_an_object_store(s3_storage: S3Storage, report: Callable[[str], None]) -> None:
     """The same in a bucket."""
-    raced(f"{fair_storage.uri}/table", fair_storage.storage_options, report)
+    raced(f"{s3_storage.uri}/table", s3_storage.storage_options, report)
 
 
 @pytest.mark.slow
-def test_one_branch_merged_by_two_processes_on_an_object_store(fair_storage: S3Storage) -> None:
+def test_one_branch_merged_by_two_processes_on_an_object_store(s3_storage: S3Storage) -> None:
     """There is one merge commit, and both are told of it."""
-    uri, options = f"{fair_storage.uri}/table", fair_storage.storage_options
+    uri, options = f"{s3_storage.uri}/table", s3_storage.storage_options
     table = LanceTable.create(uri, SCHEMA, storage_options=options)
     table.branches.create("run")
     table.append(as_arrow({1: ("p", 1)}), branch="run")
