@@ -94,8 +94,8 @@ def merge(
 ) -> None:
     """Merge SOURCE, a branch or a version, into a branch of TABLE.
 
-    Only metadata is written. Exits with 1 when both sides contradict each other, and says where; nothing is written
-    then.
+    Only metadata is written, and rows that get cells of both sides. Exits with 1 when both sides contradict each
+    other, and says where; nothing is written then.
     """
     if options["ff_only"] and options["squash"]:
         raise click.UsageError("give --ff-only or --squash, not both")
@@ -292,6 +292,7 @@ def _preview_lines(found: "MergePreview") -> Iterator[str]:
         return
     facts = [
         ("rows", f"{found.rows_added:,} added, {found.rows_updated:,} updated, {found.rows_removed:,} removed"),
+        *((("of both sides", f"{counted(found.rows_combined, 'row')} written anew"),) if found.rows_combined else ()),
         ("columns", "changed" if found.schema_changed else "as they are"),
         *(("needs backfill", f"{path}, null in {counted(rows, 'row')}") for path, rows in found.needs_backfill.items()),
         *((("reindex needed", ", ".join(found.reindex_needed)),) if found.reindex_needed else ()),

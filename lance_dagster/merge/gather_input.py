@@ -26,9 +26,18 @@ from lance_dagster.history.merge_base import is_criss_cross
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, picked_across
-from lance_dagster.merge.row_values import equal_rows, matching_renamed, shared_keys
+from lance_dagster.merge.row_values import compared_cells, equal_rows, matching_renamed, shared_keys
 from lance_dagster.merge.rules import MergeInput, Strategy
-from lance_dagster.merge.rules.merge_input import AddressedRows, EqualRows, LocatedRows, Lookups, Matching, SharedKeys
+from lance_dagster.merge.rules.merge_input import (
+    AddressedRows,
+    CompareCells,
+    ComparedCells,
+    EqualRows,
+    LocatedRows,
+    Lookups,
+    Matching,
+    SharedKeys,
+)
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -63,7 +72,12 @@ def lookups(context: TableContext) -> Lookups:
         return shared_keys(of_source, of_dest, columns)
 
     return Lookups(
-        deleted=deleted, matching=_matching(context), ahead=ahead, shared_keys=keys, equal_rows=_comparing(context)
+        deleted=deleted,
+        matching=_matching(context),
+        ahead=ahead,
+        shared_keys=keys,
+        equal_rows=_comparing(context),
+        compare_cells=_comparing_cells(context),
     )
 
 
@@ -94,6 +108,20 @@ def _comparing(context: TableContext) -> EqualRows:
         return compared[asked]
 
     return equal
+
+
+def _comparing_cells(context: TableContext) -> CompareCells:
+    known: dict[tuple[bytes, ...], ComparedCells | None] = {}
+
+    def compare(*versions: AddressedRows) -> ComparedCells | None:
+        # One merge has one base, source and dest: the addresses alone tell what was asked.
+        asked = tuple(addresses.tobytes() for _, addresses in versions)
+        if asked not in known:
+            sides = [(VersionedRows(context, state_of(one), after=True), addresses) for one, addresses in versions]
+            known[asked] = compared_cells(*sides)
+        return known[asked]
+
+    return compare
 
 
 def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:

@@ -1,28 +1,36 @@
 """Carry out the plan of a merge: files under the table's root, deletion vectors stored, the operation that says so.
 
+Rows that get cells of both sides are the only ones that are written: to a data file of their own, with their row ids.
+
 Files are copied and written before the version is committed. A crash in between leaves files that no version names,
 which garbage collection removes; the next attempt finds copied files in place and writes new deletion vectors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.datafiles import StagedFiles, batch_size, take_rows, write_files
+from lance_dagster.edit.write import moved_in, target
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import encoded
 from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import DataFile, Flag, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import Append, Delete, Merge, Operation, Overwrite, Update
-from lance_dagster.history.context import TableContext
+from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.rebase import with_deleted
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import in_parallel
-from lance_dagster.merge.rules import MergedFragment, MergePlan
+from lance_dagster.merge.rules import CombinedUpdates, MergedFragment, MergePlan
 from lance_dagster.store import copy_file, copy_folder, is_durable
 from lance_dagster.transactions.apply import drop_unused_files
 from lance_dagster.transactions.base_paths import base_path_of, data_folder, shared_base_ids, with_root_base
 from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_lineage import with_new_values
 
 _WRITERS = 16
 
@@ -44,6 +52,7 @@ def materialize(
     """
     materializer = _Materializer(context, source, head)
     finished = materializer.all_finished([*plan.changed.values(), *plan.added])
+    finished += materializer.combined(plan)
     # Encoded once, for the manifest and for its transaction, which is written twice.
     changed, added = (
         encoded(part, f"a merge into {head}") for part in (finished[: len(plan.changed)], finished[len(plan.changed) :])
@@ -126,6 +135,35 @@ class _Materializer:
         if merged_fragment.deleted is None:
             return fragment
         return with_deleted(self._context.versions, self._head, fragment, merged_fragment.deleted)
+
+    def combined(self, plan: MergePlan) -> list[Fragment]:
+        """Write the rows that get cells of both sides, and return their fragments as the result names them."""
+        rows, head = plan.combined, self._head
+        if not len(rows.dest):
+            return []
+        schema = schema_of(head)
+        place = target(self._context, schema, head)
+        # The rows keep the ids and the creation versions that they have on the dest.
+        staged = StagedFiles(schema, write_files(place, self._combined_batches(rows, schema)), place.base)
+        made = moved_in(self._context, head, staged, rows.dest)
+        version = head.number + 1
+        return [
+            with_new_values(replace(fragment, id=number), version)
+            for number, fragment in enumerate(made, plan.first_combined)
+        ]
+
+    def _combined_batches(self, rows: CombinedUpdates, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        of_source, of_dest = (self._context.dataset(state) for state in (self._source, self._head))
+        size = batch_size(schema)
+        for start in range(0, len(rows.dest), size):
+            part = slice(start, start + size)
+            source = take_rows(of_source, rows.source[part], rows.columns)
+            both = pa.concat_tables([take_rows(of_dest, rows.dest[part], rows.columns), source])
+            place = np.arange(source.num_rows)
+            # The dest's copies come first, so the source's copy of a row is as many rows further on.
+            cells = rows.from_source[part] * source.num_rows + place[:, np.newaxis]
+            columns = [both.column(name).take(pa.array(cells[:, at])) for at, name in enumerate(rows.columns)]
+            yield from pa.table(columns, schema=both.schema).select(schema.names).to_batches()
 
     def _writers(self) -> int:
         """Return how many threads write files."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from lance_dagster.errors import AlreadyExistsError, Remedy
+from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext, open_context
@@ -43,7 +44,8 @@ class MergePreview:
 
     `remedy` has the call of `merge` that settles all conflicts, where strategies can; it is None where there are none.
     `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
-    that there is nothing to do. `needs_backfill` gives, by the path of a column one side added, how many rows only the
+    that there is nothing to do. `rows_combined` of the updated rows get the changes of both sides, in different cells,
+    and are written anew. `needs_backfill` gives, by the path of a column one side added, how many rows only the
     other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
     that only the source has.
 
@@ -58,6 +60,7 @@ class MergePreview:
     rows_added: int = 0
     rows_updated: int = 0
     rows_removed: int = 0
+    rows_combined: int = 0
     schema_changed: bool = False
     fast_forward: bool = False
     already_merged: bool = False
@@ -83,6 +86,8 @@ class MergePreview:
             yield "nothing would be written" + ("" if self.hint is None else f"; {self.hint}")
         else:
             yield f"rows: {self.rows_added:,} added, {self.rows_updated:,} updated, {self.rows_removed:,} removed"
+            if self.rows_combined:
+                yield f"rows with changes of both sides, written anew: {self.rows_combined:,}"
             yield f"columns: {'changed' if self.schema_changed else 'as they are'}"
             yield from (f"needs backfill: {path}, null in {rows:,} rows" for path, rows in self.needs_backfill.items())
             yield from (f"needs to be indexed again: {name}" for name in self.reindex_needed)
@@ -228,6 +233,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         rows_added=tally.rows_added,
         rows_updated=tally.rows_updated,
         rows_removed=tally.rows_removed,
+        rows_combined=tally.rows_combined,
         schema_changed=tally.schema_changed,
         needs_backfill=tally.needs_backfill,
         reindex_needed=lacking,
@@ -239,9 +245,10 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     names = {index.name for index in indices_of(plan.manifest)}
     missing = {index.name for index in indices_of(source.manifest)} - names
     # Indices cover fragments by id, so a fragment that only changed needs no look; the plan's new fragments do.
-    changed = plan.manifest.fragments.changed(plan.removed, {}).added(
-        [merged_fragment.fragment for merged_fragment in plan.added]
-    )
+    new = [merged_fragment.fragment for merged_fragment in plan.added]
+    if len(plan.combined.dest):
+        new.append(Fragment(id=plan.first_combined, files=(), physical_rows=len(plan.combined.dest)))
+    changed = plan.manifest.fragments.changed(plan.removed, {}).added(new)
     return tuple(sorted({*missing, *incomplete_indices(replace(plan.manifest, fragments=changed))}))
 
 

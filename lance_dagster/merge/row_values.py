@@ -3,8 +3,9 @@
 Two upserts that both put in new rows contradict each other exactly where both put in a row of the same key. Which keys
 these are is not recorded, since there may be millions; so the key columns of the rows that both sides wrote are read.
 
-Two updates of a row contradict each other only where they gave it different values. So the rows that both sides updated
-are read from both, up to `MOST_ROWS_COMPARED` of the rules.
+Two updates of a row contradict each other only where they gave a cell different values. So the rows that both sides
+updated are read from both, up to `MOST_ROWS_COMPARED` of the rules; those that differ are read from the merge base too,
+and compared cell by cell.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +15,15 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import Addresses, evaluate_predicate, row_offsets, scan_fragment
+from lance_dagster.datafiles import Addresses, blob_columns, evaluate_predicate, row_offsets, scan_fragment
 from lance_dagster.diff.changed_rows import VersionedRows
-from lance_dagster.diff.row_matching import Flags, compared_columns
+from lance_dagster.diff.row_matching import ComparedColumn, Flags, compared_columns, digests
 from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.edit.upsert import comparable_values, predicate_of
+from lance_dagster.edit.write import refuse_nested_blobs
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
-from lance_dagster.merge.rules.merge_input import SharedKeys
+from lance_dagster.history.context import schema_of
+from lance_dagster.merge.rules.merge_input import ComparedCells, SharedKeys
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
@@ -108,6 +111,41 @@ def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int])
         return different
     equal: Flags = np.all(one == other, axis=1)
     return equal
+
+
+def compared_cells(base: LocatedRow, source: LocatedRow, dest: LocatedRow) -> ComparedCells | None:
+    """Compare the cells of rows in three versions that have the same columns.
+
+    Args:
+        base: The merge base, and the addresses of rows.
+        source: The source, and the addresses of the same rows, in the same order.
+        dest: The dest, likewise.
+
+    Returns:
+        None where values cannot be compared or read, or where they cannot be written again: blobs.
+    """
+    state = dest[0].state
+    fields = Fields.of(state.manifest.fields)
+    columns, refused = compared_columns(fields, fields, {number: number for number in fields.by_id})
+    names = [column.after for column in columns]
+    try:
+        if refused or blob_columns(schema_of(state)):
+            return None
+        refuse_nested_blobs(state, "merge")
+        before, of_source, of_dest = (_cell_digests(rows.take(at, names), columns) for rows, at in (base, source, dest))
+    except (LanceDagsterError, OSError):
+        return None
+    pairs = (before, of_source), (before, of_dest), (of_source, of_dest)
+    changed = [np.any(one != other, axis=2) for one, other in pairs]
+    return ComparedCells(columns=tuple(names), source=changed[0], dest=changed[1], apart=changed[2])
+
+
+def _cell_digests(
+    rows: pa.Table, columns: Sequence[ComparedColumn]
+) -> "np.ndarray[tuple[int, int, int], np.dtype[np.uint64]]":
+    """Return a digest for each row and column, of two numbers."""
+    each = [digests([(rows.column(one.after).combine_chunks(), one.shape)], after=True) for one in columns]
+    return np.stack(each, axis=1)
 
 
 class _Keyed:

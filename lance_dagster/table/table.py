@@ -482,7 +482,7 @@ class LanceTable:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Merge a version into a branch; only metadata is written.
+        """Merge a version into a branch; only metadata is written, and rows that get cells of both sides.
 
         Whatever either side did to rows, columns and settings since their merge base is carried over, or is a
         conflict. When everything was merged before, the version that did it is returned and nothing is written.

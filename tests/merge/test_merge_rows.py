@@ -9,7 +9,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.transaction import ReserveFragments, Restore, Transaction
 from tests.soak import DEEP
@@ -145,10 +145,57 @@ def test_the_same_update_beside_a_new_column_has_its_values(stable: LanceTable) 
     sound(stable)
 
 
-def test_updates_of_different_columns_of_a_row_are_a_conflict(stable: LanceTable) -> None:
-    """The values of both would have to be written into one file."""
+def test_a_row_gets_the_cells_that_both_sides_changed(stable: LanceTable) -> None:
+    """It is written anew, keeps its id and when it was created, and the preview says so."""
+    (before,) = lineage_of(stable, "value = 1")
     update(stable, 10, "value = 1", "run")
     as_pylance(stable).update({"key": "'z'"}, where="value = 1")
+    preview = stable.preview_merge("run")
+    assert (1, 1, 0, 0) == (preview.rows_combined, preview.rows_updated, preview.rows_added, preview.rows_removed)
+    assert "written anew: 1" in str(preview)
+    merged = stable.merge("run")
+    (after,) = lineage_of(stable, "value = 10")
+    assert ("z", *before[1:3], merged.number) == after
+    assert merged.number == stable.merge("run").number
+    sound(stable)
+
+
+def lineage_of(table: LanceTable, where: str) -> list[tuple[object, ...]]:
+    """The key, the row id and the versions of rows."""
+    names = ["key", "_row_created_at_version", "_row_last_updated_at_version"]
+    found = as_pylance(table).to_table(columns=names, filter=where, with_row_id=True).to_pylist()
+    return [tuple(row[name] for name in ("key", "_rowid", *names[1:])) for row in found]
+
+
+@pytest.mark.parametrize("winner,value", [("source-wins", 10), ("dest-wins", 20)])
+def test_a_strategy_decides_about_the_contested_cell_only(stable: LanceTable, winner: Winner, value: int) -> None:
+    """The cell that one side alone changed is kept; a row of which the winner's copy has everything is not written."""
+    update(stable, 10, "value in (1, 2)", "run")
+    stable.update({"key": "'z'", "value": "20"}, where="value = 1")
+    stable.update({"value": "20"}, where="value = 2")
+    with pytest.raises(MergeConflictError, match="2 rows in fragment 0 of the merge base"):
+        stable.merge("run")
+    assert int(winner == "source-wins") == stable.preview_merge("run", strategy={"rows": winner}).rows_combined
+    stable.merge("run", strategy={"rows": winner})
+    assert sorted([("a", value), ("z", value)]) == sorted(row for row in contents(stable) if row[1] == value)
+    sound(stable)
+
+
+def test_an_update_that_changed_no_value_is_no_conflict(stable: LanceTable) -> None:
+    """The other side's copy of the row has everything, so nothing is written."""
+    update(stable, 10, "value = 1", "run")
+    stable.update({"value": "value"}, where="value in (1, 2)")
+    assert 0 == stable.preview_merge("run").rows_combined
+    stable.merge("run")
+    assert ("a", 10) in contents(stable)
+    sound(stable)
+
+
+def test_a_claimed_column_is_not_put_together_with_another(stable: LanceTable) -> None:
+    """The row would be in the scope of a claim that neither side's copy was in."""
+    stable.replace_where("key = 'z' AND value = 10", entries("z", 10), branch="run")
+    update(stable, 10, "value = 1", "run")
+    stable.update({"key": "'z'"}, where="value = 1")
     with pytest.raises(MergeConflictError, match="1 row in fragment 0 of the merge base"):
         stable.merge("run")
 

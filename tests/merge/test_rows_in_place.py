@@ -88,7 +88,7 @@ def test_other_rows_of_the_fragment_do_not_matter(
 
 SAME: dict[str, tuple[Callable[[LanceTable, str], object], Values]] = {
     "delete": (lambda table, branch: table.delete("id = 1", branch=branch), {1: ()}),
-    "update": (lambda table, branch: table.update({"b": "9"}, where="id = 1", branch=branch), {1: (0, 9)}),
+    "update": (lambda table, branch: table.update({"a": "9"}, where="id = 1", branch=branch), {1: (9, 0)}),
     "in place": (lambda table, branch: write_in_place(table, branch, "a", {1: 8}), {1: (8, 0)}),
 }
 
@@ -111,6 +111,20 @@ def test_the_same_row_is_a_conflict(table: LanceTable, same: str, other: str, co
     assert {1: (7, 0), 3: (7, 0)} == values_of(table, "again")
     table.merge("run", strategy="source-wins" if other == "run" else "dest-wins")
     assert {**expected, 3: (7, 0)} == values_of(table)
+
+
+@pytest.mark.parametrize("how", ["update", "in place"])
+@pytest.mark.parametrize("other", ["main", "run"])
+def test_another_cell_of_the_row_is_no_conflict(table: LanceTable, how: str, other: str) -> None:
+    """The row gets the cells of both, whichever side wrote one in place."""
+    write_in_place(table, "run" if other == "main" else "main", "a", {1: 7, 3: 7})
+    if how == "update":
+        table.update({"b": "9"}, where="id = 1", branch=other)
+    else:
+        write_in_place(table, other, "b", {1: 9})
+    table.merge("run")
+    assert {1: (7, 9), 3: (7, 0)} == values_of(table)
+    assert not table.maintenance.verify().problems
 
 
 def test_a_row_that_was_merged_is_not_lost_to_a_deletion(table: LanceTable) -> None:

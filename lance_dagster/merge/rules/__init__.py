@@ -5,9 +5,11 @@ from lance_dagster.merge.rules.merge_input import MergeInput
 from lance_dagster.merge.rules.plan import MergePlan, parsed_strategy, plan_merge
 from lance_dagster.merge.rules.refusal import MergeRefusal
 from lance_dagster.merge.rules.result import MergedFragment, Tally
+from lance_dagster.merge.rules.row_decisions import CombinedUpdates
 from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, ParsedStrategy, Strategy, Winner
 
 __all__ = [
+    "CombinedUpdates",
     "Conflict",
     "ConflictKind",
     "MergeInput",

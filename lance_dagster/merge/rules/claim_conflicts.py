@@ -154,6 +154,23 @@ def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSid
     return [name for name in found if name is not None]
 
 
+def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
+    """Return the names in the merge base of all columns that claims of some sides may be about; None where unknown."""
+    found: set[str] = set()
+    for side in sides:
+        names = {one.id: one.name for one in side.base.fields if one.parent_id < 0}
+        for change in side.history.changes:
+            for claim in change.claims:
+                columns = ClaimedColumns.of(side, change)
+                if claim.mode == APPEND:
+                    continue
+                if claim.predicate is None or not columns.ids.keys() >= set(claim.on):
+                    return None
+                ids = {*columns.named_in(claim.predicate).values(), *(columns.ids[name] for name in claim.on)}
+                found.update(names[number] for number in ids)
+    return frozenset(found)
+
+
 def claimed_units(*sides: MergeSide) -> Iterator[str]:
     """Return the units of all partitions and conditions that changes of some sides name."""
     for side in sides:

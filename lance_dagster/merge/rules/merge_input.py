@@ -7,6 +7,7 @@ are refused (`blocking_findings`) before anything else is looked at.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
@@ -51,6 +52,26 @@ EqualRows = Callable[[AddressedRows, AddressedRows, Mapping[int, int]], "np.ndar
 
 The fields of the dest are given by those of the source.
 """
+Cells: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
+"""A flag for each row and column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedCells:
+    """Which cells of rows that both sides updated have other values than in the merge base, or than on the other side.
+
+    `source` and `dest` are the cells that a side changed, `apart` those that differ between the sides; `columns` are
+    the names of all columns of the table, in the order of the flags.
+    """
+
+    columns: tuple[str, ...]
+    source: Cells
+    dest: Cells
+    apart: Cells
+
+
+CompareCells = Callable[[AddressedRows, AddressedRows, AddressedRows], ComparedCells | None]
+"""Compares the cells of rows of merge base, source and dest, given in the same order; None where that is impossible."""
 FindSharedKeys = Callable[[LocatedRows, LocatedRows, Sequence[tuple[str, str, str]]], SharedKeys]
 """Finds the rows of source and dest that have the same values in the columns of a key.
 
@@ -64,7 +85,7 @@ class Lookups:
 
     `ahead` gets everything that `deleted` will be asked for, so that the files can be read in parallel. Without
     `shared_keys` no keys are read, and the recorded conditions are compared instead; without `equal_rows` a row that
-    both sides updated is a conflict, unless both have it from one file.
+    both sides updated is a conflict, unless both have it from one file. `compare_cells` likewise, for other columns.
     """
 
     deleted: Deleted
@@ -72,6 +93,7 @@ class Lookups:
     ahead: Callable[[Sequence[tuple[Manifest, Fragment]]], None] = lambda _: None
     shared_keys: FindSharedKeys | None = None
     equal_rows: EqualRows | None = None
+    compare_cells: CompareCells | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ Every rule returns its findings. They are collected here, the strategy is applie
 merge is refused with all that stay open, and with those that the strategies which could settle it would lead to
 (`refusal`).
 
-Only metadata is new. The dest's fragments stay as they are but for rows that are deleted from them and files of columns
-put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The data files
-lie under the table's root already.
+Only metadata is new, and rows that both sides updated in different cells: the plan says which cells such a row gets,
+and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files of
+columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The
+data files lie under the table's root already.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.claim_conflicts import SettledClaims, claimed_units, settle_claims
+from lance_dagster.merge.rules.claim_conflicts import SettledClaims, claimed_columns, claimed_units, settle_claims
 from lance_dagster.merge.rules.column_matching import paths_of
 from lance_dagster.merge.rules.merge_input import (
     MergeInput,
@@ -40,7 +41,14 @@ from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
 from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
-from lance_dagster.merge.rules.row_decisions import DecidedFragment, RowRules, equally_updated_rows, only_moved_rows
+from lance_dagster.merge.rules.row_decisions import (
+    CombinedUpdates,
+    DecidedFragment,
+    RowRules,
+    combine_updates,
+    equally_updated_rows,
+    only_moved_rows,
+)
 from lance_dagster.merge.rules.row_origins import BaseKey, in_order
 from lance_dagster.merge.rules.schema_merge import (
     MergedSchema,
@@ -72,7 +80,7 @@ class MergePlan:
     caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got,
     `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
     `casts` are columns of the dest that have another type in the result, with their ids there; `casts_of_source` are
-    those of the source.
+    those of the source. `combined` are rows that the caller writes anew, as fragments from the id `first_combined` on.
     """
 
     manifest: Manifest
@@ -84,6 +92,8 @@ class MergePlan:
     columns: frozenset[int]
     casts: Mapping[int, int]
     casts_of_source: Mapping[int, int]
+    combined: CombinedUpdates
+    first_combined: int
     tally: Tally
 
     @property
@@ -171,6 +181,7 @@ class _DecidedRows:
     separate: SeparateChanges
     builder: ResultBuilder
     dropped: Mapping[int, BitMap]
+    combined: CombinedUpdates
     findings: Sequence[Finding]
 
 
@@ -200,12 +211,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
     # Compared only for the fragments that are left: in `separate` ones, no row was changed by both sides.
-    rules = replace(
-        rules,
-        equal_updates=equally_updated_rows(source, dest, rules.schema, numbers),
-        source_only_moved=only_moved_rows(source, dest, numbers),
-        dest_only_moved=only_moved_rows(dest, source, numbers),
-    )
+    rules = _with_compared_rows(rules, numbers)
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
         builder.apply_decision(each.number, each.situation, each.decision)
@@ -221,8 +227,25 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     if claims.dest.undone or any(each.decision.dest_given_up for each in decided):
         findings += unfit_returned_rows(dest)
     return _DecidedRows(
-        decided=decided, separate=separate, builder=builder, dropped=claims.dest.dropped, findings=findings
+        decided=decided,
+        separate=separate,
+        builder=builder,
+        dropped=claims.dest.dropped,
+        combined=rules.combined,
+        findings=findings,
     )
+
+
+def _with_compared_rows(rules: RowRules, numbers: Sequence[BaseKey]) -> RowRules:
+    """Compare the values of rows that both sides changed in some fragments of the merge base."""
+    source, dest = rules.source, rules.dest
+    rules = replace(
+        rules,
+        equal_updates=equally_updated_rows(source, dest, rules.schema, numbers),
+        source_only_moved=only_moved_rows(source, dest, numbers),
+        dest_only_moved=only_moved_rows(dest, source, numbers),
+    )
+    return replace(rules, combined=combine_updates(rules, numbers, claimed_columns(source, dest)))
 
 
 def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
@@ -272,10 +295,8 @@ class _Build:
             common=self.given.base.version if source.history.same_ids and dest.history.same_ids else 0,
         )
         changed, removed = fragments.changed()
-        last = -1 if before.max_fragment_id is None else before.max_fragment_id
-        # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id
-        # that was given once must never be given to another fragment.
-        added = tuple(fragments.added(max(last, max(before.fragments.ids, default=-1)) + 1))
+        first = _free_fragment_id(before)
+        added = tuple(fragments.added(first))
         doubled = fragments.doubled(added)
         if doubled:
             # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
@@ -300,6 +321,8 @@ class _Build:
             casts=_casts(dest, source, self.schema),
             casts_of_source=_casts(source, dest, self.schema),
             columns=self._columns_moved(),
+            combined=self.rows.combined,
+            first_combined=first + len(added),
             tally=self._tally(added),
         )
 
@@ -358,11 +381,15 @@ class _Build:
         # Counted without making the sets: a fragment may have a hundred million rows.
         returned = sum(each.decision.alive.difference_cardinality(each.situation.dest.alive) for each in decided)
         removed = sum(each.situation.dest.alive.difference_cardinality(each.decision.alive) for each in decided)
+        # The dest's copy of such a row goes, and the row does not.
+        combined = len(self.rows.combined.dest)
         return Tally(
             rows_added=inserted + returned,
             rows_updated=separate.rows_updated
-            + sum(len(each.decision.from_source & each.situation.source.updated) for each in decided),
-            rows_removed=separate.rows_removed + removed + sum(map(len, self.rows.dropped.values())),
+            + sum(len(each.decision.from_source & each.situation.source.updated) for each in decided)
+            + combined,
+            rows_combined=combined,
+            rows_removed=separate.rows_removed + removed - combined + sum(map(len, self.rows.dropped.values())),
             schema_changed=before != schema.fields,
             columns_changed=bool(edits.columns),
             keeps_nulls=all(field.nullable or field.id not in could_be_null for field in schema.fields),
@@ -370,6 +397,14 @@ class _Build:
                 schema.paths[number]: rows for number, rows in sorted(lacking.items()) if number in schema.paths
             },
         )
+
+
+def _free_fragment_id(manifest: Manifest) -> int:
+    """Return the first fragment id that was never given."""
+    # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id that
+    # was given once must never be given to another fragment.
+    last = -1 if manifest.max_fragment_id is None else manifest.max_fragment_id
+    return max(last, max(manifest.fragments.ids, default=-1)) + 1
 
 
 def _casts(of: MergeSide, changer: MergeSide, schema: MergedSchema) -> dict[int, int]:

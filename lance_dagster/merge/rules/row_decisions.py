@@ -11,23 +11,30 @@ the source moved while the dest left them where they were, so that a compaction 
 the dest only moved, when the source has new columns for them. Where rows would be taken from a place that lacks
 columns of the other side, it is a conflict.
 
+Two updates of a row are no conflict where they changed different cells, or gave a cell the same value: the row gets the
+changes of both. Where no side's copy of the row has them all, the row is written anew, with its id (`combine_updates`).
+
 `decide` is the table; `decide_fragment` gathers what it needs to know of both sides.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
+from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.merge.rules.column_matching import backing
+from lance_dagster.merge.rules.merge_input import Cells, ComparedCells
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide, picked_rows
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows, present
-from lance_dagster.merge.rules.row_origins import Absence, AbsentRows, BaseKey, BaseRows
+from lance_dagster.merge.rules.row_origins import OFFSET_BITS, Absence, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.schema_merge import MergedSchema
 from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Winner, add_rows
 
+Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 Fields = frozenset[int]
 """Ids of fields of the result."""
 
@@ -39,7 +46,9 @@ class Situation:
     `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
     `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that a row
     can be found wherever it was moved, so that the merge may move it as well. `uncertain` says that columns were
-    written beside rows whose place in the base is unknown, so perhaps not beside these.
+    written beside rows whose place in the base is unknown, so perhaps not beside these. `combined` are rows that are
+    written anew with the cells of both sides, so that both copies go; in `contested` of them a strategy decides about
+    cells.
     """
 
     live: BitMap
@@ -51,6 +60,31 @@ class Situation:
     dest_undone: BitMap
     traceable: bool
     uncertain: bool
+    combined: BitMap = field(default_factory=BitMap)
+    contested: BitMap = field(default_factory=BitMap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedUpdates:
+    """Rows of the merge base that both sides updated, as far as their cells tell what becomes of them.
+
+    Of the rows `in_dest`, the dest's copy has the changes of both sides, of those `in_source` the source's. `combined`
+    rows are written anew, from the copies at the addresses `source` and `dest`, in the order of the merge base:
+    `from_source` are the cells of `columns` that are taken from the source's copy, all others are the dest's. In the
+    `contested` ones of them both sides gave cells different values, and a strategy says whose they get.
+    """
+
+    in_dest: BaseRows = field(default_factory=dict)
+    in_source: BaseRows = field(default_factory=dict)
+    combined: BaseRows = field(default_factory=dict)
+    contested: BaseRows = field(default_factory=dict)
+    source: U64Array = field(default_factory=lambda: np.empty(0, np.uint64))
+    dest: U64Array = field(default_factory=lambda: np.empty(0, np.uint64))
+    columns: tuple[str, ...] = ()
+    from_source: Cells = field(default_factory=lambda: np.empty((0, 0), np.bool_))
+
+
+NO_COMBINED_UPDATES = CombinedUpdates()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +129,8 @@ class RowRules:
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
     not count, since it lost the claim to them. `equal_updates` are rows that both sides updated to the same values, as
     `equally_updated_rows` finds them. `source_only_moved` and `dest_only_moved` are rows that a side seems to have
-    updated, as `only_moved_rows` finds them. `returning` says that rows which the dest took back come again.
+    updated, as `only_moved_rows` finds them. `combined` are the rows of which `combine_updates` tells what becomes of
+    the updates of both sides. `returning` says that rows which the dest took back come again.
     """
 
     source: MergeSide
@@ -107,6 +142,7 @@ class RowRules:
     equal_updates: BaseRows = field(default_factory=dict)
     source_only_moved: BaseRows = field(default_factory=dict)
     dest_only_moved: BaseRows = field(default_factory=dict)
+    combined: CombinedUpdates = NO_COMBINED_UPDATES
     returning: bool = False
 
     def decide_fragment(self, number: BaseKey) -> DecidedFragment | None:
@@ -149,6 +185,8 @@ class RowRules:
             dest_undone=dest_undone,
             traceable=self.source.base.stable_row_ids,
             uncertain=any(side.columns.written.get(None) for side in (self.source, self.dest)),
+            combined=self.combined.combined.get(number, BitMap()),
+            contested=self.combined.contested.get(number, BitMap()),
         )
         winners = self.winner_for(source_columns), self.winner_for(dest_columns)
         decision = decide(situation, rows=self.strategy.winner("rows", "rows"), columns=winners)
@@ -174,8 +212,13 @@ class RowRules:
         the dest alone; by the source where that has values of more columns. Rows that the base had deleted and both
         have again count as changed by both when they may have other values.
         """
-        source = _without_updates(self.source.of(number), self.source_only_moved.get(number))
-        dest = _without_updates(self.dest.of(number), self.dest_only_moved.get(number))
+        combined = self.combined
+        source, dest = self.source.of(number), self.dest.of(number)
+        # The copy that has the changes of both sides counts as the only update.
+        for rows in (self.source_only_moved, combined.in_dest):
+            source = _without_updates(source, rows.get(number))
+        for rows in (self.dest_only_moved, combined.in_source):
+            dest = _without_updates(dest, rows.get(number))
         both = source.updated & dest.updated
         # Both sides can have the same update, from a third branch or because they computed equal values. A conflict
         # about such rows would refuse a merge in which nothing can be lost.
@@ -286,6 +329,79 @@ def equally_updated_rows(source: MergeSide, dest: MergeSide, schema: MergedSchem
     return picked_rows(candidates, found)
 
 
+def combine_updates(rules: RowRules, keys: Iterable[BaseKey], claimed: Collection[str] | None) -> CombinedUpdates:
+    """Compare the cells of rows that both sides updated to different values.
+
+    Args:
+        rules: The sides, the strategy, and which rows need no look at their cells.
+        keys: The fragments of the merge base that are looked at.
+        claimed: The columns that claims of either side are about; None where they are unknown. A row in which one of
+            these changed stays a conflict: put together, it could be in a scope that neither side's copy is in.
+    """
+    source, dest, base = rules.source, rules.dest, rules.source.base
+    compare = source.lookups.compare_cells
+    # One file gets the whole rows, so all three versions have to have the same columns.
+    same = source.manifest.fields == base.fields == dest.manifest.fields and rules.schema.fields == base.fields
+    if compare is None or claimed is None or not base.stable_row_ids or not same:
+        return NO_COMBINED_UPDATES
+    candidates: dict[BaseKey, BitMap] = {}
+    for key in keys:
+        updated = source.rows.moved_from(key)[1]
+        if not isinstance(key, AbsentRows) and updated and (both := updated & dest.rows.moved_from(key)[1]):
+            for known in (rules.equal_updates, rules.source_only_moved, rules.dest_only_moved):
+                both -= known.get(key, BitMap())
+            both -= rules.source_undone.get(key, BitMap()) | rules.dest_undone.get(key, BitMap())
+            add_rows(candidates, key, both & live_rows(base, present(base, key), source.lookups.deleted))
+    if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED:
+        return NO_COMBINED_UPDATES
+    before = [
+        elements(rows).astype(np.uint64) + np.uint64(key << OFFSET_BITS)
+        for key, rows in candidates.items()
+        if not isinstance(key, AbsentRows)
+    ]
+    after = [[side.addresses(*pair) for pair in candidates.items()] for side in (source, dest)]
+    at = [np.concatenate(parts) for parts in (before, *after)]
+    cells = compare((base, at[0]), (source.manifest, at[1]), (dest.manifest, at[2]))
+    if cells is None:
+        return NO_COMBINED_UPDATES
+    winner = rules.strategy.winner("rows", "rows")
+    return _combined(candidates, cells, (at[1], at[2]), claimed=claimed, winner=winner)
+
+
+def _combined(
+    rows: BaseRows,
+    cells: ComparedCells,
+    at: tuple[U64Array, U64Array],
+    *,
+    claimed: Collection[str],
+    winner: Winner | None,
+) -> CombinedUpdates:
+    """Tell of each row which copy has the changes of both sides, or that it has to be written anew."""
+    # Where both gave a cell one value, either copy has it.
+    contested = cells.source & cells.dest & cells.apart
+    from_source = cells.source & cells.apart
+    if winner != SOURCE_WINS:
+        from_source &= ~contested
+    is_contested, in_dest = np.any(contested, axis=1), ~np.any(from_source, axis=1)
+    in_source = ~in_dest & np.all(from_source == cells.apart, axis=1)
+    is_claimed = (cells.source | cells.dest)[:, [name in claimed for name in cells.columns]].any(axis=1)
+    # A contested row is a conflict. Without a strategy nothing is written; with one, the winner's whole copy may do.
+    settled = ~(is_contested | is_claimed)
+    written = ~(in_dest | in_source | is_claimed)
+    if winner is None:
+        written &= settled
+    return CombinedUpdates(
+        in_dest=picked_rows(rows, in_dest & settled),
+        in_source=picked_rows(rows, in_source & settled),
+        combined=picked_rows(rows, written),
+        contested=picked_rows(rows, written & is_contested),
+        source=at[0][written],
+        dest=at[1][written],
+        columns=cells.columns,
+        from_source=from_source[written],
+    )
+
+
 def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) -> BaseRows:
     """Return the rows that a side seems to have updated and the other side changed, and that have their old values.
 
@@ -352,11 +468,13 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
     # A row that both sides deleted is no conflict. A deletion against new values is one: whichever side wins, the
     # change of the other side is lost.
-    conflicting = (s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)
+    conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.contested)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     # A live row of the base survives if both sides have it. A row that the base has deleted survives if at least one
     # side brought it back: the side that left it deleted changed nothing.
     alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
+    # These rows are written anew, so that the copies of both sides go.
+    alive -= facts.combined
     updated = (source.updated - facts.source_undone) & alive
     kept_updates = updated - conflicting if rows != SOURCE_WINS else updated
     # A row that is alive only on the source can be taken from nowhere but there.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS, ExpectedConflict, MergeInputs, rewritten
-from tests.properties.merging.rows_model import Row
+from tests.properties.merging.rows_model import Row, Value
 
 
 def merged_rows(inputs: MergeInputs, conflicts: list[ExpectedConflict], strategy: str | None) -> dict[int, Row]:
@@ -46,9 +46,7 @@ class _Decision:
         if source.stamp == dest.stamp:
             return self.cells(base, source, dest)
         if changed == (True, True):
-            # Equal updates of both sides are one.
-            self.conflict("rows", "updated by both", hard=not _has_equal_values(source, dest))
-            return source if self.strategy == SOURCE_WINS else dest
+            return self.both_updated(base, source, dest)
         return self.one_updated(base, source, dest)
 
     def one_deleted(self, base: Row, source: Row | None, dest: Row | None) -> Row | None:
@@ -66,6 +64,24 @@ class _Decision:
             self.conflict("rows", "updated in place and deleted", hard=False)
         return None
 
+    def both_updated(self, base: Row, source: Row, dest: Row) -> Row:
+        """Updated on both sides: cell by cell, by what values tell. A program may refuse to write the row anew."""
+        merged, contested = dict(dest.cells), False
+        for token, cell in source.cells.items():
+            before, here = (_value(row, token) for row in (base, dest))
+            if cell.value in (before, here) or self.is_dropped(token):
+                continue
+            if here != before:
+                contested = True
+                if self.strategy != SOURCE_WINS:
+                    continue
+            merged[token] = cell
+        made = Row(merged, -((source.stamp << 32) + dest.stamp))
+        row = next((one for one in (dest, source) if _has_equal_values(one, made)), made)
+        # Whether the loser keeps its other cells is left open: a row that cannot be written anew is the winner's whole.
+        self.conflict("rows", "updated by both" + (", with other cells" if row is made else ""), hard=contested)
+        return row
+
     def one_updated(self, base: Row, source: Row, dest: Row) -> Row:
         """Updated on one side, at most written in place on the other."""
         updated, other = (source, dest) if dest.stamp == base.stamp else (dest, source)
@@ -75,10 +91,11 @@ class _Decision:
             for token, cell in rewritten(self.inputs.base, side, self.uid).items()
             if side.column(token) is not None
         }
+        if written and all(cell.partly for cell in written.values()):
+            # A program may name the rows that it wrote in place, and they count as updated then.
+            return self.both_updated(base, source, dest)
         if written:
-            self.conflict(
-                "rows", "updated, and written in place", hard=not all(cell.partly for cell in written.values())
-            )
+            self.conflict("rows", "updated, and written in place")
         new = {
             token: cell for token, cell in other.cells.items() if token not in base.cells and token not in updated.cells
         }
@@ -92,16 +109,28 @@ class _Decision:
             other, before = _stamp(dest, token), _stamp(base, token)
             if cell.stamp in (other, before):
                 continue
-            sides = (self.inputs.source, self.inputs.dest)
-            if self.inputs.base.column(token) is not None and any(side.column(token) is None for side in sides):
+            if self.is_dropped(token):
                 # The column goes, and its cells with it.
                 continue
             if other != before:
+                if (
+                    cell.partly
+                    and dest.cells[token].partly
+                    and _value(base, token) in (cell.value, _value(dest, token))
+                ):
+                    # One of them wrote the value that was there.
+                    merged[token] = dest.cells[token] if cell.value == _value(base, token) else cell
+                    continue
                 self.conflict("rows", "a cell written by both")
                 if self.strategy != SOURCE_WINS:
                     continue
             merged[token] = cell
         return Row(merged, dest.stamp)
+
+    def is_dropped(self, token: int) -> bool:
+        """Whether a side does not have a column of the base any more."""
+        known = self.inputs.base.column(token) is not None
+        return known and any(side.column(token) is None for side in (self.inputs.source, self.inputs.dest))
 
     def side_by_side(self, base: Row, source: Row, dest: Row) -> None:
         """Note where one side wrote some rows of a column, which a program may do by moving them."""
@@ -126,6 +155,11 @@ def _has_equal_values(one: Row, other: Row) -> bool:
     return {token: cell.value for token, cell in one.cells.items()} == {
         token: cell.value for token, cell in other.cells.items()
     }
+
+
+def _value(row: Row, token: int) -> Value:
+    cell = row.cells.get(token)
+    return None if cell is None else cell.value
 
 
 def _shared(source: Row, dest: Row) -> Row:
