@@ -19,6 +19,7 @@ GROUPS = {
     "tests/spark/test_session.py": "spark",
     "tests/spark/test_source.py": "spark",
     "tests/spark/test_writer.py": "spark",
+    "tests/spark/streaming/test_stream_sink.py": "spark",
     "tests/cli/test_reference.py": "reference of the command",
     "tests/compat/test_conflicts.py": "conflicts with pylance",
     "tests/compat/test_indices_survive.py": "indices",

@@ -100,7 +100,7 @@ class Diff:
         Raises:
             InvalidInputError: A column does not exist, or two rows have the same key.
         """
-        found = self._differing().changes(columns)
+        found = self.differing_rows(columns)
         added, removed = (sum(map(len, rows.values())) for rows in (found.added, found.removed))
         return RowCounts(added, removed, len(found.changed_after))
 
@@ -151,6 +151,19 @@ class Diff:
         rows = self._differing()
         found = rows.changes(columns)
         return rows.streams(columns).feed(found if kind is None else _only(found, kind))
+
+    def differing_rows(self, columns: Sequence[str] | None = None) -> RowDifferences:
+        """Return where the rows that differ lie, without reading more of them than it takes to know.
+
+        This is for programs that read the rows themselves, on several machines.
+
+        Args:
+            columns: The columns to compare; None for all that both versions have.
+
+        Raises:
+            InvalidInputError: A column does not exist, or two rows have the same key.
+        """
+        return self._differing().changes(columns)
 
     def __str__(self) -> str:
         """Return the differences of the manifests, in lines."""

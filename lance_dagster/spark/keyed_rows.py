@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -66,13 +66,27 @@ def upsert_frame(
         SchemaMismatchError: The rows do not fit the table.
         CommitConflictError: Other writers changed the same rows again and again.
     """
-    for _ in range(_ATTEMPTS - 1):
+    return upsert_with_properties(df, table, on, branch, rules=rules, properties={})
+
+
+def upsert_with_properties(
+    df: DataFrame,
+    table: LanceTable,
+    on: Sequence[str],
+    branch: str,
+    *,
+    rules: UpsertOptions,
+    properties: Mapping[str, str],
+) -> WriteResult:
+    """Upsert as `upsert_frame` does, and keep some properties with the transaction."""
+    for attempt in range(_ATTEMPTS):
+        staged = stage_upsert(df, table, on, branch, **rules)
         try:
-            return table.upsert(stage_upsert(df, table, on, branch, **rules), on=on, branch=branch)
+            return table.upsert(staged, on=on, branch=branch, properties=properties)
         except CommitConflictError as error:
-            if not error.retryable:
+            if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
-    return table.upsert(stage_upsert(df, table, on, branch, **rules), on=on, branch=branch)
+    raise InvalidInputError("unreachable: the last attempt returns or raises")
 
 
 def delete_keys(df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main") -> WriteResult:

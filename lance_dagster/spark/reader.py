@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ROW_ADDRESS = "_rowaddr"
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
-_SPLIT_BYTES = 32 * 1024 * 1024
+SPLIT_BYTES = 32 * 1024 * 1024
 # What opening a fragment costs, as bytes that are read in the same time. Ten thousand fragments of one row are then
 # many tasks and not one.
 _FRAGMENT_BYTES = 256 * 1024
@@ -216,10 +216,10 @@ def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[Fra
     groups: list[list[FragmentRows]] = [[]]
     filled = 0.0
     for size in sizes:
-        cuts = 1 if scan.filter is not None else max(1, round(share * size.bytes / _SPLIT_BYTES))
+        cuts = 1 if scan.filter is not None else max(1, round(share * size.bytes / SPLIT_BYTES))
         cost = share * size.bytes / cuts + _FRAGMENT_BYTES
         for cut in range(cuts):
-            if groups[-1] and filled + cost > _SPLIT_BYTES:
+            if groups[-1] and filled + cost > SPLIT_BYTES:
                 groups.append([])
                 filled = 0.0
             stop = None if cuts == 1 else size.rows * (cut + 1) // cuts

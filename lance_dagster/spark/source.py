@@ -7,25 +7,39 @@ name that a Java data source has.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter, InputPartition
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError
 from lance_dagster.history.context import Ref
+from lance_dagster.spark.change_rows import CHANGE_COLUMNS
 from lance_dagster.spark.frame import TableFrame
 from lance_dagster.spark.narrowing import whole_frame
 from lance_dagster.spark.reader import LanceReader, Scan
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
+from lance_dagster.spark.streaming.stream_sink import LanceStreamWriter
+from lance_dagster.spark.streaming.stream_source import (
+    CHANGES,
+    STREAM_OPTIONS,
+    LanceStreamReader,
+    RefusedStream,
+    StreamOptions,
+    is_set,
+)
 from lance_dagster.spark.writer import LanceWriter, check_names
 from lance_dagster.table import LanceTable
 
 _STORAGE = "storage."
 _READ_OPTIONS = ("path", "ref", "columns", "filter")
+_FOLLOW_OPTIONS = ("path", "ref", "columns", CHANGES, *STREAM_OPTIONS)
 _WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where")
+# Spark passes the place of its checkpoint and the output mode on as options.
+_STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation")
 
 
 def read_table(
@@ -101,6 +115,9 @@ class LanceDataSource(DataSource):
         spark.read.format("lance_dagster").option("ref", "production").load("s3://bucket/orders")
     """
 
+    # The version that the columns of the frame are of.
+    _version: str | None = None
+
     @classmethod
     def name(cls) -> str:
         """Return the name to give to `format(...)`."""
@@ -108,13 +125,18 @@ class LanceDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the version that is read, and pin the frame to that version."""
-        scan = self._plan()
+        # Spark does not say whether the frame is a stream, so the options of both are taken here.
+        scan = self._plan(known=(*_READ_OPTIONS, CHANGES, *STREAM_OPTIONS))
         # Spark keeps this object and creates the reader later, when the branch may have moved.
-        self.options["ref"] = scan.version
-        return readable_schema(scan.schema)
+        self._version = scan.version
+        schema = readable_schema(scan.schema)
+        return StructType([*CHANGE_COLUMNS, *schema]) if is_set(self.options, CHANGES) else schema
 
     def reader(self, schema: StructType) -> LanceReader:
         """Return the reader of the version; `schema` is the table's, or the one that the caller gave to Spark."""
+        for name in (CHANGES, *STREAM_OPTIONS):
+            if name in self.options:
+                raise InvalidInputError(f"{name} is an option of spark.readStream; read_changes compares two versions")
         # The columns that the caller named with `spark.read.schema(...)` narrow the read.
         scan = self._plan(schema.names)
         own = readable_schema(scan.schema)
@@ -126,7 +148,35 @@ class LanceDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> LanceWriter:  # noqa: FBT001 - Spark's signature
         """Return the writer of one `save()`; creates the table if it does not exist."""
-        uri, storage_options = self._place(_WRITE_OPTIONS)
+        replace_where = self.options.get("replace_where")
+        if replace_where is not None and not overwrite:
+            raise InvalidInputError("replace_where replaces rows, so it needs .mode('overwrite')")
+        replaced = overwrite and replace_where is None
+        table, branch, target = self._target(schema, overwrite=replaced, known=_WRITE_OPTIONS)
+        return LanceWriter(table, branch, schema=target, overwrite=overwrite, replace_where=replace_where)
+
+    def streamReader(self, schema: StructType) -> LanceStreamReader:  # noqa: N802 - Spark's signature
+        """Return the reader of a stream of the branch `ref`."""
+        try:
+            if "filter" in self.options:
+                raise InvalidInputError("a stream has no option 'filter'; use df.where(...)")
+            uri, storage_options = self._place(_FOLLOW_OPTIONS)
+            options = StreamOptions.of(self.options)
+            table = LanceTable.open(uri, storage_options)
+            return LanceStreamReader(table, options, schema, known=table.at(self._version or options.branch))
+        except LanceDagsterError as error:
+            return RefusedStream(error)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LanceStreamWriter:  # noqa: FBT001, N802
+        """Return the writer of one batch of a stream; creates the table if it does not exist."""
+        table, branch, target = self._target(schema, overwrite=overwrite, known=_STREAM_WRITE_OPTIONS)
+        return LanceStreamWriter(table.write_target(target, branch), table.uri, branch, overwrite=overwrite)
+
+    def _target(
+        self, schema: StructType, *, overwrite: bool, known: Sequence[str]
+    ) -> tuple[LanceTable, str, pa.Schema]:
+        """Return the table and the branch to write to, and the columns that the rows get there."""
+        uri, storage_options = self._place(known)
         vectors = _vectors(self.options.get("vectors", ""))
         branch = self.options.get("branch", "main")
         if not LanceTable.exists(uri, storage_options):
@@ -135,37 +185,15 @@ class LanceDataSource(DataSource):
             LanceTable.create(uri, made, storage_options=storage_options, exist_ok=True)
         table = LanceTable.open(uri, storage_options)
         target = table.schema(branch)
-        replace_where = self.options.get("replace_where")
-        if replace_where is not None and not overwrite:
-            raise InvalidInputError("replace_where replaces rows, so it needs .mode('overwrite')")
-        if overwrite and replace_where is None:
+        if overwrite:
             target = replacement_schema(schema, target, vectors=vectors)
         check_fits(schema, target, vectors=vectors)
-        return LanceWriter(table, branch, schema=target, overwrite=overwrite, replace_where=replace_where)
+        return table, branch, target
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
-        """Return a reader that refuses to start."""
-        return _NoStream()
-
-    def streamWriter(  # noqa: N802
-        self,
-        schema: StructType,  # noqa: ARG002
-        overwrite: bool,  # noqa: ARG002, FBT001
-    ) -> DataSourceStreamWriter:
-        """Refuse a streaming write.
-
-        Raises:
-            InvalidInputError: Always.
-        """
-        raise InvalidInputError(
-            "a Lance table is no streaming sink; write each batch with "
-            "df.writeStream.foreachBatch(lambda batch, _: table.append(stage(batch, table)))"
-        )
-
-    def _plan(self, columns: Sequence[str] | None = None) -> Scan:
-        uri, storage_options = self._place(_READ_OPTIONS)
+    def _plan(self, columns: Sequence[str] | None = None, known: Sequence[str] = _READ_OPTIONS) -> Scan:
+        uri, storage_options = self._place(known)
         named = columns if columns is not None else _names(self.options.get("columns"))
-        ref = self.options.get("ref", "main")
+        ref = self._version or self.options.get("ref", "main")
         table = LanceTable.open(uri, storage_options)
         return Scan.plan(table, ref, columns=named, filter=self.options.get("filter"))
 
@@ -174,26 +202,13 @@ class LanceDataSource(DataSource):
         path = self.options.get("path")
         if not path:
             raise InvalidInputError("give the URI of one table: .load(uri) to read, .save(uri) to write")
-        named = [key for key in self.options if not key.startswith(_STORAGE)]
-        check_names("option", named, (*known, f"{_STORAGE}<key>"))
         # Spark converts option names to lower case, in which Lance's storage options are written anyway.
+        spelled = {name.lower(): name for name in known}
+        named = [spelled.get(key, key) for key in self.options if not key.startswith(_STORAGE)]
+        check_names("option", named, (*known, f"{_STORAGE}<key>"))
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
         return path, given
-
-
-_NO_STREAM = "a Lance table is no streaming source; read its versions with read_table(spark, table, ref)"
-
-
-class _NoStream(DataSourceStreamReader):
-    """Refuse a streaming read. An error in `streamReader` itself would not reach the user: Spark raises another one."""
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        raise InvalidInputError(_NO_STREAM)
-
-    # Spark asks for the first offset before it reads; the base class leaves this method to be written.
-    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:  # noqa: ARG002 - Spark's name
-        raise InvalidInputError(_NO_STREAM)
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -1,0 +1,226 @@
+"""Read on Spark's executors the rows in which two versions of a table differ.
+
+The driver compares manifests and says where the rows are: offsets in fragments of the older or the newer version. What
+it reads for that is what `Diff.differing_rows` reads, which is nothing where rows were only appended or whole fragments
+replaced. The executors read the values, in tasks of about the same size.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from lance_dagster.datafiles import Addresses, offsets_by_fragment, scan_fragment
+from lance_dagster.diff.changed_rows import RowDifferences
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.history.context import Ref
+from lance_dagster.history.versions import Version
+from lance_dagster.spark.reader import SPLIT_BYTES, FragmentRows, Scan, fragment_sizes, read_pieces
+from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema, row_bytes, to_spark_batch
+from lance_dagster.table import LanceTable
+
+ChangeType = Literal["insert", "delete", "update_preimage", "update_postimage"]
+CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
+CHANGE_COLUMNS = StructType([StructField(CHANGE_TYPE, StringType()), StructField(COMMIT_VERSION, LongType())])
+"""The columns of a change feed, before those of the table."""
+# What the start of a read costs, as rows that are read in the same time.
+_PIECE_ROWS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePart:
+    """Rows of one version that changed in the same way.
+
+    Attributes:
+        scan: The version that has the rows, and the columns to read, by their names there.
+        columns: The names that these columns have for the caller.
+        change: What became of the rows.
+        version: The number of the version that changed them.
+        fragment: The fragment that has the rows.
+        offsets: Their offsets, as a serialised bitmap; None for those from `start` to before `stop`.
+    """
+
+    scan: Scan
+    columns: tuple[str, ...]
+    change: ChangeType
+    version: int
+    fragment: int
+    start: int = 0
+    stop: int = 0
+    offsets: bytes | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.stop - self.start if self.offsets is None else len(BitMap.deserialize(self.offsets))
+
+
+def read_changes(
+    spark: SparkSession, table: LanceTable, before: Ref, after: Ref = "main", *, on: Sequence[str] | None = None
+) -> DataFrame:
+    """Return a lazy Spark frame of the rows in which two versions differ.
+
+    The frame has the columns of `after`. Before them stand `_change_type`, which is "insert", "delete",
+    "update_preimage" or "update_postimage", and `_commit_version`, the number of `after`. Which rows differ is found
+    out now and in this process, as `table.diff` does; the executors read them.
+
+    Args:
+        spark: A classic or Spark Connect session.
+        table: The table.
+        before: The version to begin with.
+        after: The version to arrive at.
+        on: The key columns that identify rows; None for row ids, see `LanceTable.diff`.
+
+    Raises:
+        RefNotFoundError: There is no such ref.
+        InvalidInputError: Two rows have the same key, or Spark has no type for a column.
+        SchemaMismatchError: A column has another type in `before`, and rows of `before` are among the changes.
+    """
+    older, newer = table.at(before), table.at(after)
+    columns = table.schema(newer)
+    schema = StructType([*CHANGE_COLUMNS, *readable_schema(columns)])
+    rows = table.diff(older, newer, on=on).differing_rows()
+    parts = list(ChangePlan(table, columns, newer).changes(older, newer, rows))
+    groups = grouped(parts)
+    task = functools.partial(_read_groups, groups, schema)
+    return spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(task, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePlan:
+    """Where the changed rows of versions are, read with the columns of one version, `known`."""
+
+    table: LanceTable
+    columns: pa.Schema
+    known: Version
+
+    def snapshot(self, version: Version) -> Iterator[ChangePart]:
+        """Yield all rows of a version as inserted ones."""
+        scan, names = self._scan(version)
+        # Offsets of deleted rows are among these, and are read over.
+        for size in fragment_sizes(scan):
+            yield from _parts(scan, names, ("insert", version.number), {size.fragment: BitMap(range(size.rows))})
+
+    def changes(
+        self, before: Version, after: Version, rows: RowDifferences, *, images: bool = True
+    ) -> Iterator[ChangePart]:
+        """Yield the rows that differ between two versions; without `images`, only those that `after` has."""
+        number = after.number
+        if images and (rows.removed or len(rows.changed_before)):
+            scan, names = self._scan(before)
+            yield from _parts(scan, names, ("delete", number), rows.removed)
+            yield from _parts(scan, names, ("update_preimage", number), _located(rows.changed_before))
+        if rows.added or len(rows.changed_after):
+            scan, names = self._scan(after)
+            yield from _parts(scan, names, ("update_postimage", number), _located(rows.changed_after))
+            yield from _parts(scan, names, ("insert", number), rows.added)
+
+    def _scan(self, version: Version) -> tuple[Scan, tuple[str, ...]]:
+        """Return the read of a version, and the names that its columns have in `known`.
+
+        Raises:
+            SchemaMismatchError: A column has another type in the version.
+        """
+        own, renamed = self.table.schema(version), dict[str, str]()
+        if own != self.table.schema(self.known):
+            changes = self.table.diff(version, self.known).schema
+            renamed = {one.path: one.before for one in changes if one.kind == "renamed" and one.before is not None}
+        pairs: list[tuple[str, str]] = []
+        for column in self.columns:
+            name = renamed.get(column.name, column.name)
+            # A column that was added later is null in the rows of earlier versions.
+            if name not in own.names:
+                continue
+            if own.field(name).type != column.type:
+                raise SchemaMismatchError(
+                    f"column {column.name!r} is {own.field(name).type} in {version} and {column.type} in {self.known}; "
+                    "name the columns to read without it"
+                )
+            pairs.append((name, column.name))
+        if not pairs:
+            raise InvalidInputError(f"{version} has none of the columns {', '.join(self.columns.names)}")
+        scan = Scan.plan(self.table, version, columns=[name for name, _ in pairs])
+        return scan, tuple(name for _, name in pairs)
+
+
+def grouped(parts: Sequence[ChangePart]) -> list[list[ChangePart]]:
+    """Return parts in groups for tasks of about the same size."""
+    groups: list[list[ChangePart]] = []
+    filled = 0
+    for part in parts:
+        most = _task_rows(part.scan)
+        if not groups or filled + part.rows + _PIECE_ROWS > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += part.rows + _PIECE_ROWS
+    return groups
+
+
+def read_part(part: ChangePart, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part with the columns of a Spark schema, those of a change feed included if it has them."""
+    expected = arrow_for_spark(schema)
+    read = part.scan.schema.names
+    own = pa.schema([expected.field(name).with_name(source) for name, source in zip(part.columns, read, strict=True)])
+    for batch in _batches(part, own):
+        have = dict(zip(part.columns, batch.columns, strict=True))
+        have[CHANGE_TYPE] = pa.repeat(pa.scalar(part.change), batch.num_rows)
+        have[COMMIT_VERSION] = pa.repeat(pa.scalar(part.version, pa.int64()), batch.num_rows)
+        columns = [have.get(column.name) for column in expected]
+        filled = [
+            pa.nulls(batch.num_rows, column.type) if values is None else values
+            for values, column in zip(columns, expected, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(filled, schema=expected)
+
+
+def _batches(part: ChangePart, own: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if part.offsets is None:
+        yield from read_pieces(part.scan, [FragmentRows(part.fragment, part.start, part.stop)], own)
+        return
+    offsets = BitMap.deserialize(part.offsets)
+    for found in scan_fragment(part.scan.dataset(), part.fragment, own.names, offsets):
+        for batch in found.rows.to_batches():
+            yield to_spark_batch(batch, own)
+
+
+def _read_groups(
+    groups: Sequence[Sequence[ChangePart]], schema: StructType, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tasks with these numbers; runs on an executor."""
+    for batch in numbers:
+        for number in batch.column(0):
+            for part in groups[int(number.as_py())]:
+                yield from read_part(part, schema)
+
+
+def _parts(
+    scan: Scan, names: tuple[str, ...], change: tuple[ChangeType, int], rows: Mapping[int, BitMap]
+) -> Iterator[ChangePart]:
+    """Yield parts of at most as many rows as one task reads."""
+    most = _task_rows(scan)
+    for fragment, offsets in sorted(rows.items()):
+        part = ChangePart(scan=scan, columns=names, change=change[0], version=change[1], fragment=fragment)
+        first, last = offsets.min(), offsets.max()
+        if last - first + 1 == len(offsets):
+            # Nearly all rows come so: those of whole new fragments.
+            for start in range(first, last + 1, most):
+                yield replace(part, start=start, stop=min(start + most, last + 1))
+            continue
+        places = offsets.to_array()
+        for start in range(0, len(places), most):
+            yield replace(part, offsets=BitMap(places[start : start + most]).serialize())
+
+
+def _task_rows(scan: Scan) -> int:
+    return max(1, SPLIT_BYTES // row_bytes(scan.schema))
+
+
+def _located(addresses: Addresses) -> Mapping[int, BitMap]:
+    return offsets_by_fragment(np.sort(addresses))

@@ -1,0 +1,1 @@
+"""Lance tables as sources and sinks of Spark's structured streams."""

@@ -1,0 +1,131 @@
+"""Write the batches of Spark's structured streams to a table, each exactly once.
+
+Spark may repeat a batch: it notes that a batch is done only after the sink has committed it. Each version that a stream
+makes therefore has the id of the query and the number of the batch among its properties, put there by the same commit
+as the rows. A batch that has such a version already is not written again.
+
+The properties have the names that lance-spark's sink uses.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Unpack
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.history.versions import Version
+from lance_dagster.spark.keyed_rows import UpsertOptions, upsert_with_properties
+from lance_dagster.spark.spark_schema import to_table_batch
+from lance_dagster.spark.writer import check_visible
+from lance_dagster.table import LanceTable
+
+QUERY_ID, EPOCH_ID = "lance.streaming.queryId", "lance.streaming.epochId"
+_QUERY_PROPERTY = "sql.streaming.queryId"
+
+
+def batch_version(table: LanceTable, branch: str, query: str, batch: int) -> Version | None:
+    """Return the version that a batch of a query, or a later one of its batches, made on a branch; None without one.
+
+    Versions are looked through from the newest to the last one that the query made.
+    """
+    for number in reversed(table.branches.version_numbers(branch)):
+        version = table.at(f"{branch}@{number}")
+        if version.properties.get(QUERY_ID) == query:
+            # Batches are committed in their order, so an older version is of an earlier batch.
+            return version if int(version.properties.get(EPOCH_ID, -1)) >= batch else None
+    return None
+
+
+def upsert_batches(
+    table: LanceTable, on: list[str], branch: str = "main", *, stream: str | None = None, **rules: Unpack[UpsertOptions]
+) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` that upserts each batch of a stream exactly once.
+
+    Args:
+        table: The table.
+        on: The key columns. A key may come once in a batch.
+        branch: The branch.
+        stream: What identifies the stream when it is started again; None for the id of the query, which is that of its
+            checkpoint. Only a classic session knows the id.
+        **rules: Those of `upsert_frame`.
+
+    Example:
+        frames.writeStream.option("checkpointLocation", place).foreachBatch(upsert_batches(table, on=["id"])).start()
+    """
+
+    def write(df: DataFrame, batch: int) -> None:
+        query = stream or _query_of(df)
+        if batch_version(table, branch, query, batch) is None:
+            upsert_with_properties(df, table, on, branch, rules=rules, properties=_properties(query, batch))
+
+    return write
+
+
+def _query_of(df: DataFrame) -> str:
+    """Return the id of the query that a batch is of.
+
+    Raises:
+        InvalidInputError: The session does not know it.
+    """
+    found = df.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY) if isinstance(df, ClassicDataFrame) else None
+    if not found:
+        raise InvalidInputError(
+            "the id of the query is not known here; name the stream: upsert_batches(..., stream='orders')"
+        )
+    return found
+
+
+def _properties(query: str, batch: int) -> Mapping[str, str]:
+    return {QUERY_ID: query, EPOCH_ID: str(batch)}
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchFiles(WriterCommitMessage):
+    """The files that one task of a batch wrote, and the query that the batch is of."""
+
+    query: str
+    files: tuple[StagedFile, ...]
+
+
+class LanceStreamWriter(DataSourceStreamArrowWriter):
+    """Write one batch of a stream; Spark makes a new writer for each batch, and another one to commit it."""
+
+    def __init__(self, target: WriteTarget, uri: str, branch: str, *, overwrite: bool) -> None:
+        """Keep where the rows go; with `overwrite`, each batch replaces all rows."""
+        self._target, self._uri, self._branch, self._overwrite = target, uri, branch, overwrite
+
+    # Spark's own Arrow writer changes the type of this argument in the same way.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
+        """Write one task's rows; runs on an executor."""
+        check_visible(self._target)
+        context = TaskContext.get()
+        query = context.getLocalProperty(_QUERY_PROPERTY) if context is not None else None
+        if not query:
+            raise InvalidInputError("Spark does not say which query this batch is of, so it cannot be written once")
+        batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
+        return _BatchFiles(query, write_files(self._target, batches))
+
+    # Spark's name of the argument.
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit the files of all tasks as one version, unless the batch was committed before."""
+        written = [message for message in messages if isinstance(message, _BatchFiles)]
+        files = tuple(file for message in written for file in message.files)
+        # A batch without rows changes nothing, unless it replaces all rows by none.
+        if not written or not (files or self._overwrite):
+            return
+        table = LanceTable.open(self._uri, self._target.storage_options)
+        query = written[0].query
+        if batch_version(table, self._branch, query, batchId) is not None:
+            return
+        save = table.overwrite if self._overwrite else table.append
+        staged = StagedFiles(self._target.schema, files, self._target.base)
+        save(staged, branch=self._branch, properties=_properties(query, batchId))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Do nothing: the commit may have landed, so the files must not be deleted."""

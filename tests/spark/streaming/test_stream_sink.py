@@ -1,0 +1,93 @@
+"""Queries of Spark from table to table, killed between the commit of a batch and Spark's note of it."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from lance_dagster.spark.streaming.stream_sink import EPOCH_ID, LanceStreamWriter, batch_version, upsert_batches
+from lance_dagster.table import LanceTable
+
+FORMAT = "lance_dagster"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LanceTable:
+    """A table of three rows, to be read as a stream."""
+    made = LanceTable.create(tmp_path / "source", pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64())]))
+    made.append(pa.table({"id": [1, 2, 3], "n": [0, 0, 0]}))
+    return made
+
+
+def forget_last_batch(checkpoint: Path) -> None:
+    """What a kill leaves between the commit of the sink and Spark's note of it."""
+    last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdecimal())
+    (checkpoint / "commits" / str(last)).unlink()
+    (checkpoint / "commits" / f".{last}.crc").unlink()
+
+
+def test_a_batch_that_is_repeated_is_one_version(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
+    """The query goes on after it; the table is made by the first batch."""
+    sink = tmp_path / "sink"
+
+    def run() -> list[int]:
+        """Run a query until its source has nothing new; the numbers of its batches."""
+        read = spark.readStream.format(FORMAT).load(source.uri)
+        write = read.writeStream.format(FORMAT).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = write.trigger(availableNow=True).start(str(sink))
+        query.awaitTermination()
+        return [progress["batchId"] for progress in query.recentProgress]
+
+    assert [0] == run()
+    forget_last_batch(tmp_path / "checkpoint")
+    source.append(pa.table({"id": [4], "n": [0]}))
+    assert [0, 1] == run()
+    table = LanceTable.open(sink)
+    assert [1, 2, 3, 4] == sorted(table.read().column("id").to_pylist())
+    versions = [table.at(f"main@{number}") for number in table.branches.version_numbers(after=1)]
+    assert ["0", "1"] == [version.properties[EPOCH_ID] for version in versions]
+
+
+def test_batches_are_upserted_once(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
+    """A repeated batch does not undo what was committed after it."""
+    table = LanceTable.create(tmp_path / "dest", source.schema())
+    table.append(pa.table({"id": [3], "n": [7]}))
+
+    def run() -> None:
+        write = spark.readStream.format(FORMAT).load(source.uri).writeStream.trigger(availableNow=True)
+        write = write.foreachBatch(upsert_batches(table, on=["id"]))
+        write.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+
+    run()
+    assert [0, 0, 0] == table.read().column("n").to_pylist()
+    table.update({"n": "9"}, where="id = 1")
+    forget_last_batch(tmp_path / "checkpoint")
+    run()
+    assert {1: 9, 2: 0, 3: 0} == dict(zip(*table.read().to_pydict().values(), strict=True))
+
+
+def test_a_batch_is_looked_for_behind_other_commits(source: LanceTable) -> None:
+    """A later batch stands for the earlier ones of its query, and another query for none."""
+    writer = LanceStreamWriter(source.write_target(), source.uri, "main", overwrite=False)
+    assert batch_version(source, "main", "q", 0) is None
+    made = source.append(pa.table({"id": [4], "n": [0]}), properties={"lance.streaming.queryId": "q", EPOCH_ID: "4"})
+    source.append(pa.table({"id": [5], "n": [0]}))
+    assert made == batch_version(source, "main", "q", 4) == batch_version(source, "main", "q", 3)
+    assert batch_version(source, "main", "q", 5) is None
+    assert batch_version(source, "main", "r", 0) is None
+    # Without a task there is nothing to commit.
+    writer.commit([], 5)
+    assert 4 == source.head().number
+
+
+def test_a_stream_that_makes_no_sense_says_so(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
+    """Spark wraps the message; an error of Spark itself, an unbound variable, does not hide it."""
+    read = spark.readStream.format(FORMAT).option("filter", "id > 1").load(source.uri)
+    with pytest.raises(StreamingQueryException, match="a stream has no option 'filter'") as refused:
+        read.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "a")).start().processAllAvailable()
+    assert "UnboundLocalError" not in str(refused.value)
+    sink = spark.readStream.format(FORMAT).load(source.uri).writeStream.format(FORMAT).option("branch", "nowhere")
+    with pytest.raises(StreamingQueryException, match="no branch or tag 'nowhere'"):
+        sink.option("checkpointLocation", str(tmp_path / "b")).start(source.uri).processAllAvailable()

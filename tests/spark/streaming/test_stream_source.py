@@ -1,0 +1,212 @@
+"""A branch as a stream: the reader alone, as Spark's query calls it. `test_stream_sink` runs whole queries."""
+
+import pickle
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError, VersionNotFoundError
+from lance_dagster.spark.change_rows import CHANGE_COLUMNS
+from lance_dagster.spark.spark_schema import readable_schema
+from lance_dagster.spark.streaming.stream_source import LanceStreamReader, Offset, StreamOptions
+from lance_dagster.table import LanceTable
+
+Row = dict[str, Any]
+
+
+def rows(*ids: int) -> pa.Table:
+    """Rows of these ids."""
+    return pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{one}" for one in ids], pa.string())})
+
+
+@pytest.fixture
+def table(tmp_table_uri: str) -> LanceTable:
+    """A table of three rows, at version 2."""
+    made = LanceTable.create(tmp_table_uri, rows().schema)
+    made.append(rows(1, 2, 3))
+    return made
+
+
+def started(table: LanceTable, **options: str) -> LanceStreamReader:
+    """The reader of a query that was just started."""
+    parsed = StreamOptions.of(options)
+    known = table.at(parsed.branch)
+    own = readable_schema(table.schema(known))
+    schema = StructType([*CHANGE_COLUMNS, *own]) if parsed.changes else own
+    reader = LanceStreamReader(LanceTable.open(table.uri), parsed, schema, known=known)
+    return pickle.loads(pickle.dumps(reader))  # type: ignore[no-any-return]  # noqa: S301 - bytes of this test
+
+
+def batches(reader: LanceStreamReader, start: Offset) -> Iterator[tuple[Offset, list[Row]]]:
+    """Each batch until nothing is new: where it ends, and its rows."""
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        yield end, read(reader, start, end)
+        start = end
+
+
+def read(reader: LanceStreamReader, start: Offset, end: Offset) -> list[Row]:
+    """The rows of one batch, as its tasks read them."""
+    found = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+    return sorted((row for batch in found for row in batch.to_pylist()), key=lambda row: str(list(row.values())))
+
+
+def all_rows(table: LanceTable, **options: str) -> list[list[int]]:
+    """The ids of each batch of a new stream, the first of which has the snapshot or nothing."""
+    reader = started(table, **options)
+    return [[row["id"] for row in found] for _, found in batches(reader, reader.initialOffset())]
+
+
+def test_a_stream_has_the_rows_of_its_beginning_and_then_the_appended_ones(table: LanceTable) -> None:
+    """Versions that are there at the next trigger are one batch; rows deleted before the beginning are not in it."""
+    table.delete("id = 2")
+    reader = started(table)
+    (end, found), *rest = batches(reader, reader.initialOffset())
+    assert [1, 3] == [row["id"] for row in found]
+    assert [] == rest
+    table.append(rows(4))
+    table.append(rows(5))
+    # As after a restart, where the offset is what the checkpoint has.
+    [(_, found)] = batches(started(table), end)
+    assert [{"id": 4, "name": "n4"}, {"id": 5, "name": "n5"}] == found
+
+
+def test_the_number_of_versions_in_a_batch_is_limited(table: LanceTable) -> None:
+    """And `startingVersion` is the first version whose changes are read; 1 is the whole history."""
+    table.append(rows(4))
+    table.append(rows(5))
+    assert [[], [1, 2, 3], [4], [5]] == all_rows(table, startingVersion="1", maxVersionsPerTrigger="1")
+    assert [[], [4, 5]] == all_rows(table, startingVersion="main@3")
+    assert [[]] == all_rows(table, startingVersion="latest")
+
+
+def test_available_now_ends_at_the_head_of_its_start(table: LanceTable) -> None:
+    """Commits that come meanwhile are left to the next query."""
+    reader = started(table, startingVersion="2")
+    reader.prepareForTriggerAvailableNow()
+    table.append(rows(4))
+    assert [[], [1, 2, 3]] == [[row["id"] for row in found] for _, found in batches(reader, reader.initialOffset())]
+
+
+def test_a_compaction_gives_no_row(table: LanceTable) -> None:
+    """Nor do new settings, and a merge gives the rows that it brings to the branch."""
+    reader = started(table)
+    ((end, _),) = batches(reader, reader.initialOffset())
+    table.append(rows(4))
+    table.maintenance.compact()
+    table.config.set({"some": "setting"})
+    table.branches.create("run/1")
+    table.append(rows(5), branch="run/1")
+    table.append(rows(6))
+    table.merge("run/1", into="main")
+    assert [4, 5, 6] == [row["id"] for _, found in batches(reader, end) for row in found]
+
+
+def test_deleted_and_updated_rows_need_an_option(table: LanceTable) -> None:
+    """Each way to pass over them, and the error that names these ways."""
+    table.update({"name": "'new'"}, where="id = 1")
+    table.append(rows(4))
+    table.delete("id = 2")
+    start = {"startingVersion": "3"}
+    with pytest.raises(InvalidInputError, match=r"main@3 updates 1 rows.* updatesAsInserts=true.* skipChangeCommits"):
+        all_rows(table, **start)
+    with pytest.raises(InvalidInputError, match=r"main@5 deletes 1 rows.* ignoreDeletes=true"):
+        all_rows(table, **start, updatesAsInserts="true")
+    assert [[], [1, 4]] == all_rows(table, **start, updatesAsInserts="true", ignoreDeletes="true")
+    assert [[], [4]] == all_rows(table, **start, skipChangeCommits="true")
+
+
+def test_changes_have_old_and_new_values(table: LanceTable) -> None:
+    """With the version of each change, also for rows that are not neighbours."""
+    table.update({"name": "'new'"}, where="id <> 2")
+    table.delete("id = 3")
+    reader = started(table, changes="true", startingVersion="3")
+    found = [tuple(row.values()) for _, part in batches(reader, reader.initialOffset()) for row in part]
+    assert [
+        ("delete", 4, 3, "new"),
+        ("update_postimage", 3, 1, "new"),
+        ("update_postimage", 3, 3, "new"),
+        ("update_preimage", 3, 1, "n1"),
+        ("update_preimage", 3, 3, "n3"),
+    ] == found
+
+
+def test_a_first_batch_that_is_repeated_has_the_same_rows(table: LanceTable) -> None:
+    """Spark does not keep where it began, and the head is another one when it asks again."""
+    reader = started(table)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    table.append(rows(4))
+    restarted = started(table)
+    assert [1, 2, 3] == [row["id"] for row in read(restarted, restarted.initialOffset(), end)]
+
+
+def test_another_table_at_the_place_is_not_gone_on_with(table: LanceTable, tmp_table_uri: str) -> None:
+    """Whether it has as many versions or fewer; the same for a branch."""
+    table.branches.create("dev")
+    for branch in ("main", "dev"):
+        reader = started(table, ref=branch)
+        ((end, _),) = batches(reader, reader.initialOffset())
+        if branch == "dev":
+            table.branches.delete("dev")
+            table.branches.create("dev")
+        else:
+            shutil.rmtree(tmp_table_uri)
+            LanceTable.create(tmp_table_uri, rows().schema)
+            table = LanceTable.open(tmp_table_uri)
+            with pytest.raises(InvalidInputError, match="it was made again; start the stream with a new checkpoint"):
+                list(batches(started(table), end))
+            table.append(rows(1))
+            table.branches.create("dev")
+        with pytest.raises(InvalidInputError, match="it was made again; start the stream with a new checkpoint"):
+            list(batches(started(table, ref=branch), end))
+
+
+def test_a_collected_version_is_an_error_with_what_to_do(table: LanceTable) -> None:
+    """The version that the stream goes on from, and the one before `startingVersion`."""
+    reader = started(table)
+    ((end, _),) = batches(reader, reader.initialOffset())
+    for number in range(4, 7):
+        table.append(rows(number))
+    table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
+    said = "main@{} of .*, which was collected; start the stream with a new checkpointLocation, with startingVersion=6"
+    with pytest.raises(VersionNotFoundError, match=f"the stream goes on from {said.format(2)}"):
+        list(batches(started(table), end))
+    with pytest.raises(VersionNotFoundError, match=f"startingVersion is {said.format(4)}"):
+        all_rows(table, startingVersion="4")
+    assert [[]] == all_rows(table, startingVersion="6")
+
+
+def test_columns_that_change_end_the_query_and_a_restart_goes_on(table: LanceTable) -> None:
+    """With all columns of then; renamed ones are found under their old names, new ones are null before."""
+    reader = started(table)
+    ((end, _),) = batches(reader, reader.initialOffset())
+    table.append(rows(4))
+    table.columns.rename("name", "label")
+    table.columns.add({"size": "id * 10"})
+    with pytest.raises(SchemaMismatchError, match="lacks column 'name', which the stream reads; start the query again"):
+        list(batches(reader, end))
+    [(_, found)] = batches(started(table), end)
+    assert [{"id": 4, "label": "n4", "size": None}] == found
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        ({"maxVersionsPerTrigger": "0"}, "a number of versions from 1 on, not '0'"),
+        ({"changes": "yes"}, "the option changes is true or false, not 'yes'"),
+        ({"changes": "true", "ignoreDeletes": "true"}, "leave ignoreDeletes and the like out"),
+        ({"ref": "production"}, "a stream follows a branch, and 'production' is none of"),
+        ({"startingVersion": "dev"}, "which is not on branch 'main' of the stream"),
+    ],
+)
+def test_an_option_that_makes_no_sense_says_so(table: LanceTable, options: dict[str, str], said: str) -> None:
+    """Before a row is read."""
+    table.tags.create("production", "main")
+    table.branches.create("dev")
+    with pytest.raises(InvalidInputError, match=said):
+        started(table, **options).initialOffset()
