@@ -8,6 +8,9 @@ choice of a base path is the user's.
 Rows keep their row ids and the versions at which they were created and updated. A manifest lists fragments in the order
 of their ids, so rewritten rows move behind all other rows.
 
+The groups of a plan are independent of each other. `CompactionPlan` hands them to other processes, which write the
+files, and one commit takes the files of all groups.
+
 Indices hold row addresses even on tables with stable row ids, and only pylance can rewrite an index. pylance therefore
 compacts tables with indices or blobs. On a branch that inherited an index pylance would break it: the rewritten index
 keeps the base path of the parent, while its files are in the branch folder. There this package moves the rows itself,
@@ -21,7 +24,15 @@ from itertools import groupby
 
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import StagedFiles, compact_with_pylance, scan_fragments, staged_fragments, write_files
+from lance_dagster.datafiles import (
+    StagedFile,
+    StagedFiles,
+    WriteTarget,
+    compact_with_pylance,
+    scan_fragments,
+    staged_fragments,
+    write_files,
+)
 from lance_dagster.edit.write import CommitInfo, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
@@ -39,11 +50,38 @@ from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.rebase import deleted_offsets
-from lance_dagster.history.versions import State
+from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import placed
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 Group = tuple[Fragment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionGroup:
+    """Adjacent fragments that are rewritten together, by any process: `write_files(target, rows of the fragments)`.
+
+    Attributes:
+        fragments: The ids of the fragments, in the order of their rows.
+        target: Where the rows go.
+        rows: The number of rows.
+    """
+
+    fragments: tuple[int, ...]
+    target: WriteTarget
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPlan:
+    """What a compaction of one version rewrites; `only_pylance` when this package cannot move the rows.
+
+    The files that several processes write for the groups are committed together by `commit_compaction`.
+    """
+
+    version: Version
+    groups: tuple[CompactionGroup, ...]
+    only_pylance: bool = False
 
 
 def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) -> tuple[Group, ...]:
@@ -122,15 +160,49 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
         head = context.head(info.branch)
         if not _can_move_rows(head):
             return _by_pylance(context, head, goal)
-        groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
+        groups = _planned(context, head, goal)
         if not groups:
             return head
+        written = []
+        for group in groups:
+            batches = scan_fragments(context.dataset(head, group.fragments), group.fragments)
+            written.append(write_files(group.target, batches))
+            if progress is not None:
+                progress(len(written), len(groups))
         try:
-            return _rewrite(context, head, groups, goal=goal, info=info, progress=progress)
+            return _commit_groups(context, head, groups, written, info=info)
         except CommitConflictError as error:
             if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
     raise InvalidInputError("unreachable: the last attempt returns or raises")
+
+
+def plan_of(context: TableContext, branch: str, goal: Goal) -> CompactionPlan:
+    """Return what a compaction of the head of a branch rewrites."""
+    head = context.head(branch)
+    movable = _can_move_rows(head)
+    groups = _planned(context, head, goal) if movable else ()
+    return CompactionPlan(version=context.versions.describe(head), groups=groups, only_pylance=not movable)
+
+
+def commit_plan(
+    context: TableContext, plan: CompactionPlan, written: Sequence[Sequence[StagedFile]], info: CommitInfo
+) -> State:
+    """Commit the files that were written for the groups of a plan, in their order.
+
+    Raises:
+        InvalidInputError: A group has no files, or they have another number of rows than it.
+        CommitConflictError: Another commit since the version changed one of the fragments.
+    """
+    if not plan.groups:
+        return context.head(info.branch)
+    rows = [sum(file.rows for file in files) for files in written]
+    if rows != [group.rows for group in plan.groups]:
+        raise InvalidInputError(
+            f"the files have {rows} rows and the groups of the plan {[group.rows for group in plan.groups]}; give the "
+            "files of each group, in the order of the groups"
+        )
+    return _commit_groups(context, context.at(plan.version), plan.groups, written, info=info)
 
 
 def _can_move_rows(head: State) -> bool:
@@ -164,20 +236,32 @@ def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
     return context.head(head.branch)
 
 
-def _rewrite(
+def _planned(context: TableContext, head: State, goal: Goal) -> tuple[CompactionGroup, ...]:
+    found = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
+    return tuple(_group(context, head, group, goal) for group in found)
+
+
+def _group(context: TableContext, head: State, group: Group, goal: Goal) -> CompactionGroup:
+    rows = sum(fragment.rows for fragment in group)
+    # Rows are divided evenly, so no file is below the target: a small last file would be compacted again next time.
+    most = -(-rows // max(1, rows // goal.target_rows))
+    place = replace(target(context, schema_of(head), head, _base_of(context, head, group)), max_rows=max(1, most))
+    return CompactionGroup(fragments=tuple(fragment.id for fragment in group), target=place, rows=rows)
+
+
+def _commit_groups(
     context: TableContext,
     head: State,
-    groups: Sequence[Group],
+    groups: Sequence[CompactionGroup],
+    files: Sequence[Sequence[StagedFile]],
     *,
-    goal: Goal,
     info: CommitInfo,
-    progress: Progress | None,
 ) -> State:
-    written = []
-    for group in groups:
-        written.append(_written(context, head, group, goal))
-        if progress is not None:
-            progress(len(written), len(groups))
+    old = [tuple(_found(head, number) for number in group.fragments) for group in groups]
+    written = [
+        _described(context, head, fragments, StagedFiles(schema_of(head), tuple(made), group.target.base))
+        for fragments, group, made in zip(old, groups, files, strict=True)
+    ]
     # A Rewrite operation names its new fragments by id. As in pylance, a separate commit reserves the ids first, so
     # that a concurrent append is not assigned the same ones.
     count = sum(len(new) for new in written)
@@ -188,9 +272,9 @@ def _rewrite(
     for new in written:
         numbered.append(tuple(replace(fragment, id=first + place) for place, fragment in enumerate(new)))
         first += len(new)
-    pairs = zip(groups, numbered, strict=True)
+    pairs = zip(old, numbered, strict=True)
     # The transaction still reads `head`: deletions committed since then must conflict, or the rewrite would undo them.
-    rewrite = Rewrite(groups=tuple(RewriteGroup(old=old, new=new) for old, new in pairs))
+    rewrite = Rewrite(groups=tuple(RewriteGroup(old=one, new=other) for one, other in pairs))
     properties = {**info.properties, **({COMMIT_MESSAGE: info.message} if info.message is not None else {})}
     return _commit(context, head, rewrite, properties)
 
@@ -202,17 +286,18 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
     return commit_transaction(context.versions, head.branch, transaction, read=head)
 
 
-def _written(context: TableContext, head: State, group: Group, goal: Goal) -> tuple[Fragment, ...]:
-    """Write the live rows of a group to new data files, and return the fragments that describe these."""
-    schema, manifest = schema_of(head), head.manifest
-    rows = sum(fragment.rows for fragment in group)
-    # Rows are divided evenly, so no file is below the target: a small last file would be compacted again next time.
-    most = -(-rows // max(1, rows // goal.target_rows))
-    place = replace(target(context, schema, head, _base_of(context, head, group)), max_rows=max(1, most))
-    batches = scan_fragments(context.dataset(head), [fragment.id for fragment in group])
-    staged = StagedFiles(schema, write_files(place, batches), place.base)
+def _described(context: TableContext, head: State, group: Group, staged: StagedFiles) -> tuple[Fragment, ...]:
+    """Return the fragments that describe the files with the live rows of a group."""
+    manifest = head.manifest
     made = placed(context, staged_fragments(staged, manifest.fields, manifest.file_version), head, staged.base)
     return _with_lineage(context, head, group, made) if manifest.stable_row_ids else made
+
+
+def _found(head: State, number: int) -> Fragment:
+    fragment = head.manifest.fragments.find(number)
+    if fragment is None:
+        raise InvalidInputError(f"{head} has no fragment {number}; plan the compaction of this table again")
+    return fragment
 
 
 def _base_of(context: TableContext, head: State, group: Group) -> str | None:

@@ -129,11 +129,16 @@ class Scan:
         Raises:
             StoreError: There is no table at the path on this machine, though there was one where the read was planned.
         """
-        return _opened(self.uri, self.version, self.commit_id, frozenset(self.storage_options.items()))
+        return opened(self.uri, self.version, self.commit_id, frozenset(self.storage_options.items()))
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(uri: str, version: str, _commit_id: str, options: frozenset[tuple[str, str]]) -> "LanceDataset":
+def opened(uri: str, version: str, _commit_id: str, options: frozenset[tuple[str, str]]) -> "LanceDataset":
+    """Open a version with pylance on an executor, which keeps the last ones open.
+
+    Raises:
+        StoreError: There is no table at the path on this machine.
+    """
     try:
         return LanceTable.open(uri, dict(options)).to_lance(version)
     except TableNotFoundError as error:

@@ -1,12 +1,13 @@
 """`table.maintenance`: compaction, garbage collection, verification, indices, base paths, clones and relocation."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
+from lance_dagster.datafiles import StagedFile
 from lance_dagster.edit import compaction, index_status
-from lance_dagster.edit.compaction import Goal
+from lance_dagster.edit.compaction import CompactionPlan, Goal
 from lance_dagster.edit.index_status import IndexStatus
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
@@ -263,6 +264,37 @@ class Maintenance(Generic[TableT]):
         # Compaction needs ids for new fragments, which a first commit reserves, so that concurrent appends get others.
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
         return self._context.versions.describe(compaction.compact(self._context, goal, info, progress))
+
+    def plan_compaction(
+        self, branch: str = MAIN, *, target_rows: int = 1024 * 1024, deleted_share: float = 0.1
+    ) -> CompactionPlan:
+        """Return what `compact` would rewrite, for other processes to write; nothing is written.
+
+        Each group of the plan is done by `write_files(group.target, rows)`, with the rows of its fragments at
+        `plan.version`, in their order. `commit_compaction` takes the files. The plan can be pickled, and then holds the
+        storage options.
+
+        Raises:
+            InvalidInputError: A target makes no sense.
+        """
+        return compaction.plan_of(self._context, branch, Goal(target_rows=target_rows, deleted_share=deleted_share))
+
+    def commit_compaction(
+        self,
+        plan: CompactionPlan,
+        written: Sequence[Sequence[StagedFile]],
+        *,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Commit the files that were written for each group of a plan, as `compact` does.
+
+        Raises:
+            InvalidInputError: The files of a group do not have its number of rows; nothing was committed.
+            CommitConflictError: Another commit since the plan changed one of the fragments; make a new plan.
+        """
+        info = CommitInfo.of(plan.version.branch, message, properties)
+        return self._context.versions.describe(compaction.commit_plan(self._context, plan, written, info))
 
     def migrate_manifest_names(self) -> int:
         """Rename the manifests of an old table, branches included, to the V2 scheme; return the number of versions.

@@ -22,7 +22,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_tick import WatchedTable
-from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
@@ -47,13 +47,15 @@ class MaintenanceOptions(TypedDict, total=False):
 
     `verify` looks for damage first, and a damaged table is left as it is. `compact` rewrites small fragments of `main`.
     `indices` adds the rows that the indices of `main` miss. `collect` is the age from which versions that nothing
-    needs expire and unreferenced files are deleted; None collects nothing.
+    needs expire and unreferenced files are deleted; None collects nothing. `spark_key` is the key of a `SparkResource`
+    whose executors compact the tables; None compacts them in the process of the step.
     """
 
     verify: bool
     compact: bool
     indices: bool
     collect: timedelta | None
+    spark_key: str | None
 
 
 class MaintenanceJob(NamedTuple):
@@ -107,15 +109,18 @@ def build_maintenance_job(
 
 
 def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
+    spark_key = options.get("spark_key")
+
     @dg.op(
         name=name,
         ins={"repository": dg.In(dg.Nothing)},
-        required_resource_keys={resource_key},
+        required_resource_keys={resource_key, *([spark_key] if spark_key else [])},
         description=f"Maintain the table of {one.name}.",
     )
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         lance: LanceResource = getattr(context.resources, resource_key)
-        step = _Step(context, one.name, dry_run=config.dry_run)
+        spark: SparkResource | None = getattr(context.resources, spark_key) if spark_key else None
+        step = _Step(context, one.name, spark, dry_run=config.dry_run)
         try:
             step.run(lance.table(one.key, one.metadata), options)
         except LanceDagsterError as error:
@@ -161,8 +166,11 @@ def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) ->
 class _Step:
     """The maintenance of one table; `report` grows with each thing that is done."""
 
-    def __init__(self, context: dg.OpExecutionContext, name: str, *, dry_run: bool) -> None:
+    def __init__(
+        self, context: dg.OpExecutionContext, name: str, spark: SparkResource | None, *, dry_run: bool
+    ) -> None:
         self.report: Report = {}
+        self._spark = spark
         self.damage: list[Problem] = []
         self._context, self._name, self._dry_run = context, name, dry_run
         # The sensors take a version with a run id for one of Dagster's.
@@ -191,7 +199,14 @@ class _Step:
 
     def _compact(self, table: "LanceTable") -> None:
         before = _fragments(table)
-        version = table.maintenance.compact(message=f"maintenance of {self._name}", properties=self._properties)
+        message = f"maintenance of {self._name}"
+        if self._spark is None:
+            version = table.maintenance.compact(message=message, properties=self._properties)
+        else:
+            # Imported here: PySpark is an optional extra.
+            from lance_dagster.spark import compact_table
+
+            version = compact_table(self._spark.session, table, message=message, properties=self._properties)
         self.report |= {"lance/fragments_before": before, "lance/fragments_after": _fragments(table)}
         self.report |= {md.BRANCH: version.branch, md.VERSION: str(version.number)}
 

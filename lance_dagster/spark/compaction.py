@@ -1,0 +1,107 @@
+"""Compact a table with Spark: executors rewrite the rows, and the calling process plans and commits.
+
+The plan is that of `table.maintenance.compact`. Each group of fragments is one task. Of a task that ran more than once
+Spark returns one attempt, so the files of the others are named by no version and are collected as garbage.
+"""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
+from lance_dagster.edit.compaction import CompactionGroup
+from lance_dagster.errors import CommitConflictError, InvalidInputError
+from lance_dagster.history.versions import Version
+from lance_dagster.spark.reader import opened
+from lance_dagster.spark.writer import check_names, errors_of_executors
+from lance_dagster.table import LanceTable
+
+_ATTEMPTS = 5
+
+
+class CompactionGoal(TypedDict, total=False):
+    """What a compaction is to reach: the arguments of `LanceTable.maintenance.compact`."""
+
+    target_rows: int
+    deleted_share: float
+
+
+def compact_table(
+    spark: SparkSession,
+    table: LanceTable,
+    branch: str = "main",
+    *,
+    message: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    **goal: Unpack[CompactionGoal],
+) -> Version:
+    """Rewrite adjacent small fragments, and fragments with many deleted rows, to larger ones by a Spark job.
+
+    There is one commit, and its result is that of `table.maintenance.compact`, which this calls for a table with blobs
+    or with an index that only pylance can rewrite. Each group of fragments is a task; `target_rows` decides how many
+    groups there are. When another commit changed one of the fragments meanwhile, the job is run again.
+
+    Args:
+        spark: A classic or Spark Connect session.
+        table: The table.
+        branch: The branch to compact.
+        message: The commit message.
+        properties: Stored with the transaction.
+        **goal: `target_rows`, the rows a fragment should have at least, and `deleted_share`, the share of deleted rows
+            above which a fragment is rewritten even alone.
+
+    Returns:
+        The compacted version; the newest one when no fragment needs rewriting.
+
+    Raises:
+        InvalidInputError: An option is unknown or makes no sense.
+        CommitConflictError: Concurrent commits changed the same fragments at each attempt.
+    """
+    check_names("option of compact_table", goal, CompactionGoal.__annotations__)
+    for attempt in range(_ATTEMPTS):
+        plan = table.maintenance.plan_compaction(branch, **goal)
+        if plan.only_pylance:
+            return table.maintenance.compact(branch=branch, message=message, properties=properties, **goal)
+        if not plan.groups:
+            return table.head(branch)
+        written = _rewritten(spark, table, plan.version, plan.groups)
+        try:
+            return table.maintenance.commit_compaction(plan, written, message=message, properties=properties)
+        except CommitConflictError as error:
+            if not error.retryable or attempt == _ATTEMPTS - 1:
+                raise
+    raise InvalidInputError("unreachable: the last attempt returns or raises")
+
+
+def _rewritten(
+    spark: SparkSession, table: LanceTable, version: Version, groups: Sequence[CompactionGroup]
+) -> list[list[StagedFile]]:
+    """Rewrite the rows of the groups on the executors, and return the files of each."""
+    task = functools.partial(_rewrite, table.uri, version, groups)
+    numbers = spark.range(0, len(groups), 1, len(groups))
+    with errors_of_executors():
+        rows = numbers.mapInArrow(task, "number long, files string").collect()
+    files = {row.number: json.loads(row.files) for row in rows}
+    return [[StagedFile(**file) for file in files[number]] for number in range(len(groups))]
+
+
+def _rewrite(
+    uri: str, version: Version, groups: Sequence[CompactionGroup], numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the files of the groups with these numbers and yield their descriptions; runs on an executor."""
+    for batch in numbers:
+        for value in batch.column(0):
+            number = int(value.as_py())
+            group = groups[number]
+            dataset = opened(uri, str(version), version.id, frozenset(group.target.storage_options.items()))
+            files = write_files(group.target, scan_fragments(dataset, group.fragments))
+            described = [{"name": file.name, "rows": file.rows, "size": file.size} for file in files]
+            columns: list[pa.Array[Any]] = [
+                pa.array([number], pa.int64()),
+                pa.array([json.dumps(described)], pa.string()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, ["number", "files"])

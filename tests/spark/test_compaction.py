@@ -1,0 +1,101 @@
+"""Compaction by Spark's executors, beside the same in one process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from lance_dagster import LanceResource, SparkResource, build_maintenance_job
+from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
+from lance_dagster.edit.compaction import CompactionPlan
+from lance_dagster.errors import CommitConflictError, InvalidInputError
+from lance_dagster.spark import compact_table
+from lance_dagster.table import LanceTable
+
+LINEAGE = ["id", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+
+
+@pytest.fixture
+def table(tmp_table_uri: str) -> LanceTable:
+    """Six fragments of four rows, one of them without its first row."""
+    made = LanceTable.create(tmp_table_uri, pa.schema([pa.field("id", pa.int64())]))
+    for start in range(0, 24, 4):
+        made.append(pa.table({"id": range(start, start + 4)}, made.schema()))
+    made.delete("id = 4")
+    return made
+
+
+def lineage(table: LanceTable) -> pa.Table:
+    """The rows with their ids and versions."""
+    return table.to_lance().scanner(columns=LINEAGE).to_table().sort_by("id")
+
+
+def fragments(table: LanceTable) -> list[int]:
+    """The number of rows of each fragment."""
+    return [fragment.count_rows() for fragment in table.to_lance().get_fragments()]
+
+
+def write(table: LanceTable, plan: CompactionPlan) -> list[Sequence[StagedFile]]:
+    """Write the files of a plan in this process."""
+    dataset = table.to_lance(plan.version)
+    return [write_files(group.target, scan_fragments(dataset, group.fragments)) for group in plan.groups]
+
+
+def test_executors_write_and_one_commit_follows(spark: SparkSession, table: LanceTable) -> None:
+    """Each group is a task; rows, their ids and versions stay, and nothing is left to do."""
+    before = lineage(table)
+    version = compact_table(spark, table, target_rows=8, message="tidy", properties={"by": "night"})
+    assert [11, 8, 4] == fragments(table)
+    assert before == lineage(table)
+    assert ("Rewrite", "tidy", "night") == (version.operation, version.message, version.properties["by"])
+    # One version reserves the ids of the fragments.
+    assert [9, 10] == table.branches.version_numbers(after=8)
+    assert table.maintenance.verify().ok
+    assert str(version) == str(compact_table(spark, table, target_rows=4))
+    with pytest.raises(InvalidInputError, match="unknown option of compact_table 'target_row'; did you mean"):
+        compact_table(spark, table, target_row=4)  # type: ignore[call-arg]
+
+
+def test_commits_that_come_meanwhile(table: LanceTable) -> None:
+    """Appended rows stay beside the compacted ones; a deleted row makes the compaction begin again."""
+    plan = table.maintenance.plan_compaction()
+    files = write(table, plan)
+    table.append(pa.table({"id": [100]}))
+    table.maintenance.commit_compaction(plan, files)
+    assert [1, 23] == sorted(fragments(table))
+    plan = table.maintenance.plan_compaction()
+    files = write(table, plan)
+    table.delete("id = 7")
+    with pytest.raises(CommitConflictError) as refused:
+        table.maintenance.commit_compaction(plan, files)
+    assert refused.value.retryable
+    with pytest.raises(InvalidInputError, match="the files have \\[\\] rows and the groups of the plan \\[24\\]"):
+        table.maintenance.commit_compaction(plan, [])
+
+
+def test_what_only_pylance_can_rewrite_is_left_to_it(spark: SparkSession, table: LanceTable) -> None:
+    """An index of the table covers the rows where they are then."""
+    table.to_lance().create_scalar_index("id", "BTREE")
+    compact_table(spark, table)
+    assert [23] == fragments(table)
+    (index,) = table.maintenance.indices()
+    assert not index.needs_work
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_maintenance_job_compacts_with_spark(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """Where the key of a Spark resource is given."""
+    lance = LanceResource(root=str(tmp_path))
+    key = dg.AssetKey("orders")
+    made = LanceTable.create(tmp_path / "orders.lance", pa.schema([pa.field("id", pa.int64())]))
+    for number in range(3):
+        made.append(pa.table({"id": [number]}))
+    job = build_maintenance_job([key], spark_key="spark", collect=None).job
+    resources = {"lance": lance, "spark": SparkResource(master="local[2]")}
+    result = job.execute_in_process(resources=resources, instance=instance)
+    assert result.success
+    assert [3] == fragments(made)
+    assert result.run_id == made.head().properties["dagster/run_id"]
