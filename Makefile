@@ -23,10 +23,10 @@ SOAK ?= 10
 # One process for each core, up to what the memory of a usual machine holds.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help install demo ui test soak supported lint proto bench lock clean
+.PHONY: help install demo ui test test-cluster soak supported lint proto bench lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 21
 
 install: $(STAMP) ## Make .venv with everything this checkout needs, Java included; nothing to do when nothing changed
 
@@ -57,6 +57,9 @@ ui: install ## Open the example project in Dagster's web UI
 
 test: install ## Run the tests; ARGS='-k merge' passes options to pytest
 	@$(PYTEST) $(ARGS)
+
+test-cluster: install ## Test Spark on a standalone cluster: a master and two workers in processes of their own
+	@$(BIN)/python -m pytest -n 0 -m cluster tests/cluster $(ARGS)
 
 soak: install ## Run the long tests that `make test` leaves out or cuts short; SEEDS='1:5000' SOAK=10 say how long
 	@LANCE_DAGSTER_SEEDS=$(SEEDS) LANCE_DAGSTER_SOAK=$(SOAK) $(PYTEST) -m 'soak or scaled' $(ARGS)

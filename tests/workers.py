@@ -12,7 +12,7 @@ GROUPS = {
     "tests/plugin/test_resource.py": "spark",
     "tests/plugin/test_spark_inputs.py": "spark",
     "tests/plugin/test_spark_outputs.py": "spark",
-    "tests/spark/test_compaction.py": "spark",
+    "tests/spark/test_spark_compaction.py": "spark",
     "tests/spark/test_keyed_rows.py": "spark",
     "tests/spark/test_narrowing.py": "spark",
     "tests/spark/test_reader.py": "spark",

@@ -14,12 +14,12 @@ try:
         )
     from lance_dagster.edit.staged_upsert import StagedUpsert
     from lance_dagster.spark.change_rows import read_changes
-    from lance_dagster.spark.compaction import CompactionGoal, compact_table
     from lance_dagster.spark.java import ensure_java
     from lance_dagster.spark.keyed_rows import UpsertOptions, delete_keys, stage_upsert, upsert_frame
     from lance_dagster.spark.save import SaveMode, SaveOptions, write_table
     from lance_dagster.spark.session import local_session
     from lance_dagster.spark.source import LanceDataSource, narrow, read_table, table_view
+    from lance_dagster.spark.spark_compaction import CompactionGoal, compact_table
     from lance_dagster.spark.spark_schema import replacement_schema, target_schema
     from lance_dagster.spark.streaming.stream_sink import upsert_batches
     from lance_dagster.spark.writer import StageOptions, large_batches, stage

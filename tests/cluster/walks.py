@@ -1,0 +1,129 @@
+"""The drivers that `test_standalone.py` starts: `python walks.py WALK MASTER TABLE`. Each ends with a line of JSON."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+import lance_dagster
+from lance_dagster import LanceTable, compact_table, delete_keys, local_session, read_table, stage, upsert_frame
+
+ROWS, PARTITIONS = 400_000, 8
+
+
+def session(master: str) -> SparkSession:
+    """A session with an executor on each worker, and speculation."""
+    config = {
+        "spark.executor.memory": "700m",
+        "spark.executor.cores": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+        "spark.speculation": "true",
+        "spark.sql.shuffle.partitions": "4",
+    }
+    return local_session("lance_dagster on a cluster", master, config)
+
+
+def numbers(spark: SparkSession) -> DataFrame:
+    """Rows with a number and its square."""
+    return spark.range(0, ROWS, 1, PARTITIONS).selectExpr("id", "id * id AS square")
+
+
+def executors(spark: SparkSession) -> int:
+    """The number of Java processes that run tasks."""
+
+    def parents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.record_batch({"pid": pa.array([java_process()], pa.int64())})
+
+    return spark.range(0, 64, 1, 64).mapInArrow(parents, "pid long").distinct().count()
+
+
+def java_process() -> int:
+    """The id of the executor that started this worker of Python: the parent of PySpark's daemon."""
+    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(daemon.rpartition(")")[2].split()[1])
+
+
+def work(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
+    """Write, read, upsert, delete and compact."""
+    table.append(stage(numbers(spark), table))
+    numbers(spark).selectExpr(f"id + {ROWS} AS id", "square").write.format("lance_dagster").mode("append").save(
+        table.uri
+    )
+    changed = spark.range(0, ROWS * 3, 3, PARTITIONS).selectExpr("id", "-1L AS square")
+    merged = upsert_frame(changed, table, on=["id"])
+    deleted = delete_keys(spark.range(10), table, on=["id"])
+    before = len(table.to_lance().get_fragments())
+    compact_table(spark, table, target_rows=200_000)
+    read = read_table(spark, table)
+    return {
+        "executors": executors(spark),
+        "merged": [merged.rows_added, merged.rows_updated],
+        "deleted": deleted.rows_deleted,
+        "rows": read.count(),
+        "distinct": read.select("id").distinct().count(),
+        "changed": read.where("square = -1").count(),
+        "fragments": [before, len(table.to_lance().get_fragments())],
+    }
+
+
+def killed_executor(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
+    """Stage rows while the executor of one task is killed with half of its rows written."""
+    folder = Path(table.uri).parent
+
+    def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        for number, batch in enumerate(batches):
+            yield batch
+            if context is not None and context.partitionId() == 1 and number == 2:
+                try:
+                    # Exclusive: of all attempts one kills.
+                    (folder / "killed").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                os.kill(java_process(), signal.SIGKILL)
+
+    table.append(stage(numbers(spark).mapInArrow(kill_once, "id long, square long"), table))
+    return {"killed": (folder / "killed").exists()}
+
+
+def killed_driver(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
+    """Stage rows and die before they are committed."""
+    staged = stage(numbers(spark), table)
+    assert staged.rows == ROWS
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def stream(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
+    """Copy what is appended to the table, until somebody kills this process or `stop` is there."""
+    folder = Path(table.uri).parent
+    read = spark.readStream.format("lance_dagster").option("maxVersionsPerTrigger", "1").load(table.uri)
+    write = read.writeStream.format("lance_dagster").option("checkpointLocation", str(folder / "checkpoint"))
+    write = write.trigger(availableNow=True) if (folder / "stop").exists() else write
+    query = write.start(str(folder / "copy"))
+    query.awaitTermination()
+    progress = query.lastProgress
+    return {"batch": progress and progress["batchId"]}
+
+
+WALKS: dict[str, Callable[[SparkSession, LanceTable], dict[str, Any]]] = {
+    walk.__name__: walk for walk in (work, killed_executor, killed_driver, stream)
+}
+
+if __name__ == "__main__":
+    _, walk, master, place = sys.argv
+    installed = Path(lance_dagster.__file__).is_relative_to(os.environ["PYTHONPATH"])
+    spark = session(master)
+    found = WALKS[walk](spark, LanceTable.open(place))
+    spark.stop()
+    sys.stdout.write(json.dumps({"installed": installed, **found}) + "\n")
