@@ -114,7 +114,7 @@ def looks_by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
         branch = f"run/{number}"
         looks: tuple[Callable[[LanceTable], object], ...] = (
             lambda table, branch=branch: table.diff("main", branch).stat(),  # type: ignore[misc]
-            lambda table, branch=branch: table.changes_since_base("main", branch).stat(),  # type: ignore[misc]
+            lambda table, branch=branch: table.diff("main", branch, since_base=True).stat(),  # type: ignore[misc]
             lambda table, branch=branch: table.maintenance.content_id(branch),  # type: ignore[misc]
             lambda table: table.maintenance.collect_garbage(dry_run=True),
         )

@@ -92,8 +92,7 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
             return table.diff(before, after, on=key)
         case (text,):
             asked = parse_range(text)
-            compare = table.changes_since_base if asked.since_base else table.diff
-            return compare(asked.left, asked.right, on=key)
+            return table.diff(asked.left, asked.right, on=key, since_base=asked.since_base)
         case _:
             raise click.UsageError("give two versions: A..B, A...B or A B")
 

@@ -44,7 +44,7 @@ _SHOWN_ABOVE = frozenset({COMMIT_MESSAGE, COMMITTER, CLAIMS})
 @about_table
 def status(table: "LanceTable", output: Output) -> None:
     """Show how far the branches and tags of TABLE are from main, and which run branches are not merged."""
-    found = table.status()
+    found = table.branches.status()
     waiting = [branch for branch in found.branches if branch.name.startswith(_RUNS) and not branch.merged]
     main = found.main
     head = [str(main), main.id[:ID_DIGITS], shown_time(main), counted(main.rows, "row"), first_line(main.message)]

@@ -184,7 +184,7 @@ def sync(
         return f"{branch}...{table.branches.get(branch).parent_branch}"
 
     with report_conflicts(output, changes), busy("merging"):
-        made = table.sync(branch, strategy=strategy, message=options["message"], properties=properties)
+        made = table.branches.sync(branch, strategy=strategy, message=options["message"], properties=properties)
     write_version(output, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
 
 
@@ -194,7 +194,7 @@ def sync(
 @click.argument("other", type=REF, metavar="B")
 def merge_base(table: "LanceTable", output: Output, one: str, other: str) -> None:
     """Show the newest version that A and B contain."""
-    base = table.merge_base(one, other)
+    base = table.branches.merge_base(one, other)
     row = (str(base), base.id[:ID_DIGITS], shown_time(base), counted(base.rows, "row"))
     output.write(version_document(base), aligned([row]))
 

@@ -1,9 +1,9 @@
-"""`table.branches`: create, compare, protect and delete the branches of a table, and preview merges on a branch."""
+"""`table.branches`: create, compare, sync, protect and delete the branches of a table; preview merges on a branch."""
 
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.edit.write import CommitInfo
-from lance_dagster.errors import MergeConflictError
+from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Properties, Ref, TableContext
@@ -16,6 +16,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.merge import merge_commit, preview
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
+from lance_dagster.table.status import TableStatus, status_of
 from lance_dagster.table.version_log import full_log
 
 # The class has a method `list`, which hides the built-in type in its annotations; hence these aliases.
@@ -219,6 +220,41 @@ class Branches:
         left, right = (lineage_of(self._context.at(found), refs) for found in (ref, other))
         distances = AheadBehind(refs.branches(), self._context.versions)
         return distances.ahead(left, right), distances.ahead(right, left)
+
+    def merge_base(self, ref: Ref, other: Ref) -> Version:
+        """Return the newest version that two versions contain.
+
+        Raises:
+            InvalidInputError: The versions have nothing in common.
+        """
+        found = merge_commit.base_of(self._context, self._context.at(ref), self._context.at(other))
+        return self._context.versions.describe(found)
+
+    def status(self) -> TableStatus:
+        """Say how far every branch and tag is ahead of `main` and behind it.
+
+        One version is read for each, and the names of the versions of each branch.
+        """
+        return status_of(self._context)
+
+    def sync(
+        self, name: str, *, strategy: Strategy = None, message: str | None = None, properties: Properties = None
+    ) -> Version:
+        """Merge the parent of a branch into the branch; otherwise as `table.merge`.
+
+        Raises:
+            InvalidInputError: `name` is main, which was forked from nothing; or as for `table.merge`.
+            MergeConflictError: With every reason why not; nothing was written.
+        """
+        if name == MAIN:
+            uri = self._context.uri
+            raise InvalidInputError(f"main of {uri} was forked from nothing, so there is nothing to sync it with")
+        found = self._context.refs.branch(name)
+        if found is None:
+            raise self._context.refs.branch_not_found(name)
+        options = MergeOptions(strategy=strategy, message=message, properties=properties or {})
+        merged = merge_commit.merge(self._context, self._context.at(found.parent_branch), name, options)
+        return self._context.versions.describe(merged)
 
     def is_merged(self, source: Ref, into: str = MAIN) -> Version | None:
         """Return the version of `into` that contains all of `source`, or None when `source` has something new.

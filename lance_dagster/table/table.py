@@ -36,7 +36,6 @@ from lance_dagster.table.branches import Branches
 from lance_dagster.table.columns import Columns
 from lance_dagster.table.config import Config
 from lance_dagster.table.maintenance import Maintenance
-from lance_dagster.table.status import TableStatus, status_of
 from lance_dagster.table.tags import Tags
 from lance_dagster.table.version_log import first_parent_log, full_log
 
@@ -194,7 +193,7 @@ class LanceTable:
             return first_parent_log(self._context, ref, after=after, limit=limit, only=only)
         return [version for version, _ in full_log(self._context, ref, after=after, limit=limit, only=only)]
 
-    def diff(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None) -> Diff:
+    def diff(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None, since_base: bool = False) -> Diff:
         """Say what turns version `before` into version `after`, wherever the two are: `before..after`.
 
         Two manifests are read; rows only when they are asked for.
@@ -202,43 +201,21 @@ class LanceTable:
         Args:
             before: The version to begin with.
             after: The version to arrive at.
+            since_base: Whether to begin with the merge base of both instead, `before...after`: what `after` did since
+                both were last the same. What was merged from `before` into `after` meanwhile is no change then.
             on: The key columns that identify rows, such as `["id"]`. Without them rows are identified by stable row id,
                 in a table without these by all values, so that a changed row is one removed and one added.
 
         Raises:
-            InvalidInputError: A key column is not in both versions.
-        """
-        return diff.diff(self._context, self._context.at(before), self._context.at(after), on=on)
-
-    def changes_since_base(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None) -> Diff:
-        """Say what `after` did since its merge base with `before`: `before...after`.
-
-        What was merged from `before` into `after` meanwhile is part of the merge base, and no change.
-
-        Args:
-            before: The version to compare with.
-            after: The version whose changes are wanted.
-            on: As for `diff`.
-
-        Raises:
-            InvalidInputError: The versions have nothing in common, or a key column is not in both.
-            VersionNotFoundError: Their merge base was cleaned up.
+            InvalidInputError: A key column is not in both versions; or they have no merge base, where it is wanted.
+            VersionNotFoundError: The merge base was cleaned up.
         """
         old, new = self._context.at(before), self._context.at(after)
+        if not since_base:
+            return diff.diff(self._context, old, new, on=on)
         base = merge_commit.base_of(self._context, old, new)
         # The result is compared from the merge base, so it has to record which version the caller named.
         return diff.diff(self._context, base, new, on=on, base_of=str(old))
-
-    def merge_base(self, ref: Ref, other: Ref) -> Version:
-        """Return the newest version that two versions contain."""
-        return self._described(merge_commit.base_of(self._context, self._context.at(ref), self._context.at(other)))
-
-    def status(self) -> TableStatus:
-        """Say how far every branch and tag is ahead of `main` and behind it.
-
-        One version is read for each, and the names of the versions of each branch.
-        """
-        return status_of(self._context)
 
     def schema(self, ref: Ref = MAIN) -> pa.Schema:
         """Return the Arrow schema of a version."""
@@ -502,22 +479,6 @@ class LanceTable:
         """
         options = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
         return self._described(merge_commit.merge(self._context, self._context.at(source), into, options))
-
-    def sync(
-        self, branch: str, *, strategy: Strategy = None, message: str | None = None, properties: Properties = None
-    ) -> Version:
-        """Merge the parent of a branch into the branch; otherwise as `merge`.
-
-        Raises:
-            InvalidInputError: `branch` is main, which was forked from nothing; or as for `merge`.
-            MergeConflictError: With every reason why not; nothing was written.
-        """
-        if branch == MAIN:
-            raise InvalidInputError(f"main of {self.uri} was forked from nothing, so there is nothing to sync it with")
-        found = self._context.refs.branch(branch)
-        if found is None:
-            raise self._context.refs.branch_not_found(branch)
-        return self.merge(found.parent_branch, branch, strategy=strategy, message=message, properties=properties)
 
     def cherry_pick(
         self,

@@ -348,7 +348,7 @@ def test_only_a_fast_forward_may_be_asked_for(table: LanceTable) -> None:
     for options in ([], ["--preview"]):
         result = run("merge", table.uri, "run/1", "--ff-only", *options)
         assert (1, True) == (result.exit_code, "history conflict: " in result.stdout)
-    table.sync("run/1")
+    table.branches.sync("run/1")
     assert 0 == run("merge", table.uri, "run/1", "--ff-only").exit_code
 
 

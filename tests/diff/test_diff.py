@@ -291,16 +291,16 @@ def test_three_dots_are_what_a_branch_did(tmp_path: Path) -> None:
     table.branches.create("x")
     table.delete("id = 0")
     table.append(pa.table({"id": [11], "name": ["x"], "price": [0.0]}), branch="x")
-    diff = table.changes_since_base("main", "x")
+    diff = table.diff("main", "x", since_base=True)
     assert ("main@1", "x@2", "main@2") == (diff.before, diff.after, diff.base_of)
     assert (1, 0, 0) == counts(diff)
     assert "main@1 -> x@2 (since the merge base with main@2)" == str(diff).splitlines()[0]
     table.merge("x")
-    assert table.changes_since_base("main", "x").unchanged
-    assert (0, 1, 0) == counts(table.changes_since_base("x", "main"))
+    assert table.diff("main", "x", since_base=True).unchanged
+    assert (0, 1, 0) == counts(table.diff("x", "main", since_base=True))
     table.update({"name": "'later'"}, where="id = 11", branch="x")
     assert [("update_preimage", "x"), ("update_postimage", "later")] == [
-        (kind, row["name"]) for kind, row in feed(table.changes_since_base("main", "x"))
+        (kind, row["name"]) for kind, row in feed(table.diff("main", "x", since_base=True))
     ]
 
 

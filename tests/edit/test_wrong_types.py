@@ -19,7 +19,7 @@ BRANCHES: dict[str, Act] = {
     "preview_merge": lambda table, wrong: table.preview_merge("work", into=wrong),
     "preview_branch": lambda table, wrong: table.branches.preview("work", into=wrong),
     "is_merged": lambda table, wrong: table.branches.is_merged("work", into=wrong),
-    "sync": lambda table, wrong: table.sync(wrong),
+    "sync": lambda table, wrong: table.branches.sync(wrong),
     "cherry_pick": lambda table, wrong: table.cherry_pick("work", into=wrong),
     "revert": lambda table, wrong: table.revert("main", branch=wrong),
     "restore": lambda table, wrong: table.restore("main@1", branch=wrong),
@@ -46,7 +46,7 @@ REFS: dict[str, Act] = {
 }
 MESSAGES: dict[str, Act] = {
     "merge": lambda table, wrong: table.merge("work", message=wrong),
-    "sync": lambda table, wrong: table.sync("work", message=wrong),
+    "sync": lambda table, wrong: table.branches.sync("work", message=wrong),
     "restore": lambda table, wrong: table.restore("main@1", message=wrong),
     "append": lambda table, wrong: table.append(entries("a", 1), message=wrong),
     "delete": lambda table, wrong: table.delete("value = 1", message=wrong),
@@ -86,7 +86,7 @@ LISTS: dict[str, Act] = {
     "scan": lambda table, wrong: table.scan(columns=wrong),
     "read": lambda table, wrong: table.read(columns=wrong),
     "diff": lambda table, wrong: table.diff("main~1", "main", on=wrong),
-    "changes_since_base": lambda table, wrong: table.changes_since_base("work", "main", on=wrong),
+    "diff since the base": lambda table, wrong: table.diff("work", "main", on=wrong, since_base=True),
     "diff stat": lambda table, wrong: table.diff("main~1", "main").stat(wrong),
     "diff added": lambda table, wrong: table.diff("main~1", "main").added(wrong),
     "diff removed": lambda table, wrong: table.diff("main~1", "main").removed(wrong),

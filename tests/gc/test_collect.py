@@ -299,7 +299,7 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
     for number in range(2, 5):
         table.append(entries("x", number), branch="x")
     table.merge("x")
-    base = table.merge_base("b", "main")
+    base = table.branches.merge_base("b", "main")
     report = collected(table, NONE, grace=NONE)
     assert ("x", 6) == (base.branch, base.number)
     assert ("where 'b' and 'x' can be merged from", "a merge that later ones go on from") == (
@@ -308,8 +308,8 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
     )
     # What x did since is what b lacks of it, and only b.
     assert ("not merged into 'b' yet",) == report.kept["x@7"]
-    assert base == table.merge_base("b", "main")
-    table.sync("b")
+    assert base == table.branches.merge_base("b", "main")
+    table.branches.sync("b")
     table.merge("b")
     rows = [("a", 5), ("b", 1), *(("x", number) for number in range(1, 5))]
     assert [rows, rows] == [contents(table), contents(table, "b")]

@@ -191,7 +191,7 @@ def test_a_column_both_added_for_rows_to_come_is_one(table: LanceTable, compacti
     assert expected == {(row["value"], row["more"]) for row in rows(table)}
     if compacting != "main":
         # Without stable row ids, rows that moved before the first merge cannot be followed back.
-        table.sync("run")
+        table.branches.sync("run")
         assert expected == {(row["value"], row["more"]) for row in rows(table, "run")}
     assert ["key", "value", "more"] == table.schema().names
     as_pylance(table).validate()

@@ -107,7 +107,7 @@ def test_rows_of_the_old_column_are_not_merged(table: LanceTable, altering: str,
     ALTERING[altering](table, altered_on)
     table.append(OLD, branch="run" if altered_on == "main" else "main")
     refused(table, lambda: table.merge("run"), "column num")
-    refused(table, lambda: table.sync("run"), "column num", "run")
+    refused(table, lambda: table.branches.sync("run"), "column num", "run")
 
 
 @pytest.mark.parametrize("mode", ["merge", "squash"])
@@ -122,7 +122,7 @@ def test_rows_of_the_old_column_are_not_merged_where_the_cast_was(
     table.merge("b1", merged_into, mode=mode)
     table.append(OLD, branch="b2" if merged_into == "main" else "main")
     refused(table, lambda: table.merge("b2"), "column num")
-    refused(table, lambda: table.sync("b2"), "column num", "b2")
+    refused(table, lambda: table.branches.sync("b2"), "column num", "b2")
 
 
 @pytest.mark.parametrize("altering", ALTERING)

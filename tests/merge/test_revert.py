@@ -308,10 +308,10 @@ def test_a_branch_goes_back_to_what_it_had_only(table: LanceTable) -> None:
 def test_a_branch_takes_in_what_its_parent_did(table: LanceTable) -> None:
     """And has nothing to bring it."""
     table.append(entries("n", 5))
-    table.sync("run")
+    table.branches.sync("run")
     assert [*BEFORE, ("n", 5)] == contents(table, "run")
     with pytest.raises(InvalidInputError, match=r"main of .* was forked from nothing"):
-        table.sync("main")
+        table.branches.sync("main")
 
 
 # Modes.
@@ -463,7 +463,7 @@ def test_what_was_taken_back_is_not_taken_back_again(table: LanceTable) -> None:
 def test_rows_that_both_sides_bring_back_are_there_once(table: LanceTable, compacting: tuple[str, ...]) -> None:
     """New values that one of them gave since hold; a row the dest deleted again, only the source brought back."""
     deleted = table.delete("key = 'b'")
-    table.sync("run")
+    table.branches.sync("run")
     for branch in ("main", "run"):
         table.revert(str(deleted), branch)
         if branch in compacting:
@@ -473,14 +473,14 @@ def test_rows_that_both_sides_bring_back_are_there_once(table: LanceTable, compa
     table.merge("run")
     assert [("a", 1), ("a", 2), ("b", 4), ("b", 30)] == contents(table)
     sound(table)
-    table.sync("run")
+    table.branches.sync("run")
     assert contents(table) == contents(table, "run")
 
 
 def test_a_row_brought_back_twice_and_changed_twice_is_a_conflict(table: LanceTable) -> None:
     """As any other row."""
     deleted = table.delete("key = 'b'")
-    table.sync("run")
+    table.branches.sync("run")
     for branch, value in (("main", 30), ("run", 31)):
         table.revert(str(deleted), branch)
         table.update({"value": str(value)}, where="value = 3", branch=branch)

@@ -121,7 +121,7 @@ def test_a_diff_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> No
     table.delete("value = 3")
     found = []
     assert peak(lambda: found.append(table.diff("main", "run").stat())) < SMALL_MEMORY
-    assert peak(lambda: found.append(table.changes_since_base("main", "run").stat())) < SMALL_MEMORY
+    assert peak(lambda: found.append(table.diff("main", "run", since_base=True).stat())) < SMALL_MEMORY
     assert [(CLAIMED + 1, 0, 0), (CLAIMED, 0, 0)] == [(one.added, one.removed, one.changed) for one in found]
 
 

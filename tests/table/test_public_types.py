@@ -45,11 +45,11 @@ CALLED_BY_SPARK = tuple(f"LanceDataSource.{name}" for name in ("reader", "writer
 WITHOUT_MESSAGE = {
     f"{owner}.{name}"
     for owner, names in {
-        "Branches": "ahead_behind create delete get graph is_merged list protect protection recover rename "
-        "set_metadata unprotect version_numbers",
+        "Branches": "ahead_behind create delete get graph is_merged list merge_base newest protect protection recover "
+        "rename set_metadata status unprotect version_numbers",
         "Config": "get table_metadata",
-        "LanceTable": "at changes_since_base commit count_rows diff exists head log merge_base open preview_merge "
-        "read scan schema stage status to_lance write_target",
+        "LanceTable": "at commit count_rows diff exists head log open preview_merge read scan schema stage to_lance "
+        "write_target",
         "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names verify",
         "Tags": "create delete get history hold list move protect release rename roll_back set_metadata unprotect",
     }.items()
@@ -217,7 +217,7 @@ def test_values_print_as_short_text(tmp_path: Path) -> None:
     table.append(entries("b", 1, 2), branch="run/long")
     table.append(entries("c", 1))
     table.tags.create("v1", "main@2")
-    assert str(table.status()) == (
+    assert str(table.branches.status()) == (
         "main@3: 2 rows\n"
         "branch b         b@2         1 row   0 ahead, 1 behind\n"
         "branch run/long  run/long@3  3 rows  1 ahead, 1 behind\n"

@@ -10,7 +10,7 @@ from tests.table_factory import as_pylance, context_on, entries, new_table
 
 def standings(table: LanceTable) -> dict[str, tuple[str | None, int, int, bool]]:
     """The branches and tags as short values."""
-    found = table.status()
+    found = table.branches.status()
     return {each.name: (each.version, each.ahead, each.behind, each.merged) for each in (*found.branches, *found.tags)}
 
 
@@ -45,7 +45,7 @@ def test_a_squashed_branch_counts_as_merged(tmp_path: Path) -> None:
     table.append(entries("b", 1), branch="one")
     table.merge("one", mode="squash")
     assert ("one@3", 1, 1, True) == standings(table)["one"]
-    assert table.status().branches[0].squashed
+    assert table.branches.status().branches[0].squashed
     table.append(entries("b", 2), branch="one")
     assert ("one@4", 2, 1, False) == standings(table)["one"]
 
@@ -56,7 +56,7 @@ def test_a_name_without_its_version_is_listed(tmp_path: Path) -> None:
     table.tags.create("old", "main@2")
     as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
     next(Path(table.uri).glob("_versions/*613.manifest")).unlink(missing_ok=True)
-    (found,) = LanceTable.open(table.uri).status().tags
+    (found,) = LanceTable.open(table.uri).branches.status().tags
     assert ("old", None, False) == (found.name, found.version, found.merged)
 
 
@@ -73,7 +73,7 @@ def test_status_reads_little_of_long_branches(tmp_path: Path) -> None:
         requests.append((request.verb, request.key))
         return request.send()
 
-    found = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script))).status()
+    found = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script))).branches.status()
     assert [10, 10] == [branch.ahead for branch in found.branches]
     of_branch = sorted(verb for verb, key in requests if "one" in key)
     assert ["get", "get", "get", "list"] == of_branch

@@ -154,7 +154,7 @@ def _written_ranges(branch: "RunBranch", version: "Version", since: int) -> "Ite
     table, chain = branch.table, branch.chain
     if version.branch != chain.branch_tag:
         # A branch of these runs only: all that its publication would bring to main, also from a failed attempt.
-        yield table.merge_base(MAIN, version), version
+        yield table.branches.merge_base(MAIN, version), version
         return
     # Runs of other partitions share a branch that a tag names; their own sessions verify what they wrote.
     numbers = [number for number in table.branches.version_numbers(version.branch) if number <= version.number]

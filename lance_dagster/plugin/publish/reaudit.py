@@ -245,7 +245,7 @@ def _has_new_rows(one: Publication) -> bool:
     """Return whether the planned merge may have other rows than the only branch that it merges."""
     if one.base is None or len(one.sources) != 1:
         return True
-    fork = one.table.merge_base(one.sources[0], one.base)
+    fork = one.table.branches.merge_base(one.sources[0], one.base)
     return any(version.operation not in WITHOUT_ROWS for version in one.table.log(one.base, after=fork))
 
 

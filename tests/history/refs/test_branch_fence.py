@@ -300,7 +300,7 @@ def test_a_commit_to_a_branch_that_was_merged_and_deleted_at_once(table: LanceTa
 
     writer = through(table, after_put(publish))
     with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted while run@") as caught:
-        writer.append(entries(*LATE), branch="run") if job == "append" else writer.sync("run")
+        writer.append(entries(*LATE), branch="run") if job == "append" else writer.branches.sync("run")
     if job == "append":
         assert LATE in contents(table)
     transaction = caught.value.transaction

@@ -67,7 +67,7 @@ def test_what_follows_a_reset_is_merged_and_nothing_that_was_dropped(table: Lanc
     table.append(entries("n", 1), branch="run")
     table.merge("run")
     assert [("a", 1), ("m", 1), ("n", 1), ("r", 2)] == contents(table)
-    table.sync("run")
+    table.branches.sync("run")
     table.append(entries("n", 2), branch="run")
     table.merge("run")
     assert [("a", 1), ("m", 1), ("n", 1), ("n", 2), ("r", 2)] == contents(table)
