@@ -17,8 +17,8 @@
     |- CommitStateUnknownError               .uuid .transaction: it may or may not have landed; resume, never delete
     |- NotEnoughMemoryError (MemoryError)    read less at a time
     `- StoreError                            the storage failed, or cannot promise what is asked
-         ConditionalPutUnsupportedError
-         NotDurableError
+         ConditionalPutUnsupportedError, NotDurableError,
+         PermissionRefusedError                  give the credentials the permission
 
 Constructors take plain positional arguments, so that every error survives pickling between processes.
 """
@@ -410,3 +410,23 @@ class NotDurableError(StoreError):
 
 class ConditionalPutUnsupportedError(StoreError):
     """Report a store on which two writers could overwrite each other's commit."""
+
+
+class PermissionRefusedError(StoreError):
+    """Report that the storage refused a request because the credentials may not make it; nothing was changed."""
+
+    def __init__(self, what: str, answer: str) -> None:
+        """Keep what was refused, such as "write s3://lake/orders/x", and the answer of the server."""
+        super().__init__(what, answer)
+        self.what = what
+        self.answer = answer
+
+    @property
+    def hint(self) -> str:
+        """Which permission is missing."""
+        verb = self.what.partition(" ")[0]
+        return f"the credentials need the permission to {verb} there, or this is for a role that has it to do"
+
+    def __str__(self) -> str:
+        """Name the request, the answer and the permission."""
+        return f"the storage refused to {self.what}: {self.answer}; {self.hint}"

@@ -39,6 +39,10 @@ LAYERS = {
 DOORS = {
     "fsspec": ("lance_dagster/store/",),
     "s3fs": ("lance_dagster/store/",),
+    "azure": ("lance_dagster/store/",),
+    "google.auth": ("lance_dagster/store/",),
+    "google.oauth2": ("lance_dagster/store/",),
+    "urllib3": ("lance_dagster/store/",),
     "lance": ("lance_dagster/datafiles/",),
     "lance_namespace": ("lance_dagster/repository/repository_namespace.py",),
     "google.protobuf": ("lance_dagster/format/codec/", GENERATED),

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -150,14 +150,21 @@ def bucket_on(endpoint: str) -> S3Storage:
 def server(log: Path, module: str, *arguments: str) -> Iterator[str]:
     """A module of the checkout as a server process that takes `--port`; its address. It ends with the block."""
     port = free_port()
+    with server_process(log, port, [sys.executable, "-m", module, "--port", str(port), *arguments]) as address:
+        yield address
+
+
+@contextmanager
+def server_process(log: Path, port: int, command: Sequence[str]) -> Iterator[str]:
+    """A server process that listens on a port; its address."""
     with log.open("wb") as output:
-        command = [sys.executable, "-m", module, "--port", str(port), *arguments]
         process = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=subprocess.STDOUT)
     try:
         wait_for(process, port, log)
         yield f"{HOST}:{port}"
     finally:
-        process.terminate()
+        # A server keeps nothing, and some wait for open connections when they are asked to end.
+        process.kill()
         process.wait(timeout=30)
 
 

@@ -49,6 +49,7 @@ from lance_dagster.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     NotDurableError,
+    PermissionRefusedError,
     StoreError,
     VersionNotFoundError,
 )
@@ -61,6 +62,7 @@ from lance_dagster.history.refs.branch_fence import BranchFence
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import Store
 from lance_dagster.transactions.apply import apply
 from lance_dagster.transactions.commit_id import commit_id
 from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
@@ -344,18 +346,18 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
 
     Raises:
         CommitStateUnknownError: The store neither confirms the put nor lets the object be read back.
+        PermissionRefusedError: The credentials may not write there.
     """
     store = versions.store
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
         try:
-            if store.put_if_absent(path, data):
+            if _put_once(store, path, data, transaction):
                 return True
-        except NotDurableError as error:
-            # It can be read back, which says nothing here: the next sync may succeed without having written it.
-            raise CommitStateUnknownError(
-                f"cannot tell whether the commit survives a power cut: {error}", transaction.uuid, transaction
-            ) from error
+        except PermissionRefusedError:
+            # Refused requests change nothing; one before this one may have landed without an answer.
+            if problem is None:
+                raise
         except StoreError as error:
             # The request may have landed all the same; only the stored object tells.
             problem = error
@@ -372,6 +374,16 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
     raise CommitStateUnknownError(
         f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid, transaction
     ) from problem
+
+
+def _put_once(store: Store, path: str, data: bytes, transaction: Transaction) -> bool:
+    try:
+        return store.put_if_absent(path, data)
+    except NotDurableError as error:
+        # It can be read back, which says nothing here: the next sync may succeed without having written it.
+        raise CommitStateUnknownError(
+            f"cannot tell whether the commit survives a power cut: {error}", transaction.uuid, transaction
+        ) from error
 
 
 def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:

@@ -1,14 +1,17 @@
-"""Objects at rest: the operations on stored bytes that all other folders build on, for local disk and S3.
+"""Objects at rest: the operations on stored bytes that all other folders build on: local disk, S3, Azure and Google.
 
-This folder is the only user of fsspec. A commit is one `put_if_absent`, a moved ref is one `compare_and_swap`. fsspec's
-own `mode="create"` is not atomic on local disk, and some S3 servers accept `If-None-Match` and ignore it. So each store
-implements the operations itself, and `S3Store` probes the server before its first conditional write.
+This folder is the only user of fsspec and of the providers' clients. A commit is one `put_if_absent`, a moved ref is
+one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on local disk, and some S3 servers accept `If-None-Match`
+and ignore it. So each store implements the operations itself, and on object storage the server is probed before the
+first conditional write.
 """
 
 import os
 from collections.abc import Mapping
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.store.azure import AzureStore
+from lance_dagster.store.google import GoogleStore
 from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder
 from lance_dagster.store.local import LocalStore, sync_path
 from lance_dagster.store.options import (
@@ -25,6 +28,8 @@ from lance_dagster.store.options import (
 from lance_dagster.store.s3 import S3Store
 
 __all__ = [
+    "AzureStore",
+    "GoogleStore",
     "LocalStore",
     "ObjectInfo",
     "S3Store",
@@ -48,7 +53,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
     """Return the store for the folder at `uri`, without contacting the storage.
 
     Args:
-        uri: A local path, `file://` or `s3://`.
+        uri: A local path, `file://`, `s3://`, `az://`, `abfss://` or `gs://`.
         storage_options: Credentials and endpoint under pylance's names. Options of base paths (`base_1.region`) are
             ignored here; they configure the stores of those base paths. `durability` states what a write on local disk
             survives: "power" (a power cut, the default) or "process" (the end of the process, as with pylance).
@@ -60,8 +65,13 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         InvalidInputError: The scheme is not supported, or an option is unknown.
     """
     location = resolve_location(uri, storage_options or {})
-    if location.scheme:
-        return S3Store(location.uri, location.access)
+    match location.scheme:
+        case "s3":
+            return S3Store(location.uri, location.access)
+        case "az" | "abfss":
+            return AzureStore(location.uri, location.access)
+        case "gs":
+            return GoogleStore(location.uri, location.access)
     if location.access:
         raise InvalidInputError(
             f"a local table takes no storage options but durability, allowed_base_paths and check_files, and "

@@ -16,8 +16,10 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.store.vocabulary import AZURE, GOOGLE
 
 FileChecks = Literal["none", "deletions", "shapes"]
+SCHEMES = ("", "s3", "az", "abfss", "gs")
 _S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
 _CLIENT, _TOP = "client_kwargs", ""
 # pylance's option, without its optional "aws_" prefix -> the argument of s3fs.
@@ -42,6 +44,7 @@ _CHECKS: tuple[FileChecks, ...] = ("none", "deletions", "shapes")
 # Options of this package, which no provider knows.
 _OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES})
 _DURABLE = {"power": True, "process": False}
+_CONTAINER = re.compile(r"abfss://[a-z0-9$-]{1,63}@[a-z0-9]{3,24}\.(dfs|blob)\.[a-z0-9.-]+(/|$)")
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
 
@@ -79,8 +82,10 @@ def supported_uri(uri: str | os.PathLike[str]) -> str:
     """
     canonical = canonical_uri(uri)
     scheme = scheme_of(canonical)
-    if scheme not in ("", "s3"):
-        raise InvalidInputError(f"cannot store tables at {scheme}://; use a local path or s3://")
+    if scheme not in SCHEMES:
+        raise InvalidInputError(
+            f"cannot store tables at {scheme}://; use a local path, s3://, az://, abfss:// or gs://"
+        )
     return canonical
 
 
@@ -126,7 +131,8 @@ def _refuse_credentials(uri: str, what: str) -> None:
         InvalidInputError: The URI has a user, a query such as a signature, or a fragment; the message shows none of it.
     """
     place = re.split(r"[?#]", uri, maxsplit=1)[0]
-    if "@" in place.partition("://")[2].partition("/")[0]:
+    # Azure's own spelling has the container there, which is no credential and cannot hold a password.
+    if "@" in place.partition("://")[2].partition("/")[0] and not _CONTAINER.match(place):
         raise InvalidInputError(f"{what} has no part before '@'; give credentials as storage options")
     if place != uri:
         raise InvalidInputError(f"{what} is without '?' and '#', and what follows {place!r} may be a signature")
@@ -205,13 +211,15 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
     for given in storage_options:
         of_base = _OF_A_BASE.fullmatch(given)
         name = of_base[2] if of_base else given
-        if name not in _OWN and name.lower().removeprefix("aws_") not in _S3_OPTIONS:
+        known = _S3_OPTIONS.keys() | AZURE.names.keys() | GOOGLE.names.keys()
+        if name not in _OWN and name.lower().removeprefix("aws_") not in known:
             raise InvalidInputError(_unknown_option(given))
 
 
 def _unknown_option(given: str) -> str:
     known = [f"aws_{name}" for name in sorted(_S3_OPTIONS)]
-    near = difflib.get_close_matches(given.lower(), [*known, *_S3_OPTIONS, *_OWN], n=1)
+    others = [*AZURE.names, *GOOGLE.names]
+    near = difflib.get_close_matches(given.lower(), [*known, *_S3_OPTIONS, *_OWN, *others], n=1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown storage option {given!r}{meant}; known: {', '.join(known)}"
 

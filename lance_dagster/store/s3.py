@@ -7,19 +7,22 @@ taken as "another writer won": the caller reads the object back and compares.
 
 import logging
 import os
-import random
 import re
-import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lance_dagster.errors import ConditionalPutUnsupportedError, MissingExtraError, StoreError
+from lance_dagster.errors import (
+    ConditionalPutUnsupportedError,
+    MissingExtraError,
+    PermissionRefusedError,
+    StoreError,
+)
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
+from lance_dagster.store.prefix import ListedPage, PrefixStore
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
@@ -27,9 +30,6 @@ _RANGE_NOT_SATISFIABLE = 416
 _CONFLICT_RETRIES = 5
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
-# How often a server is asked what it does with conditional headers, and the first pause between two times.
-_PROBES, _PROBE_PAUSE = 4, 0.1
-_NO_ETAG = "0" * 32
 _SHOWN = 3
 # The loggers of the client library that show requests, and a credential in a header or in a URL.
 _LOGS_OF_REQUESTS = ("botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.httpsession", "botocore.parsers")
@@ -39,26 +39,14 @@ _CREDENTIAL = re.compile(
 )
 
 
-class S3Store:
+class S3Store(PrefixStore):
     """A prefix of a bucket."""
-
-    # S3 lists keys in lexicographic order, so the newest manifest is found without a version hint.
-    ordered_listing = True
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         """Take a canonical `s3://` URI; the server is not contacted."""
-        self._uri = uri
-        self._bucket, _, self._prefix = uri.removeprefix("s3://").partition("/")
+        super().__init__(uri)
         self._options = s3fs_options(storage_options)
         self._filesystem: tuple[int, Any] | None = None
-        # Probed before the first conditional write only: readers need no write permission.
-        self._probed = False
-        self._deletes_conditionally = False
-
-    @property
-    def uri(self) -> str:
-        """The canonical URI."""
-        return self._uri
 
     @property
     def storage(self) -> object:
@@ -106,43 +94,6 @@ class S3Store:
         with _translated(f"write {self._uri}/{key}"):
             self._call("put_object", Key=self._key(key), Body=data)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists; return whether it was written."""
-        if not self._probed:
-            self._probe()
-        return self._conditional_put(key, data, {"IfNoneMatch": "*"})
-
-    def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
-        """Replace an object unless its ETag changed."""
-        if not self._probed:
-            self._probe()
-        # Some servers do not match a quoted ETag; all match an unquoted one.
-        return self._conditional_put(key, data, {"IfMatch": tag.strip('"')})
-
-    def list(self, folder: str, limit: int | None = None) -> list[str]:
-        """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
-        return [entry.key for entry in islice(self._listed(folder, "/", limit), limit)]
-
-    def list_some(self, folder: str, limit: int) -> Collection[str]:
-        """Return the names of the first `limit` objects directly in a folder."""
-        return self.list(folder, limit)
-
-    def folders(self, folder: str) -> tuple[str, ...]:
-        """Return the prefixes directly in a folder, sorted, without listing what is below them."""
-        prefix = self._key(f"{folder}/" if folder else "")
-        pages = self._pages(folder, {"Delimiter": "/"})
-        prefixes = (entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ()))
-        return tuple(sorted(each.removeprefix(prefix).rstrip("/") for each in prefixes))
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the names of the objects directly in a folder with their sizes in bytes."""
-        return {entry.key: entry.size for entry in self._listed(folder, "/")}
-
-    def walk(self, folder: str) -> Iterator[ObjectInfo]:
-        """List every object below a prefix: one request for each thousand."""
-        for entry in self._listed(folder, ""):
-            yield ObjectInfo(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
-
     def now(self) -> float:
         """Return the modification time that the server assigns to an object written at this moment."""
         key = f"_refs/.probe-{uuid.uuid4().hex}"
@@ -183,21 +134,6 @@ class S3Store:
         with _translated(f"delete {self._uri}/{key}"):
             self._call("delete_object", Key=self._key(key))
 
-    def compare_and_delete(self, key: str, tag: str) -> bool:
-        """Delete an object unless its ETag changed, where the server can do that."""
-        # Sent with the condition in any case: another process may know better what the server does.
-        try:
-            return self._conditional_delete(key, tag)
-        except ConditionalPutUnsupportedError:
-            self.delete(key)
-            return True
-
-    def deletes_conditionally(self) -> bool:
-        """Return whether the server obeys `If-Match` in a deletion, which not every S3 server does."""
-        if not self._probed:
-            self._probe()
-        return self._deletes_conditionally
-
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects, up to a thousand with one request."""
         for start in range(0, len(keys), _MOST_AT_ONCE):
@@ -209,19 +145,6 @@ class S3Store:
             if failed:
                 shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
                 raise StoreError(f"cannot delete {len(failed)} objects of s3://{self._bucket}: {shown}")
-
-    def prune(self, folder: str) -> None:
-        """Do nothing: S3 has no folders."""
-
-    def turn(self, name: str) -> AbstractContextManager[bool]:  # noqa: ARG002  # there is none to wait for
-        """Do nothing: writers of an object store do not know of each other."""
-        return nullcontext(enter_result=False)
-
-    def refuse_links(self, folder: str) -> None:
-        """Do nothing: S3 has no links."""
-
-    def sync_folder(self, folder: str) -> None:
-        """Do nothing: an acknowledged object is durable."""
 
     @property
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
@@ -237,36 +160,29 @@ class S3Store:
                 raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
         return self._filesystem[1]
 
-    def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """List the objects directly in a folder, or all below it without a delimiter; keys are relative to it."""
-        prefix = self._key(f"{folder}/" if folder else "")
-        extra: dict[str, Any] = {} if limit is None else {"MaxKeys": limit}
-        if delimiter:
-            extra["Delimiter"] = delimiter
-        for page in self._pages(folder, extra):
-            for entry in page.get("Contents", ()):
-                name = entry["Key"].removeprefix(prefix)
-                if name:
-                    yield ObjectInfo(name, int(entry["Size"]), entry["LastModified"].timestamp())
-
-    def _pages(self, folder: str, extra: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Return the answers of the server to a listing, a thousand names in each."""
-        prefix = self._key(f"{folder}/" if folder else "")
+    def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
+        """List the keys that start with a prefix, a thousand with each request."""
+        extra: dict[str, Any] = {"Delimiter": delimiter} if delimiter else {}
+        if limit is not None:
+            extra["MaxKeys"] = limit
         while True:
-            with _translated(f"list {self._uri}/{folder}"):
+            with _translated(f"list {self._uri}: {prefix}"):
                 answer = self._call("list_objects_v2", Prefix=prefix, **extra)
-            yield answer
+            entries = (
+                ObjectInfo(entry["Key"], int(entry["Size"]), entry["LastModified"].timestamp())
+                for entry in answer.get("Contents", ())
+            )
+            yield ListedPage(tuple(entries), tuple(entry["Prefix"] for entry in answer.get("CommonPrefixes", ())))
             if not answer.get("IsTruncated"):
                 return
-            extra = {**extra, "ContinuationToken": answer["NextContinuationToken"]}
-
-    def _key(self, key: str) -> str:
-        return f"{self._prefix}/{key}" if self._prefix else key
+            extra["ContinuationToken"] = answer["NextContinuationToken"]
 
     def _call(self, method: str, **arguments: Any) -> Any:  # noqa: ANN401  # same
         return self._fs.call_s3(method, Bucket=self._bucket, **arguments)
 
-    def _conditional_put(self, key: str, data: bytes, condition: Mapping[str, str]) -> bool:
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+        # Some servers do not match a quoted ETag; all match an unquoted one.
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag.strip('"')}
         return self._conditional("put_object", f"write {self._uri}/{key}", Key=self._key(key), Body=data, **condition)
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
@@ -292,62 +208,6 @@ class S3Store:
                 return answer is True
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
-    def _probe(self) -> None:
-        """Refuse a server that accepts conditional headers and ignores them: commits would overwrite each other.
-
-        Raises:
-            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
-            StoreError: The server did not answer often enough to tell.
-        """
-        problem: StoreError | None = None
-        for attempt in range(_PROBES):
-            if attempt:
-                # A server in trouble is given time; the random part keeps many writers from coming back together.
-                time.sleep(random.uniform(0, _PROBE_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
-            try:
-                if self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}"):
-                    self._probed = True
-                    return
-            except ConditionalPutUnsupportedError:
-                raise
-            except StoreError as error:
-                problem = error
-        raise StoreError(
-            f"cannot tell whether the server behind {self._uri} obeys If-None-Match, without which two writers could "
-            f"overwrite each other's commit: {problem or 'its answers contradict each other'}; try again"
-        ) from problem
-
-    def _probe_once(self, key: str) -> bool:
-        """Tell what the server does with conditional headers; return False when its answers prove nothing.
-
-        Raises:
-            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
-            StoreError: The server did not answer.
-        """
-        try:
-            # Its answer says nothing: a client that lost it sends the request again and finds its own object.
-            self._conditional_put(key, b"1", {"IfNoneMatch": "*"})
-            if self.get(key) != b"1":
-                return False
-            # This one has to fail. A server that accepts it would let two commits of one version win. It is believed
-            # only with the object itself, since the answer may be to a request that the client repeated.
-            refused = not self._conditional_put(key, b"2", {"IfNoneMatch": "*"})
-            if not refused and self.get(key) == b"2":
-                raise ConditionalPutUnsupportedError(
-                    f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
-                    "other's commit; use a server with conditional writes"
-                )
-            if refused:
-                try:
-                    self._deletes_conditionally = not self._conditional_delete(key, _NO_ETAG)
-                except ConditionalPutUnsupportedError:
-                    self._deletes_conditionally = False
-            return refused
-        finally:
-            # What stays behind is one small object that garbage collection knows.
-            with suppress(StoreError):
-                self.delete(key)
-
 
 def _answer(send: Callable[[], bool], what: str) -> bool | int:
     """Return True when the object was written, False when the condition failed, 409 when a retry is allowed."""
@@ -366,7 +226,7 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
             raise ConditionalPutUnsupportedError(
                 f"cannot {what}: the server does not support conditional writes"
             ) from error
-        raise StoreError(f"cannot {what}: {error}") from error
+        raise _error(what, error) from error
 
 
 def _hide_credentials_in_logs() -> None:
@@ -407,4 +267,12 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except _client_errors() as error:
-        raise StoreError(f"cannot {what}: {error}") from error
+        raise _error(what, error) from error
+
+
+def _error(what: str, error: Exception) -> StoreError:
+    """Return the error of this package for one of the client's."""
+    # s3fs reports 403 as PermissionError, as it does a refused clock or signature.
+    if isinstance(error, PermissionError):
+        return PermissionRefusedError(what, str(error))
+    return StoreError(f"cannot {what}: {error}")

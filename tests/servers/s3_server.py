@@ -44,7 +44,7 @@ _STATUS = {
 }
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """One request, taken apart."""
 
     request: web.Request
@@ -85,16 +85,16 @@ class S3Server:
         bucket, _, key = path.removeprefix("/").partition("/")
         try:
             account = None if self._accounts is None else authenticated(self._accounts, request, body)
-            call = _Call(request, bucket, key, request.query, _content(request, body), account)
+            call = Call(request, bucket, key, request.query, _content(request, body), account)
             return self._handler(call)(call)
         except RefusedError as error:
             return _refusal(error, path)
 
-    def _handler(self, call: _Call) -> Callable[[_Call], web.Response]:
+    def _handler(self, call: Call) -> Callable[[Call], web.Response]:
         """Return what answers a request by its method, its level and the sub-resource in its query."""
         service, bucket, object_ = not call.bucket, bool(call.bucket) and not call.key, bool(call.key)
         method, query = call.request.method, call.query
-        known: list[tuple[bool, Callable[[_Call], web.Response]]] = [
+        known: list[tuple[bool, Callable[[Call], web.Response]]] = [
             (service and method == "GET", self._list_buckets),
             (bucket and method == "PUT", self._make_bucket),
             (bucket and method == "GET" and query.get("list-type") == "2", self._list),
@@ -114,34 +114,35 @@ class S3Server:
                 return handler
         raise RefusedError("NotImplemented", f"{method} {call.request.raw_path}")
 
-    def _bucket(self, call: _Call) -> Bucket:
-        if call.bucket not in self.buckets:
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket that has to exist."""
+        if name not in self.buckets:
             raise RefusedError("NoSuchBucket", "The specified bucket does not exist")
-        return self.buckets[call.bucket]
+        return self.buckets[name]
 
-    def _list_buckets(self, call: _Call) -> web.Response:
+    def _list_buckets(self, call: Call) -> web.Response:
         call.authorize("s3:ListAllMyBuckets")
         names = "".join(f"<Bucket><Name>{escape(name)}</Name></Bucket>" for name in sorted(self.buckets))
         return _xml(f"<ListAllMyBucketsResult><Buckets>{names}</Buckets></ListAllMyBucketsResult>")
 
-    def _make_bucket(self, call: _Call) -> web.Response:
+    def _make_bucket(self, call: Call) -> web.Response:
         call.authorize("s3:CreateBucket")
         if call.bucket in self.buckets:
             raise RefusedError("BucketAlreadyOwnedByYou", "The bucket exists")
         self.buckets[call.bucket] = Bucket()
         return web.Response()
 
-    def _head_bucket(self, call: _Call) -> web.Response:
+    def _head_bucket(self, call: Call) -> web.Response:
         call.authorize("s3:ListBucket")
-        self._bucket(call)
+        self.bucket(call.bucket)
         return web.Response()
 
-    def _list(self, call: _Call) -> web.Response:
+    def _list(self, call: Call) -> web.Response:
         call.authorize("s3:ListBucket")
         query = call.query
         limit = min(int(query.get("max-keys", _MOST_LISTED)), _MOST_LISTED)
         after = query.get("continuation-token", query.get("start-after", ""))
-        page = self._bucket(call).page(query.get("prefix", ""), query.get("delimiter", ""), after, limit)
+        page = self.bucket(call.bucket).page(query.get("prefix", ""), query.get("delimiter", ""), after, limit)
         shown: Callable[[str], str] = quote if query.get("encoding-type") == "url" else escape
         entries = [
             f"<Contents><Key>{shown(key)}</Key><LastModified>{_moment(found).isoformat()[:19]}.000Z</LastModified>"
@@ -160,7 +161,7 @@ class S3Server:
             f"<IsTruncated>{str(page.following is not None).lower()}</IsTruncated>{''.join(entries)}</ListBucketResult>"
         )
 
-    def _get(self, call: _Call) -> web.Response:
+    def _get(self, call: Call) -> web.Response:
         call.authorize("s3:GetObject")
         found = self._found(call, call.key)
         headers = {
@@ -171,39 +172,39 @@ class S3Server:
         wanted = call.request.headers.get("Range")
         if wanted is None:
             return web.Response(body=found.data, headers=headers, content_type="application/octet-stream")
-        start, end = _range(wanted, len(found.data))
+        start, end = byte_range(wanted, len(found.data))
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(found.data)}"
         return web.Response(status=206, body=found.data[start:end], headers=headers)
 
-    def _put(self, call: _Call) -> web.Response:
+    def _put(self, call: Call) -> web.Response:
         call.authorize("s3:PutObject")
-        self._check_conditions(call)
-        return web.Response(headers={"ETag": f'"{self._bucket(call).write(call.key, call.body).etag}"'})
+        self.check_conditions(call)
+        return web.Response(headers={"ETag": f'"{self.bucket(call.bucket).write(call.key, call.body).etag}"'})
 
-    def _copy(self, call: _Call) -> web.Response:
+    def _copy(self, call: Call) -> web.Response:
         source = unquote(call.request.headers["x-amz-copy-source"]).removeprefix("/")
         bucket, _, key = source.partition("/")
         read = call._replace(bucket=bucket)
         read.authorize("s3:GetObject", key)
         call.authorize("s3:PutObject")
-        self._check_conditions(call)
-        made = self._bucket(call).write(call.key, self._found(read, key).data)
+        self.check_conditions(call)
+        made = self.bucket(call.bucket).write(call.key, self._found(read, key).data)
         return _xml(
             f"<CopyObjectResult><ETag>&quot;{made.etag}&quot;</ETag>"
             f"<LastModified>{_moment(made).isoformat()[:19]}.000Z</LastModified></CopyObjectResult>"
         )
 
-    def _delete(self, call: _Call) -> web.Response:
+    def _delete(self, call: Call) -> web.Response:
         call.authorize("s3:DeleteObject")
-        self._check_conditions(call)
-        self._bucket(call).objects.pop(call.key, None)
+        self.check_conditions(call)
+        self.bucket(call.bucket).objects.pop(call.key, None)
         return web.Response(status=204)
 
-    def _delete_many(self, call: _Call) -> web.Response:
+    def _delete_many(self, call: Call) -> web.Response:
         keys = [node.text or "" for node in ET.fromstring(call.body).iter() if node.tag.endswith("Key")]  # noqa: S314 - of a test
         if len(keys) > _MOST_DELETED:
             raise RefusedError("MalformedXML", f"more than {_MOST_DELETED} keys")
-        bucket, failed = self._bucket(call), []
+        bucket, failed = self.bucket(call.bucket), []
         for key in keys:
             try:
                 call.authorize("s3:DeleteObject", key)
@@ -212,9 +213,9 @@ class S3Server:
                 failed.append(f"<Error><Key>{escape(key)}</Key><Code>{error.code}</Code></Error>")
         return _xml(f"<DeleteResult>{''.join(failed)}</DeleteResult>")
 
-    def _start_upload(self, call: _Call) -> web.Response:
+    def _start_upload(self, call: Call) -> web.Response:
         call.authorize("s3:PutObject")
-        self._bucket(call)
+        self.bucket(call.bucket)
         upload = f"upload-{next(self._numbers)}"
         self._uploads[upload] = {}
         return _xml(
@@ -222,48 +223,48 @@ class S3Server:
             f"<UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
         )
 
-    def _parts(self, call: _Call) -> dict[int, bytes]:
+    def _parts(self, call: Call) -> dict[int, bytes]:
         if call.query["uploadId"] not in self._uploads:
             raise RefusedError("NoSuchUpload", "The specified upload does not exist")
         return self._uploads[call.query["uploadId"]]
 
-    def _put_part(self, call: _Call) -> web.Response:
+    def _put_part(self, call: Call) -> web.Response:
         call.authorize("s3:PutObject")
         self._parts(call)[int(call.query["partNumber"])] = call.body
         return web.Response(headers={"ETag": f'"{_md5(call.body).hex()}"'})
 
-    def _finish_upload(self, call: _Call) -> web.Response:
+    def _finish_upload(self, call: Call) -> web.Response:
         call.authorize("s3:PutObject")
         parts = self._parts(call)
-        self._check_conditions(call)
+        self.check_conditions(call)
         root = ET.fromstring(call.body)  # noqa: S314 - of a test
         named = [int(node.text or 0) for node in root.iter() if node.tag.endswith("PartNumber")]
         if not named or named != sorted(parts.keys() & set(named)):
             raise RefusedError("InvalidPart", "One or more of the specified parts could not be found")
         chosen = [parts[number] for number in named]
         etag = f"{_md5(b''.join(map(_md5, chosen))).hex()}-{len(chosen)}"
-        self._bucket(call).write(call.key, b"".join(chosen), etag)
+        self.bucket(call.bucket).write(call.key, b"".join(chosen), etag)
         del self._uploads[call.query["uploadId"]]
         return _xml(
             f"<CompleteMultipartUploadResult><Bucket>{call.bucket}</Bucket><Key>{escape(call.key)}</Key>"
             f"<ETag>&quot;{etag}&quot;</ETag></CompleteMultipartUploadResult>"
         )
 
-    def _abort_upload(self, call: _Call) -> web.Response:
+    def _abort_upload(self, call: Call) -> web.Response:
         call.authorize("s3:AbortMultipartUpload")
         self._parts(call)
         del self._uploads[call.query["uploadId"]]
         return web.Response(status=204)
 
-    def _found(self, call: _Call, key: str) -> StoredObject:
-        found = self._bucket(call).objects.get(key)
+    def _found(self, call: Call, key: str) -> StoredObject:
+        found = self.bucket(call.bucket).objects.get(key)
         if found is None:
             raise RefusedError("NoSuchKey", "The specified key does not exist")
         return found
 
-    def _check_conditions(self, call: _Call) -> None:
+    def check_conditions(self, call: Call) -> None:
         """Refuse a write whose condition does not hold, with the answers of Amazon's server."""
-        found = self._bucket(call).objects.get(call.key)
+        found = self.bucket(call.bucket).objects.get(call.key)
         absent, tag = (call.request.headers.get(name) for name in ("If-None-Match", "If-Match"))
         if absent not in (None, "*"):
             raise RefusedError("NotImplemented", "If-None-Match takes * in a write")
@@ -289,7 +290,8 @@ def _content(request: web.Request, body: bytes) -> bytes:
     return content
 
 
-def _range(wanted: str, size: int) -> tuple[int, int]:
+def byte_range(wanted: str, size: int) -> tuple[int, int]:
+    """Return the first byte that a header asks for, and the one after the last."""
     first, _, last = wanted.removeprefix("bytes=").partition("-")
     if not first:
         start, end = max(size - int(last), 0), size

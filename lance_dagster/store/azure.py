@@ -1,0 +1,367 @@
+"""Tables on Azure Blob Storage: `az://container/path` and `abfss://container@account.dfs.core.windows.net/path`.
+
+Conditional writes use `If-None-Match: *`, which Azure answers with 409 when the blob exists, and `If-Match`. The
+client's own retries are switched off, so that one call is one request; `prefix.retried` repeats those that may pass. A
+PUT that is repeated after a lost answer finds its own blob: the caller reads it back, as on every store.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import sleep
+from typing import Any, TypeVar
+
+from lance_dagster.errors import (
+    ConditionalPutUnsupportedError,
+    InvalidInputError,
+    MissingExtraError,
+    PermissionRefusedError,
+    StoreError,
+)
+from lance_dagster.store.interface import ObjectInfo
+from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, retried
+from lance_dagster.store.vocabulary import AZURE, is_true, refuse_plain_http, retry_seconds, translated
+
+_PAGE = 5000
+# The limit of a batch request of Azure.
+_MOST_AT_ONCE = 256
+_COPY_PAUSE = 0.2
+_MISSING, _CONFLICT, _FAILED, _BAD_RANGE, _REFUSED, _UNSUPPORTED = 404, 409, 412, 416, 403, 501
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+_SHOWN = 3
+
+Answered = TypeVar("Answered")
+
+
+class AzureStore(PrefixStore):
+    """A prefix of a container."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+        """Take a canonical `az://` or `abfss://` URI; the server is not contacted."""
+        super().__init__(uri)
+        self._container, _, host = self._bucket.partition("@")
+        self._options = translated(AZURE, storage_options)
+        self._seconds = retry_seconds(self._options)
+        refuse_plain_http(self._options)
+        account = host.partition(".")[0]
+        if account and self._options.setdefault("account_name", account) != account:
+            raise InvalidInputError(
+                f"{uri} names the storage account {account!r}, and the storage option account_name names another one"
+            )
+        self._connected: tuple[int, Any] | None = None
+
+    @property
+    def storage(self) -> object:
+        """The account and the credentials; secret."""
+        return ("azure", self._options)
+
+    def get(self, key: str) -> bytes | None:
+        """Return the bytes of a blob, or None when it does not exist; one request up to 32 MiB."""
+        found = self.get_with_etag(key)
+        return None if found is None else found[0]
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        """Return the bytes of a blob from `start` up to `end`, or None when it does not exist."""
+
+        def send() -> bytes | None:
+            try:
+                data: bytes = self._blob(key).download_blob(offset=start, length=end - start).readall()
+            except self._http_error as error:
+                # The blob ends before the first byte that was asked for.
+                if error.status_code == _BAD_RANGE:
+                    return b""
+                if _is_missing(error):
+                    return None
+                raise
+            return data
+
+        return b"" if end <= start else self._ask(f"read {self._uri}/{key}", send)
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
+        """Return the bytes of a blob and its ETag, which belong together, or None when it does not exist."""
+
+        def send() -> tuple[bytes, str] | None:
+            try:
+                # Parts of a large blob are read on the condition that its ETag stays.
+                stream = self._blob(key).download_blob(max_concurrency=1)
+                return stream.readall(), str(stream.properties.etag)
+            except self._http_error as error:
+                if _is_missing(error):
+                    return None
+                raise
+
+        return self._ask(f"read {self._uri}/{key}", send)
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002  # everything lasts here
+        """Write a blob, replacing any existing one."""
+        self._ask(f"write {self._uri}/{key}", lambda: self._blob(key).upload_blob(data, overwrite=True))
+
+    def now(self) -> float:
+        """Return the modification time that the server assigns to a blob written at this moment."""
+        key = "_refs/.probe-clock-" + os.urandom(8).hex()
+        what = f"read the clock of {self._uri}"
+        try:
+            written = self._ask(what, lambda: self._blob(key).upload_blob(b"", overwrite=True))
+            return float(written["last_modified"].timestamp())
+        finally:
+            self.delete(key)
+
+    def download(self, key: str, path: Path) -> bool:
+        """Write a blob's bytes to a local file; False when there is none."""
+
+        def send() -> bool:
+            try:
+                stream = self._blob(key).download_blob(max_concurrency=4)
+            except self._http_error as error:
+                if _is_missing(error):
+                    return False
+                raise
+            with path.open("wb") as file:
+                stream.readinto(file)
+            return True
+
+        return self._ask(f"read {self._uri}/{key}", send)
+
+    def upload(self, path: Path, key: str) -> None:
+        """Write a blob of a local file's bytes, in blocks when it is large; it appears with the last one."""
+
+        def send() -> None:
+            with path.open("rb") as file:
+                self._blob(key).upload_blob(file, overwrite=True, max_concurrency=4)
+
+        self._ask(f"write {self._uri}/{key}", send)
+
+    def copy_from(self, source_uri: str, key: str) -> bool:
+        """Copy a blob, or all blobs below a prefix, on the server; return whether there are any."""
+        source = AzureStore(source_uri, self._given())
+        found = [(entry.key, f"/{entry.key}") for entry in source.walk("")] or [("", "")]
+        # Azure cannot copy a prefix: blobs are copied one by one, and an interrupted copy is repeated by the caller.
+        return all(self._copy_blob(source, name, key + suffix) for name, suffix in found)
+
+    def delete(self, key: str) -> None:
+        """Delete a blob; succeed when it does not exist."""
+
+        def send() -> None:
+            try:
+                self._blob(key).delete_blob()
+            except self._http_error as error:
+                if not _is_missing(error):
+                    raise
+
+        self._ask(f"delete {self._uri}/{key}", send)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete blobs, up to 256 with one request."""
+        for start in range(0, len(keys), _MOST_AT_ONCE):
+            some = [self._key(key) for key in keys[start : start + _MOST_AT_ONCE]]
+
+            def send(some: list[str] = some) -> list[int]:
+                answers = self._client.delete_blobs(*some, raise_on_any_failure=False)
+                return [answer.status_code for answer in answers]
+
+            statuses = self._ask(f"delete {len(some)} blobs below {self._uri}", send)
+            # The answer is a success even when single blobs could not be deleted.
+            failed = [
+                f"{name} ({status})"
+                for name, status in zip(some, statuses, strict=True)
+                if status >= 300 and status != _MISSING  # noqa: PLR2004  # the first status that is no success
+            ]
+            if failed:
+                shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
+                raise StoreError(f"cannot delete {len(failed)} blobs of {self._uri}: {shown}")
+
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+        condition = {"overwrite": False} if tag is None else {"overwrite": True, **self._if_match(tag)}
+        return self._conditional(f"write {self._uri}/{key}", lambda: self._blob(key).upload_blob(data, **condition))
+
+    def _conditional_delete(self, key: str, tag: str) -> bool:
+        condition = self._if_match(tag)
+        return self._conditional(f"delete {self._uri}/{key}", lambda: self._blob(key).delete_blob(**condition))
+
+    def _conditional(self, what: str, request: Callable[[], object]) -> bool:
+        def send() -> bool:
+            try:
+                request()
+            except self._http_error as error:
+                # 409 is also the answer while a blob is leased or its account is busy; those are no answers here.
+                exists = error.status_code == _CONFLICT and error.error_code == "BlobAlreadyExists"
+                if exists or error.status_code == _FAILED or _is_missing(error):
+                    return False
+                if error.status_code == _UNSUPPORTED:
+                    raise ConditionalPutUnsupportedError(
+                        f"cannot {what}: the server does not support conditional writes"
+                    ) from error
+                raise
+            return True
+
+        return self._ask(what, send)
+
+    def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
+        options = {"name_starts_with": prefix, "results_per_page": min(limit or _PAGE, _PAGE)}
+        listing = self._client.walk_blobs(delimiter=delimiter, **options) if delimiter else None
+        pages = (listing or self._client.list_blobs(**options)).by_page()
+        while True:
+            # The iterator keeps its place when a request fails, so the request is repeated and not the listing.
+            page = self._ask(f"list {self._uri}: {prefix}", lambda: _next(pages))
+            # A page without blobs is not the end: Azure may cut a listing anywhere.
+            if page is None:
+                return
+            objects = tuple(
+                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp())
+                for blob in page
+                if hasattr(blob, "size") and blob.size is not None
+            )
+            yield ListedPage(objects, tuple(blob.name for blob in page if not hasattr(blob, "size")))
+
+    def _copy_blob(self, source: "AzureStore", name: str, key: str) -> bool:
+        address = source._blob(name).url  # noqa: SLF001  # a store of the same class
+
+        def send() -> bool:
+            blob = self._blob(key)
+            try:
+                answer = blob.start_copy_from_url(address)
+            except self._http_error as error:
+                if _is_missing(error):
+                    return False
+                raise
+            # Within an account a copy is done at once or soon after.
+            status = answer["copy_status"]
+            while status == "pending":
+                sleep(_COPY_PAUSE)
+                status = blob.get_blob_properties().copy.status
+            if status != "success":
+                raise StoreError(f"cannot copy {source.uri}/{name} to {self._uri}/{key}: the copy ended as {status}")
+            return True
+
+        return self._ask(f"copy {source.uri}/{name} to {self._uri}/{key}", send)
+
+    def _given(self) -> Mapping[str, str]:
+        return {AZURE.options[name][0]: value for name, value in self._options.items()}
+
+    def _if_match(self, tag: str) -> dict[str, object]:
+        from azure.core import MatchConditions
+
+        return {"etag": tag, "match_condition": MatchConditions.IfNotModified}
+
+    def _blob(self, key: str) -> Any:  # noqa: ANN401  # the SDK's own types are not exported for every call
+        name = self._key(key) if key else self._prefix
+        return self._client.get_blob_client(name)
+
+    @property
+    def _http_error(self) -> Any:  # noqa: ANN401  # an exception class of the SDK
+        return self._errors()[0]
+
+    def _errors(self) -> tuple[Any, Any]:
+        """Return the SDK's exceptions: of an answer that is an error, and of any failed request."""
+        try:
+            # Here: programs that only look at a URI or its options do not need it.
+            from azure.core.exceptions import AzureError, HttpResponseError
+        except ImportError as error:
+            scheme = self._uri.partition(":")[0]
+            raise MissingExtraError("azure-storage-blob", "azure", f"a table on {scheme}://") from error
+        return HttpResponseError, AzureError
+
+    @property
+    def _client(self) -> Any:  # noqa: ANN401  # same
+        # Connections do not survive a fork: each process makes its own client.
+        if self._connected is None or self._connected[0] != os.getpid():
+            self._connected = (os.getpid(), self._connect())
+        return self._connected[1]
+
+    def _connect(self) -> object:
+        from azure.storage.blob import ContainerClient
+
+        account = self._options.get("account_name", "")
+        endpoint = self._options.get("endpoint") or f"https://{account}.blob.core.windows.net"
+        if not account and "endpoint" not in self._options:
+            raise InvalidInputError(f"{self._uri} needs the storage option account_name, or an endpoint")
+        return ContainerClient(
+            endpoint,
+            self._container,
+            credential=credential(self._options),
+            retry_total=0,
+            connection_timeout=10,
+            read_timeout=60,
+        )
+
+    def _ask(self, what: str, send: Callable[[], Answered]) -> Answered:
+        answered, failed = self._errors()
+
+        def attempt() -> Answered:
+            try:
+                return send()
+            except answered as error:
+                if error.status_code in _TRANSIENT:
+                    raise TransientError(f"cannot {what}: {_text(error)}") from error
+                if error.status_code == _REFUSED:
+                    raise PermissionRefusedError(what, _text(error)) from error
+                raise StoreError(f"cannot {what}: {_text(error)}") from error
+            except failed as error:
+                # No answer, or half of one.
+                raise TransientError(f"cannot {what}: {_text(error)}") from error
+
+        return retried(attempt, self._seconds)
+
+
+def credential(options: Mapping[str, str]) -> object:
+    """Return what the SDK signs requests with: an explicit option first, then what the machine offers.
+
+    Raises:
+        InvalidInputError: A part of the credentials is missing.
+        MissingExtraError: The credentials need azure-identity.
+    """
+    if is_true(options.get("skip_signature")):
+        return None
+    if "account_key" in options:
+        return {"account_name": options.get("account_name", ""), "account_key": options["account_key"]}
+    if "sas_token" in options:
+        return options["sas_token"].removeprefix("?")
+    if "token" in options:
+        return _StaticToken(options["token"])
+    return _identity(options)
+
+
+def _identity(options: Mapping[str, str]) -> object:
+    try:
+        from azure import identity
+    except ImportError as error:
+        raise MissingExtraError("azure-identity", "azure", "credentials other than a key or a token") from error
+    if "client_secret" in options:
+        missing = [name for name in ("tenant_id", "client_id") if name not in options]
+        if missing:
+            raise InvalidInputError(f"the storage option client_secret needs {' and '.join(missing)}")
+        return identity.ClientSecretCredential(options["tenant_id"], options["client_id"], options["client_secret"])
+    if is_true(options.get("use_azure_cli")):
+        return identity.AzureCliCredential()
+    return identity.DefaultAzureCredential()
+
+
+class _StaticToken:
+    """A bearer token that somebody else renews."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def get_token(self, *_: str, **__: object) -> Any:  # noqa: ANN401  # the SDK's named tuple
+        from azure.core.credentials import AccessToken
+
+        # Its real end is not known; the server refuses it when it is over.
+        return AccessToken(self._token, 2**31 - 1)
+
+
+def _next(pages: Iterator[Any]) -> list[Any] | None:
+    page = next(pages, None)
+    return None if page is None else [*page]
+
+
+def _is_missing(error: Any) -> bool:  # noqa: ANN401  # the SDK is imported late
+    # A container that does not exist is an error, as on S3; a blob that does not is an answer.
+    return error.status_code == _MISSING and error.error_code != "ContainerNotFound"
+
+
+def _text(error: Exception) -> str:
+    """Return the first line of an error, without the URL's query, in which a signature may stand."""
+    with suppress(IndexError):
+        return str(error).splitlines()[0].partition("?")[0]
+    return type(error).__name__

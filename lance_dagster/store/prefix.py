@@ -1,0 +1,232 @@
+"""What the stores on object storage share: a prefix of a bucket, its listings, the probe of conditions, and retries.
+
+A provider gives single requests: a write under a condition, a deletion under one, a page of a listing. Object storage
+has no folders, links or syncs, so the methods about these do nothing.
+"""
+
+import random
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from lance_dagster.errors import ConditionalPutUnsupportedError, PermissionRefusedError, StoreError
+from lance_dagster.store.interface import ObjectInfo
+
+# How often a server is asked what it does with conditions, and the first pause between two times.
+_PROBES, _PROBE_PAUSE = 4, 0.1
+# No object ever had this tag: it is written as an MD5 digest, and as a number it is none of a generation.
+_NO_TAG = "0" * 32
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+
+Answered = TypeVar("Answered")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """One answer to a listing: objects with their full keys, and the prefixes up to the delimiter."""
+
+    objects: tuple[ObjectInfo, ...]
+    prefixes: tuple[str, ...]
+
+
+class TransientError(StoreError):
+    """Report a request that failed in a way that may pass: nothing is known about its effect."""
+
+
+def retried(send: Callable[[], Answered], seconds: float) -> Answered:
+    """Repeat a request until it is answered, with full jitter between attempts.
+
+    A write that is repeated may find the object that its first attempt wrote; the caller reads it back.
+
+    Args:
+        send: The request; it raises `TransientError` where a repetition may help.
+        seconds: After how long the last error is raised. At least one attempt is made.
+    """
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        try:
+            return send()
+        except TransientError as error:
+            # Jitter over the whole pause: writers that failed together do not come back together.
+            wait = random.uniform(0, pause)  # noqa: S311  # no secret depends on it
+            if time.monotonic() + wait > deadline:
+                raise StoreError(f"{error}; gave up after {seconds:g} s of retries") from error
+            time.sleep(wait)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class PrefixStore(ABC):
+    """A prefix of a bucket: the part of a `Store` that is the same for every provider."""
+
+    # Every provider lists keys in order, so the newest manifest is found without a version hint.
+    ordered_listing = True
+
+    def __init__(self, uri: str) -> None:
+        """Take a canonical URI, `scheme://bucket/prefix`; the server is not contacted."""
+        self._uri = uri
+        self._bucket, _, self._prefix = uri.partition("://")[2].partition("/")
+        # Probed before the first conditional write only: readers need no write permission.
+        self._probed = False
+        self._deletes_conditionally = False
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI."""
+        return self._uri
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """Return the bytes of an object, or None when it does not exist."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Delete an object; succeed when it does not exist."""
+
+    @abstractmethod
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+        """Write an object if it has a tag, or with None if there is none; return whether it was written."""
+
+    @abstractmethod
+    def _conditional_delete(self, key: str, tag: str) -> bool:
+        """Delete an object if it has a tag; return False when it has another or is gone."""
+
+    @abstractmethod
+    def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
+        """List the keys that start with a prefix, one request for each page; a limit bounds the first one."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless the key exists; return whether it was written."""
+        self._probe()
+        return self._conditional_put(key, data, None)
+
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
+        """Replace an object unless its tag changed."""
+        self._probe()
+        return self._conditional_put(key, data, tag)
+
+    def compare_and_delete(self, key: str, tag: str) -> bool:
+        """Delete an object unless its tag changed, where the server can do that."""
+        # Sent with the condition in any case: another process may know better what the server does.
+        try:
+            return self._conditional_delete(key, tag)
+        except ConditionalPutUnsupportedError:
+            self.delete(key)
+            return True
+
+    def deletes_conditionally(self) -> bool:
+        """Return whether the server obeys the condition of a deletion, which not every S3 server does."""
+        self._probe()
+        return self._deletes_conditionally
+
+    def list(self, folder: str, limit: int | None = None) -> list[str]:
+        """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
+        return [entry.key for entry in islice(self._listed(folder, "/", limit), limit)]
+
+    def list_some(self, folder: str, limit: int) -> Collection[str]:
+        """Return the names of the first `limit` objects directly in a folder."""
+        return self.list(folder, limit)
+
+    def folders(self, folder: str) -> tuple[str, ...]:
+        """Return the prefixes directly in a folder, sorted, without listing what is below them."""
+        prefix = self._folder(folder)
+        found = (name for page in self._pages(prefix, "/", None) for name in page.prefixes)
+        return tuple(sorted(each.removeprefix(prefix).rstrip("/") for each in found))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names of the objects directly in a folder with their sizes in bytes."""
+        return {entry.key: entry.size for entry in self._listed(folder, "/")}
+
+    def walk(self, folder: str) -> Iterator[ObjectInfo]:
+        """List every object below a prefix: one request for each page."""
+        for entry in self._listed(folder, ""):
+            yield ObjectInfo(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
+
+    def prune(self, folder: str) -> None:  # noqa: B027  # complete as it is
+        """Do nothing: object storage has no folders."""
+
+    def turn(self, name: str) -> AbstractContextManager[bool]:  # noqa: ARG002  # there is none to wait for
+        """Do nothing: writers of an object store do not know of each other."""
+        return nullcontext(enter_result=False)
+
+    def refuse_links(self, folder: str) -> None:  # noqa: B027  # complete as it is
+        """Do nothing: object storage has no links."""
+
+    def sync_folder(self, folder: str) -> None:  # noqa: B027  # complete as it is
+        """Do nothing: an acknowledged object is durable."""
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _folder(self, folder: str) -> str:
+        return self._key(f"{folder}/" if folder else "")
+
+    def _listed(self, folder: str, delimiter: str, limit: int | None = None) -> Iterator[ObjectInfo]:
+        """List the objects directly in a folder, or all below it without a delimiter; keys are relative to it."""
+        prefix = self._folder(folder)
+        for page in self._pages(prefix, delimiter, limit):
+            for entry in page.objects:
+                if name := entry.key.removeprefix(prefix):
+                    yield ObjectInfo(name, entry.size, entry.modified)
+
+    def _probe(self) -> None:
+        """Refuse a server that accepts conditions and ignores them: commits would overwrite each other.
+
+        Raises:
+            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
+            StoreError: The server did not answer often enough to tell.
+        """
+        if self._probed:
+            return
+        problem: StoreError | None = None
+        for attempt in range(_PROBES):
+            if attempt:
+                # A server in trouble is given time; the random part keeps many writers from coming back together.
+                time.sleep(random.uniform(0, _PROBE_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
+            try:
+                if self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}"):
+                    self._probed = True
+                    return
+            except (ConditionalPutUnsupportedError, PermissionRefusedError):
+                raise
+            except StoreError as error:
+                problem = error
+        raise StoreError(
+            f"cannot tell whether the server behind {self._uri} obeys If-None-Match, without which two writers could "
+            f"overwrite each other's commit: {problem or 'its answers contradict each other'}; try again"
+        ) from problem
+
+    def _probe_once(self, key: str) -> bool:
+        """Tell what the server does with conditions; return False when its answers prove nothing.
+
+        Raises:
+            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
+            StoreError: The server did not answer.
+        """
+        try:
+            # Its answer says nothing: a client that lost it sends the request again and finds its own object.
+            self._conditional_put(key, b"1", None)
+            if self.get(key) != b"1":
+                return False
+            # This one has to fail. A server that accepts it would let two commits of one version win. It is believed
+            # only with the object itself, since the answer may be to a request that the client repeated.
+            refused = not self._conditional_put(key, b"2", None)
+            if not refused and self.get(key) == b"2":
+                raise ConditionalPutUnsupportedError(
+                    f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
+                    "other's commit; use a server with conditional writes"
+                )
+            if refused:
+                try:
+                    self._deletes_conditionally = not self._conditional_delete(key, _NO_TAG)
+                except ConditionalPutUnsupportedError:
+                    self._deletes_conditionally = False
+            return refused
+        finally:
+            # What stays behind is one small object that garbage collection knows.
+            with suppress(StoreError):
+                self.delete(key)

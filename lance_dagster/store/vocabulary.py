@@ -1,0 +1,144 @@
+"""The storage options of Azure and Google under pylance's names, and the variables of the environment that set them.
+
+One vocabulary for everything that opens a table: what works for pylance works here, and what pylance would ignore is
+refused. S3's options are in `options`.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lance_dagster.errors import InvalidInputError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_RETRY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The options of a provider: what each is called here, and pylance's names for it, the usual one first."""
+
+    provider: str
+    options: Mapping[str, tuple[str, ...]]
+    # Credentials that exclude each other: any of them given as an option keeps those of the environment out.
+    credentials: frozenset[str]
+    secrets: frozenset[str]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Pylance's names, each with the name here."""
+        return {spelt: name for name, spellings in self.options.items() for spelt in spellings}
+
+
+_CLIENT = {"allow_http": ("allow_http",), "retry_seconds": ("client_retry_timeout",)}
+AZURE = Vocabulary(
+    provider="Azure",
+    options={
+        "account_name": ("account_name", "azure_storage_account_name"),
+        "account_key": (
+            *("account_key", "azure_storage_account_key", "azure_storage_access_key", "azure_storage_master_key"),
+            *("access_key", "master_key"),
+        ),
+        "sas_token": ("sas_token", "azure_storage_sas_token", "azure_storage_sas_key", "sas_key"),
+        "token": ("bearer_token", "azure_storage_token", "token"),
+        "client_id": ("client_id", "azure_client_id", "azure_storage_client_id"),
+        "client_secret": ("client_secret", "azure_client_secret", "azure_storage_client_secret"),
+        "tenant_id": (
+            *("tenant_id", "azure_tenant_id", "azure_storage_tenant_id", "azure_storage_authority_id"),
+            *("azure_authority_id", "authority_id"),
+        ),
+        "endpoint": ("endpoint", "azure_storage_endpoint", "azure_endpoint"),
+        "use_azure_cli": ("use_azure_cli", "azure_use_azure_cli"),
+        "skip_signature": ("skip_signature", "azure_skip_signature"),
+        **_CLIENT,
+    },
+    credentials=frozenset({"account_key", "sas_token", "token", "client_secret", "use_azure_cli", "skip_signature"}),
+    secrets=frozenset({"account_key", "sas_token", "token", "client_secret"}),
+)
+GOOGLE = Vocabulary(
+    provider="Google",
+    options={
+        "service_account": (
+            *("service_account", "google_service_account", "google_service_account_path", "service_account_path"),
+        ),
+        "service_account_key": ("service_account_key", "google_service_account_key"),
+        "application_credentials": ("application_credentials", "google_application_credentials"),
+        "token": ("google_storage_token", "google_bearer_token"),
+        "endpoint": ("google_base_url",),
+        "skip_signature": ("skip_signature", "google_skip_signature"),
+        **_CLIENT,
+    },
+    credentials=frozenset(
+        {"service_account", "service_account_key", "application_credentials", "token", "skip_signature"}
+    ),
+    secrets=frozenset({"service_account_key", "token"}),
+)
+
+
+def translated(vocabulary: Vocabulary, storage_options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by their names here, with what the environment sets beside them.
+
+    Raises:
+        InvalidInputError: An option is unknown, or not a string.
+    """
+    found: dict[str, str] = {}
+    names = vocabulary.names
+    for given, value in storage_options.items():
+        name = names.get(given.lower())
+        if name is None:
+            near = difflib.get_close_matches(given.lower(), names, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            known = ", ".join(spellings[0] for spellings in vocabulary.options.values())
+            raise InvalidInputError(f"unknown storage option {given!r} of {vocabulary.provider}{meant}; known: {known}")
+        if not isinstance(value, str):
+            raise InvalidInputError(f"storage option {given!r} must be a string, not {type(value).__name__}")
+        found[name] = value
+    return _environment(vocabulary, found) | found
+
+
+def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that the environment sets, as pylance reads it."""
+    # A key in the environment does not compete with a token that was given.
+    left_out = vocabulary.credentials if given.keys() & vocabulary.credentials else frozenset[str]()
+    found = {
+        name: os.environ[spelt.upper()]
+        for name, spellings in vocabulary.options.items()
+        for spelt in reversed(spellings)
+        if spelt.startswith(vocabulary.provider.lower()) and spelt.upper() in os.environ and name not in left_out
+    }
+    # For pylance either of them is for all providers.
+    plain = os.environ.get("AZURE_STORAGE_ALLOW_HTTP", os.environ.get("AWS_ALLOW_HTTP"))
+    return found if plain is None else {**found, "allow_http": plain}
+
+
+def is_true(value: str | None) -> bool:
+    """Whether an option that is a flag is set."""
+    return value is not None and value.lower() in _TRUE
+
+
+def retry_seconds(options: Mapping[str, str]) -> float:
+    """Return for how long requests are repeated: the option `client_retry_timeout`.
+
+    Raises:
+        InvalidInputError: It is no number of seconds.
+    """
+    given = options.get("retry_seconds")
+    if given is None:
+        return _RETRY_SECONDS
+    if not given.isdecimal():
+        raise InvalidInputError(f"the storage option client_retry_timeout is a number of seconds, not {given!r}")
+    return float(given)
+
+
+def refuse_plain_http(options: Mapping[str, str]) -> None:
+    """Refuse an endpoint without encryption, unless it is asked for, and one that carries credentials.
+
+    Raises:
+        InvalidInputError: The endpoint is plain http, or has a user, a query or a fragment.
+    """
+    endpoint = options.get("endpoint", "")
+    if any(mark in endpoint for mark in "@?#"):
+        raise InvalidInputError("the endpoint is without '@', '?' and '#'; give credentials as storage options")
+    if endpoint.lower().startswith("http://") and not is_true(options.get("allow_http")):
+        raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")

@@ -1,0 +1,186 @@
+"""Every store on object storage: the contract, a whole life of a table with pylance beside it, requests, and errors."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
+from lance_dagster.store import Store, open_store
+from tests.conftest import CHECKOUT, S3Storage, bucket_on, free_port
+from tests.store import providers
+from tests.store.conformance import StoreConformance
+from tests.table_factory import SCHEMA, contents, entries
+
+SECRET = "canary-secret"
+PROVIDERS = ["s3", "azure", "google"]
+
+
+@pytest.fixture(scope="session")
+def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Azurite, once for all tests of a worker."""
+    with providers.azurite(tmp_path_factory.mktemp("azure") / "server.log") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def google_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server for Google's interface, once for all tests of a worker."""
+    with providers.google_server(tmp_path_factory.mktemp("google") / "server.log") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=PROVIDERS)
+def storage(request: pytest.FixtureRequest) -> S3Storage:
+    """A fresh bucket or container of a provider."""
+    match request.param:
+        case "azure":
+            return providers.azure_storage(request.getfixturevalue("azure_endpoint"))
+        case "google":
+            return providers.google_storage(request.getfixturevalue("google_endpoint"))
+        case _:
+            return bucket_on(request.getfixturevalue("s3_server"))
+
+
+class TestEveryProvider(StoreConformance):
+    """A prefix of a bucket does what a store has to do."""
+
+    @pytest.fixture
+    def store(self, storage: S3Storage) -> Store:
+        """A place where nothing is yet."""
+        return open_store(f"{storage.uri}/deep/prefix", storage.storage_options)
+
+
+def test_a_table_lives_a_whole_life(storage: S3Storage) -> None:
+    """Create, append, branch, replace, merge, tag, move, collect; pylance reads and writes it with the same options."""
+    uri, options = f"{storage.uri}/lake/table", dict(storage.storage_options)
+    with pytest.raises(TableNotFoundError, match="no Lance table at "):
+        LanceTable.open(uri, options)
+    table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
+    table.append(entries("a", 1, 2, 3))
+    table.branches.create("run/1")
+    table.replace_where("value IN (2, 9)", entries("b", 9), branch="run/1")
+    table.append(entries("c", 1))
+    table.merge("run/1")
+    assert [("a", 1), ("a", 3), ("b", 9), ("c", 1)] == contents(table)
+    table.tags.move("production", "main")
+    table.tags.move("production", "main@1", expected=table.head())
+    table.branches.delete("run/1")
+    again = pickle.loads(pickle.dumps(table))  # noqa: S301 - bytes of this test
+    assert [] == contents(again, "production")
+    dataset = lance.dataset(uri, storage_options=options)
+    dataset.validate()
+    dataset.insert(entries("d", 1))
+    assert 5 == LanceTable.open(uri, options).count_rows()
+    table.maintenance.collect_garbage()
+    assert not table.maintenance.verify(deep=False).problems
+    assert 5 == lance.dataset(uri, storage_options=options).count_rows()
+
+
+def test_a_place_that_does_not_exist_is_a_clear_error(storage: S3Storage) -> None:
+    """A missing bucket or container is no missing object; nothing of the client's own errors comes out."""
+    store = open_store(f"{storage.uri}-missing", storage.storage_options)
+    for verb in (
+        lambda: store.put("a", b"1"),
+        lambda: store.put_if_absent("a", b"1"),
+        lambda: store.compare_and_swap("a", b"1", "1"),
+        lambda: store.list("a"),
+    ):
+        with pytest.raises(StoreError, match="-missing"):
+            verb()
+
+
+UNREACHABLE = {
+    "az://bucket/t": {"account_name": "a", "account_key": SECRET + "=", "endpoint": "http://{}/a"},
+    "gs://bucket/t": {"google_storage_token": SECRET, "google_base_url": "http://{}"},
+}
+
+
+@pytest.mark.parametrize("uri", UNREACHABLE)
+def test_a_server_that_does_not_answer_is_a_store_error(uri: str) -> None:
+    """Requests are repeated until the time is over; the error says how long that was, and shows no secret."""
+    address = f"127.0.0.1:{free_port()}"
+    options = {name: value.format(address) for name, value in UNREACHABLE[uri].items()}
+    store = open_store(uri, options | {"allow_http": "true", "client_retry_timeout": "1"})
+    with pytest.raises(StoreError, match="gave up after 1 s of retries") as caught:
+        store.list("a")
+    assert SECRET not in str(caught.value) + repr(store)
+
+
+@pytest.mark.parametrize(
+    "uri,options,said",
+    [
+        ("az://c/t", {"acount_key": "x"}, "unknown storage option 'acount_key' of Azure .did you mean 'account_key'"),
+        ("az://c/t", {"aws_region": "x"}, "unknown storage option 'aws_region' of Azure"),
+        ("gs://b/t", {"servce_account": "x"}, "did you mean 'service_account'"),
+        ("az://c/t", {"endpoint": "http://h/a"}, "set the storage option allow_http"),
+        ("az://c/t", {"endpoint": "https://h/a?sig=x"}, "without '@', '[?]' and '#'"),
+        ("gs://b/t", {"google_base_url": "http://h"}, "set the storage option allow_http"),
+        ("gs://b/t", {"client_retry_timeout": "soon"}, "client_retry_timeout is a number of seconds, not 'soon'"),
+        ("abfss://c@acc.dfs.core.windows.net/t", {"account_name": "other"}, "names the storage account 'acc'"),
+        ("abfss://c:pw@acc.dfs.core.windows.net/t", {}, "has no part before '@'"),
+        ("az://c@acc/t", {}, "has no part before '@'"),
+        ("hdfs://h/t", {}, "use a local path, s3://, az://, abfss:// or gs://"),
+    ],
+)
+def test_what_would_not_work_is_refused(uri: str, options: dict[str, str], said: str) -> None:
+    """Before anything is sent, each with what would be right."""
+    with pytest.raises(InvalidInputError, match=said):
+        open_store(uri, options)
+
+
+def test_credentials_come_from_the_environment(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the names that pylance reads them by; a table is opened without options by both."""
+    names = {
+        "aws_endpoint": "AWS_ENDPOINT_URL",
+        "azure_storage_endpoint": "AZURE_STORAGE_ENDPOINT",
+        "allow_http": "AWS_ALLOW_HTTP",
+        "account_name": "AZURE_STORAGE_ACCOUNT_NAME",
+        "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
+    }
+    for option, value in storage.storage_options.items():
+        monkeypatch.setenv(names.get(option, option.upper()), value)
+    table = LanceTable.create(f"{storage.uri}/t", SCHEMA)
+    table.append(entries("a", 1))
+    assert 1 == lance.dataset(table.uri).count_rows()
+
+
+FORKED = """
+import os, sys
+from lance_dagster.store import open_store
+uri, *pairs = sys.argv[1:]
+store = open_store(uri, dict(zip(pairs[::2], pairs[1::2])))
+store.put("parent", b"1")
+child = os.fork()
+if not child:
+    os._exit(0 if store.get("parent") == b"1" and store.put_if_absent("child", b"2") else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(status or (0 if store.get("child") == b"2" else 2))
+"""
+
+
+def test_a_store_works_in_a_forked_process(storage: S3Storage) -> None:
+    """The child makes connections of its own, and those of the parent go on."""
+    given = [part for pair in storage.storage_options.items() for part in pair]
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, f"{storage.uri}/forked", *given]
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert 0 == done.returncode, done.stderr
+
+
+def test_no_text_of_a_store_shows_a_secret(tmp_path: Path) -> None:
+    """Neither a key nor a signature, in whichever way a log shows the object."""
+    signed = {"account_name": "a", "sas_token": providers.canary_sas()}
+    for uri, options in (("az://c/t", {"account_name": "a", "account_key": SECRET}), ("az://c/t", signed)):
+        assert "canary" not in repr(open_store(uri, options)) + str(open_store(uri, options))
+    (tmp_path / "key.json").write_text(f'{{"private_key": "{SECRET}"}}')
+    store = open_store("gs://b/t", {"google_service_account": str(tmp_path / "key.json")})
+    with pytest.raises(InvalidInputError) as caught:
+        store.get("a")
+    assert SECRET not in str(caught.value) + repr(store)
