@@ -80,9 +80,17 @@ if TYPE_CHECKING:
         pipes_extras as pipes_extras,
         pipes_table as pipes_table,
     )
+    from lance_dagster.plugin.operate.protected_branch_sensor import (
+        build_protected_branch_sensor as build_protected_branch_sensor,
+    )
     from lance_dagster.plugin.operate.ref_sensor import (
         build_ref_sensor as build_ref_sensor,
         ref_asset_specs as ref_asset_specs,
+    )
+    from lance_dagster.plugin.provider_options import (
+        AzureOptions as AzureOptions,
+        GoogleOptions as GoogleOptions,
+        S3Options as S3Options,
     )
     from lance_dagster.plugin.publish.promoted_asset import (
         promoted_asset_spec as promoted_asset_spec,
@@ -98,7 +106,6 @@ if TYPE_CHECKING:
     from lance_dagster.plugin.resource import (
         LanceResource as LanceResource,
         PinnedTable as PinnedTable,
-        S3Options as S3Options,
         SparkResource as SparkResource,
     )
     from lance_dagster.plugin.run_branch import (
@@ -137,11 +144,13 @@ _HOMES = {
     "operate.discovery_sensor": ("build_discovery_sensor",),
     "operate.maintenance_job": ("MaintenanceConfig", "MaintenanceJob", "build_maintenance_job"),
     "operate.pipes_session": ("PipesTable", "pipes_extras", "pipes_table"),
+    "operate.protected_branch_sensor": ("build_protected_branch_sensor",),
     "operate.ref_sensor": ("build_ref_sensor", "ref_asset_specs"),
+    "provider_options": ("AzureOptions", "GoogleOptions", "S3Options"),
     "publish.promoted_asset": ("promoted_asset_spec",),
     "publish.publish_config": ("PublishConfig", "Rollback"),
     "publish.publisher": ("PublisherOptions", "build_publisher"),
-    "resource": ("LanceResource", "PinnedTable", "S3Options", "SparkResource"),
+    "resource": ("LanceResource", "PinnedTable", "SparkResource"),
     "run_branch": ("RunBranch", "RunChain"),
     "settings": ("WriteMode",),
     "table_asset": ("TableAddress",),

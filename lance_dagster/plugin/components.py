@@ -30,8 +30,9 @@ from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
 from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor, ref_asset_specs
+from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import build_publisher
-from lance_dagster.plugin.resource import LanceResource, literal_secrets
+from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY
 
 CheckKind = Literal[

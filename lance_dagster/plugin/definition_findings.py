@@ -14,8 +14,9 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of
-from lance_dagster.plugin.resource import LanceResource, literal_secrets
+from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.settings import SettingPlace, refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
 

@@ -14,8 +14,9 @@ from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
+from lance_dagster.plugin.provider_options import AzureOptions, GoogleOptions, S3Options
 from lance_dagster.plugin.publish.publisher import build_publisher
-from lance_dagster.plugin.resource import LanceResource, S3Options, SparkResource
+from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, asset_key_of
 
 # Two mappings and not one with both kinds of keys: type checkers accept only exactly the key type of a mapping.
@@ -55,6 +56,8 @@ class LanceAssetsOptions(TypedDict, total=False):
     schedule: str | None
     storage_options: Mapping[str, str]
     s3: S3Options | None
+    azure: AzureOptions | None
+    google: GoogleOptions | None
     environment: str | dg.EnvVar
     unchecked: bool
     repository: bool
@@ -89,7 +92,7 @@ def lance_assets(
         tag: The tag that readers follow, and the first part of the keys of the promoted nodes.
         **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one
             process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
-            partition of time when it ends. `s3` or `storage_options`, credentials and endpoint of the root.
+            partition of time when it ends. `s3`, `azure`, `google` or `storage_options`, credentials of the root.
             `environment`, the name of a branch deployment, whose tables are forks of those below the root.
             `unchecked`, whether tables may have no check. `repository=False` publishes each table by itself; by default
             all tables of a run are published as one commit of the repository at the root. `name`, put before the names
@@ -111,9 +114,8 @@ def lance_assets(
     _refuse_unknown_options(options)
     storage = dict(options.get("storage_options", {}))
     environment, together = options.get("environment", ""), options.get("repository", True)
-    lance = LanceResource(
-        root=root, storage_options=storage, s3=options.get("s3"), environment=environment, repository=together
-    )
+    providers = {name: options.get(name) for name in ("s3", "azure", "google")}
+    lance = LanceResource(root=root, storage_options=storage, environment=environment, repository=together, **providers)
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{options['name']}_" if options.get("name") else ""

@@ -1,9 +1,9 @@
 """Objects at rest: the operations on stored bytes that all other folders build on: local disk, S3, Azure and Google.
 
 This folder is the only user of fsspec and of the providers' clients. A commit is one `put_if_absent`, a moved ref is
-one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on local disk, and some S3 servers accept `If-None-Match`
-and ignore it. So each store implements the operations itself, and on object storage the server is probed before the
-first conditional write.
+one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on local disk, and some S3 servers accept
+`If-None-Match` and ignore it. So each store implements the operations itself, and on object storage the server is
+probed before the first conditional write.
 """
 
 import os
@@ -20,6 +20,8 @@ from lance_dagster.store.options import (
     canonical_uri,
     file_checks,
     is_durable,
+    is_secret_option,
+    option_identity,
     refuse_unknown_options,
     resolve_location,
     supported_uri,
@@ -41,7 +43,9 @@ __all__ = [
     "copy_folder",
     "file_checks",
     "is_durable",
+    "is_secret_option",
     "open_store",
+    "option_identity",
     "refuse_unknown_options",
     "supported_uri",
     "sync_path",

@@ -304,7 +304,7 @@ class AzureStore(PrefixStore):
         return retried(attempt, self._seconds)
 
 
-def credential(options: Mapping[str, str]) -> object:
+def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of several classes of the SDK
     """Return what the SDK signs requests with: an explicit option first, then what the machine offers.
 
     Raises:
@@ -357,7 +357,7 @@ def _next(pages: Iterator[Any]) -> list[Any] | None:
 
 def _is_missing(error: Any) -> bool:  # noqa: ANN401  # the SDK is imported late
     # A container that does not exist is an error, as on S3; a blob that does not is an answer.
-    return error.status_code == _MISSING and error.error_code != "ContainerNotFound"
+    return bool(error.status_code == _MISSING and error.error_code != "ContainerNotFound")
 
 
 def _text(error: Exception) -> str:

@@ -36,6 +36,7 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "allow_http": (_TOP, ""),
     "virtual_hosted_style_request": (_TOP, ""),
 }
+_SECRETS = frozenset({"secret_access_key", "session_token"})
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _DURABILITY = "durability"
 _ALLOWED_BASES = "allowed_base_paths"
@@ -214,6 +215,20 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
         known = _S3_OPTIONS.keys() | AZURE.names.keys() | GOOGLE.names.keys()
         if name not in _OWN and name.lower().removeprefix("aws_") not in known:
             raise InvalidInputError(_unknown_option(given))
+
+
+def option_identity(name: str) -> str:
+    """Return what an option is called here: equal for two spellings of one option."""
+    plain = name.lower()
+    for vocabulary in (AZURE, GOOGLE):
+        if plain in vocabulary.names:
+            return vocabulary.names[plain]
+    return plain.removeprefix("aws_")
+
+
+def is_secret_option(name: str) -> bool:
+    """Whether the value of an option is a secret, for any provider."""
+    return option_identity(name) in _SECRETS | AZURE.secrets | GOOGLE.secrets
 
 
 def _unknown_option(given: str) -> str:

@@ -5,6 +5,8 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import (
+    AzureOptions,
+    GoogleOptions,
     InvalidInputError,
     LanceIOManager,
     LanceResource,
@@ -180,6 +182,25 @@ def test_a_table_is_opened_at_a_version_or_a_ref_expression(tmp_path: Path) -> N
     assert "fix@2" == lake.open(context, "lab/numbers", ref=version).ref
     assert "fix@3" == lake.open(context, "lab/numbers", ref="fix").ref
     assert "main@1" == lake.open(context, "lab/numbers").ref
+
+
+def test_typed_options_of_azure_and_google() -> None:
+    """Each becomes options of pylance; secrets are in no text, and a root has one provider."""
+    azure = AzureOptions(account_name="lake", account_key="hush", use_azure_cli=True)
+    google = GoogleOptions(service_account_key="hush", anonymous=True)
+    lakes = [LanceResource(root="az://c/x", azure=azure), LanceResource(root="gs://b/x", google=google)]
+    assert [
+        {"account_name": "lake", "account_key": "hush", "use_azure_cli": "true"},
+        {"google_service_account_key": "hush", "google_skip_signature": "true"},
+    ] == [lake.connection_options for lake in lakes]
+    assert "hush" not in repr(lakes) + repr(azure) + repr(google)
+    doubled = LanceResource(root="az://c/x", storage_options={"azure_storage_access_key": "x"}, azure=azure)
+    with pytest.raises(InvalidInputError, match="'azure_storage_access_key' in storage_options and in azure; give it"):
+        doubled.connection_options  # noqa: B018
+    with pytest.raises(InvalidInputError, match="gets azure and google; its root is on one of them"):
+        LanceResource(root="az://c/x", azure=azure, google=google).connection_options  # noqa: B018
+    with pytest.raises(InvalidInputError, match="AzureOptions has no field 'acount_name'; did you mean 'account_name'"):
+        AzureOptions(acount_name="x")
 
 
 def test_typed_options_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from lance_dagster import (
     LanceResource,
     LanceTable,
     build_discovery_sensor,
+    build_protected_branch_sensor,
     build_ref_sensor,
     ref_asset_specs,
 )
@@ -351,3 +352,22 @@ def test_damaged_cursor_of_discovery(lake: LanceResource, instance: dg.DagsterIn
         assert "no new table among 1" == ticks.text()
         assert ["shop/orders"] == json.loads(ticks.cursor)
     assert orders.uri.endswith("shop/orders.lance")
+
+
+def test_what_no_publication_committed_is_reported(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
+) -> None:
+    """An append from outside and a direct commit of a run; neither a publication nor maintenance."""
+    ticks = Ticks(build_protected_branch_sensor("guard", [ORDERS]), lake, instance)
+    assert [] == ticks.announced()
+    orders.branches.create("run/1")
+    orders.append(ROWS, branch="run/1")
+    orders.merge("run/1", properties={"dagster/published_by": "publisher"})
+    assert "1 new versions, all of them published" == ticks.text()
+    lance.write_dataset(ROWS, orders.uri, mode="append")
+    orders.append(ROWS, properties={"dagster/run_id": "abc"})
+    orders.maintenance.compact()
+    found = ticks.tick()
+    assert [True, True] == [event.metadata["lance/unpublished"].value for event in found.asset_events]
+    assert "the run abc and not by a publication" in str(found.asset_events[1].description)
+    assert "not published: shop/orders main@3, shop/orders main@4" == found.skip_message

@@ -24,6 +24,9 @@ from lance_dagster.store.options import base_options, s3fs_options, table_option
         ("s3n://bucket/t", "s3://bucket/t"),
         ("S3://Bucket/T", "s3://Bucket/T"),
         ("s3://bucket", "s3://bucket"),
+        ("AZ://container//t/", "az://container/t"),
+        ("abfss://container@account.dfs.core.windows.net/t/", "abfss://container@account.dfs.core.windows.net/t"),
+        ("gs://bucket/t/", "gs://bucket/t"),
         (Path("/lake/t"), "/lake/t"),
     ],
 )
@@ -58,10 +61,13 @@ def test_a_uri_that_is_none_is_refused(given: str, said: str) -> None:
         canonical_uri(given)
 
 
-@pytest.mark.parametrize("scheme", ["gs", "az", "abfss", "memory", "http"])
+@pytest.mark.parametrize("scheme", ["hdfs", "abfs", "memory", "http"])
 def test_a_scheme_that_cannot_hold_tables_is_refused(scheme: str) -> None:
     """The message names what can be used."""
-    with pytest.raises(InvalidInputError, match=rf"cannot store tables at {scheme}://; use a local path or s3://"):
+    with pytest.raises(
+        InvalidInputError,
+        match=rf"cannot store tables at {scheme}://; use a local path, s3://, az://, abfss:// or gs://",
+    ):
         open_store(f"{scheme}://bucket/t")
 
 

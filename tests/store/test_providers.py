@@ -1,9 +1,12 @@
 """Every store on object storage: the contract, a whole life of a table with pylance beside it, requests, and errors."""
 
+import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lance
@@ -13,6 +16,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.store import Store, open_store
 from tests.conftest import CHECKOUT, S3Storage, bucket_on, free_port
+from tests.servers.objects import REQUESTS
 from tests.store import providers
 from tests.store.conformance import StoreConformance
 from tests.table_factory import SCHEMA, contents, entries
@@ -150,6 +154,58 @@ def test_credentials_come_from_the_environment(storage: S3Storage, monkeypatch: 
     assert 1 == lance.dataset(table.uri).count_rows()
 
 
+def requests_of(storage: S3Storage, act: Callable[[], object]) -> list[str]:
+    """The methods of the requests that the server of S3 or Google gets while something is done."""
+    options = storage.storage_options
+    endpoint = options.get("aws_endpoint") or json.loads(options["google_service_account_key"])["gcs_base_url"]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.open(endpoint + REQUESTS).close()
+    act()
+    with opener.open(endpoint + REQUESTS) as answer:
+        return [line.partition(" ")[0] for line in json.load(answer)]
+
+
+@pytest.mark.parametrize("storage", ["s3", "google"], indirect=True)
+def test_an_operation_costs_the_requests_that_the_page_says(storage: S3Storage) -> None:
+    """One for nearly everything; the first conditional write asks four more to know the server."""
+    store = open_store(f"{storage.uri}/x", storage.storage_options)
+    on_s3 = storage.uri.startswith("s3:")
+    first = requests_of(storage, lambda: store.put_if_absent("a/b", b"0"))
+    assert 5 == len(first)
+    for verb, count in (
+        (lambda: store.put("a/b", b"1"), 1),
+        (lambda: store.put_if_absent("a/b", b"1"), 1),
+        (lambda: store.compare_and_swap("a/b", b"1", "1"), 1),
+        (lambda: store.get("a/b"), 1),
+        (lambda: store.get("a/none"), 1),
+        (lambda: store.get_range("a/b", 0, 1), 1),
+        (lambda: store.get_with_etag("a/b"), 2 if on_s3 else 1),
+        (lambda: store.list("a", limit=3), 1),
+        (lambda: store.sizes("a"), 1),
+        (lambda: store.folders(""), 1),
+        (lambda: store.compare_and_delete("a/b", "1"), 1),
+        (lambda: store.delete("a/b"), 1),
+        (lambda: store.delete_many(["a/b", "a/c"]), 1 if on_s3 else 2),
+        (store.now, 3 if on_s3 else 2),
+    ):
+        found = requests_of(storage, verb)
+        assert count == len(found), found
+
+
+def test_one_of_many_writers_at_once_wins(storage: S3Storage) -> None:
+    """In each round exactly one of eight threads makes the object, and one replaces it."""
+    store = open_store(f"{storage.uri}/x", storage.storage_options)
+    with ThreadPoolExecutor(8) as pool:
+        for key in ("first", "second", "third"):
+            made = list(pool.map(lambda writer, key=key: store.put_if_absent(key, b"%d" % writer), range(8)))
+            data, tag = store.get_with_etag(key) or (b"", "")
+            assert (1, b"%d" % made.index(True)) == (sum(made), data)
+            swapped = list(
+                pool.map(lambda writer, key=key, tag=tag: store.compare_and_swap(key, b"x%d" % writer, tag), range(8))
+            )
+            assert (1, b"x%d" % swapped.index(True)) == (sum(swapped), store.get(key))
+
+
 FORKED = """
 import os, sys
 from lance_dagster.store import open_store
@@ -168,9 +224,7 @@ def test_a_store_works_in_a_forked_process(storage: S3Storage) -> None:
     """The child makes connections of its own, and those of the parent go on."""
     given = [part for pair in storage.storage_options.items() for part in pair]
     command = [sys.executable, "-W", "ignore", "-c", FORKED, f"{storage.uri}/forked", *given]
-    done = subprocess.run(
-        command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
 
 

@@ -95,23 +95,12 @@ def build_ref_sensor(
 
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        cursor = RefCursor.of(context.cursor, from_start=from_start)
-        if cursor is None:
-            context.log.warning(
-                "the cursor of this sensor is damaged or of another release, so it is replaced: what was committed "
-                "since the last tick is not reported. Cursor: %.200s",
-                context.cursor,
-            )
-            cursor = RefCursor()
         lance: LanceResource = getattr(context.resources, resource_key)
-        tick = RefTick(lance=lance, refs=names, cursor=cursor, until=time.monotonic() + budget_seconds)
-        tick.run(watched)
-        for problem in tick.problems:
-            context.log.error(problem)
-        for note in tick.notes:
-            context.log.warning(note)
+        until = time.monotonic() + budget_seconds
+        tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=from_start), until=until)
+        run_logged(tick, watched, context)
         text = tick.text(watched)
-        requests = _requests(tick.news) if with_runs else None
+        requests = run_requests(tick.news) if with_runs else None
         if requests:
             # Dagster refuses a text beside run requests, so its list of ticks shows the runs instead.
             context.log.info(text)
@@ -119,10 +108,32 @@ def build_ref_sensor(
             asset_events=[_materialization(found) for found in tick.news],
             run_requests=requests,
             skip_reason=None if requests else text,
-            cursor=cursor.to_json(),
+            cursor=tick.cursor.to_json(),
         )
 
     return ref_sensor
+
+
+def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> RefCursor:
+    """Return the cursor of a ref sensor; a damaged one is replaced, with a warning in the log of the tick."""
+    cursor = RefCursor.of(context.cursor, from_start=from_start)
+    if cursor is not None:
+        return cursor
+    context.log.warning(
+        "the cursor of this sensor is damaged or of another release, so it is replaced: what was committed "
+        "since the last tick is not reported. Cursor: %.200s",
+        context.cursor,
+    )
+    return RefCursor()
+
+
+def run_logged(tick: RefTick, watched: Sequence[WatchedTable], context: dg.SensorEvaluationContext) -> None:
+    """Look at the tables, and log what could not be read."""
+    tick.run(watched)
+    for problem in tick.problems:
+        context.log.error(problem)
+    for note in tick.notes:
+        context.log.warning(note)
 
 
 def ref_asset_specs(
@@ -163,7 +174,7 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
     )
 
 
-def _requests(news: Iterable[News]) -> list[dg.RunRequest]:
+def run_requests(news: Iterable[News]) -> list[dg.RunRequest]:
     """Return a run for the newest version of each table; it replaces the request for an earlier version."""
     return list({found.table.name: _request(found) for found in news}.values())
 

@@ -1,0 +1,116 @@
+"""A sensor that reports commits on protected branches which no publication made.
+
+Policies of the storage keep those out who may not write `main`; this finds what came in all the same: a writer with too
+many permissions, a repair by hand, a program that knows nothing of run branches. It reports and changes nothing.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.validation import require_sequence, string_list
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.ref_sensor import (
+    BUDGET_SECONDS,
+    SensorOptions,
+    run_logged,
+    run_requests,
+    stored_cursor,
+)
+from lance_dagster.plugin.operate.ref_tick import News, RefTick, WatchedTable
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+
+# Operations that leave every row as it is: compaction, indices, reserved fragment ids.
+_MAINTENANCE = frozenset({"CreateIndex", "ReserveFragments", "Rewrite"})
+
+
+def build_protected_branch_sensor(
+    name: str,
+    tables: Sequence[TableAsset],
+    *,
+    branches: Sequence[str] = (MAIN,),
+    resource_key: str = RESOURCE_KEY,
+    **options: Unpack[SensorOptions],
+) -> dg.SensorDefinition:
+    """Build a sensor that reports versions of protected branches which no publication and no maintenance made.
+
+    Each of them becomes an observation of the external asset `<branch>/<candidate's key>` with the metadata
+    `lance/unpublished`, and an error in the log of the tick. With `job`, the sensor also requests a run for each table
+    that has any, for example to notify somebody. The first tick only records which versions exist.
+
+    A version counts as published by what its transaction says, which any program with write access can imitate: this
+    finds accidents, and policies of the storage keep attackers out.
+
+    Args:
+        name: The sensor's name.
+        tables: The candidates, as definitions or keys.
+        branches: The branches that only publications may change.
+        resource_key: The key of the `LanceResource`.
+        options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
+
+    Raises:
+        InvalidInputError: No table or no branch is given.
+    """
+    require_sequence("tables", tables, "shop/orders")
+    names = string_list("branches", branches, MAIN)
+    watched = tuple(WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables)
+    if not watched or not names:
+        raise InvalidInputError("build_protected_branch_sensor needs at least one table and one branch")
+    with_runs = "job" in options
+
+    @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
+    def protected_branch_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        lance: LanceResource = getattr(context.resources, resource_key)
+        until = time.monotonic() + BUDGET_SECONDS
+        tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=False), until=until)
+        run_logged(tick, watched, context)
+        found = [one for one in tick.news if not one.is_tag and not is_published(one.version)]
+        for one in found:
+            context.log.error("%s was committed by %s and not by a publication", one, _committer(one))
+        requests = run_requests(found) if with_runs else None
+        return dg.SensorResult(
+            asset_events=[_observation(one) for one in found],
+            run_requests=requests,
+            skip_reason=None if requests else _text(found, len(tick.news)),
+            cursor=tick.cursor.to_json(),
+        )
+
+    return protected_branch_sensor
+
+
+def is_published(version: "Version") -> bool:
+    """Return whether a publication made a version, or nothing that changes a row: maintenance, an empty table."""
+    is_new_and_empty = version.number == 1 and not version.rows
+    return md.PUBLISHED_BY in version.properties or version.operation in _MAINTENANCE or is_new_and_empty
+
+
+def _committer(found: News) -> str:
+    run_id = found.version.properties.get(md.RUN_ID)
+    return f"the run {run_id}" if run_id else found.version.committer or "an unknown program"
+
+
+def _text(found: Sequence[News], looked_at: int) -> str:
+    if not found:
+        return f"{looked_at} new versions, all of them published" if looked_at else "no new version"
+    return f"not published: {', '.join(map(str, found))}"
+
+
+def _observation(found: News) -> dg.AssetObservation:
+    return dg.AssetObservation(
+        dg.AssetKey([found.ref, *found.table.key.path]),
+        description=f"{found.version} was committed by {_committer(found)} and not by a publication",
+        metadata={
+            **md.version_metadata(found.version),
+            md.ROW_COUNT: found.version.rows,
+            "lance/operation": found.version.operation,
+            "lance/unpublished": True,
+        },
+    )
