@@ -48,7 +48,7 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) 
         ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
         (
             {"root": "/lake", "zone": "x"},
-            "fields: environment, environment_from, read_ref, repository, root, s3, storage_options",
+            "fields: azure, environment, environment_from, google, read_ref, repository, root, s3, storage_options",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_typed_options_of_azure_and_google() -> None:
     with pytest.raises(InvalidInputError, match="gets azure and google; its root is on one of them"):
         LanceResource(root="az://c/x", azure=azure, google=google).connection_options  # noqa: B018
     with pytest.raises(InvalidInputError, match="AzureOptions has no field 'acount_name'; did you mean 'account_name'"):
-        AzureOptions(acount_name="x")
+        AzureOptions(acount_name="x")  # type: ignore[call-arg]
 
 
 def test_typed_options_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_typed_options_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [{**expected, "aws_secret_access_key": "hush"}] == seen
     assert "hush" not in repr(lake) + repr(S3Options(secret_access_key="hush"))
     with pytest.raises(InvalidInputError, match="S3Options has no field 'regoin'; did you mean 'region'"):
-        S3Options(regoin="eu")
+        S3Options(regoin="eu")  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="'AWS_REGION' in storage_options and in s3; give it once"):
         LanceResource(root="s3://b/x", storage_options={"AWS_REGION": "us"}, s3=options).connection_options  # noqa: B018
 

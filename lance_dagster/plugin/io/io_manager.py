@@ -9,7 +9,8 @@ This module has the fields of the resource and finds the run; `outputs` has the 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.plugin.resource import LanceResource, SparkResource, check_fields
+from lance_dagster.plugin.provider_options import check_fields
+from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.plugin.settings import schema_evolution, write_mode
 
