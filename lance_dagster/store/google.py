@@ -219,7 +219,7 @@ class GoogleStore(PrefixStore):
         """
 
         def attempt() -> _Answer:
-            answer = self._send_once(what, method, path, body, headers or {})
+            answer = self._send_once(what, method, path, body=body, headers=headers or {})
             if (answer.status in accepted and not _is_of_bucket(answer)) or answer.status < 300:  # noqa: PLR2004
                 return answer
             problem = f"cannot {what}: {_message(answer)}"
@@ -234,7 +234,7 @@ class GoogleStore(PrefixStore):
         return retried(attempt, self._seconds)
 
     def _send_once(
-        self, what: str, method: str, path: str, body: bytes | Path | None, headers: Mapping[str, str]
+        self, what: str, method: str, path: str, *, body: bytes | Path | None, headers: Mapping[str, str]
     ) -> _Answer:
         connection = self._connection
         import urllib3
