@@ -1,0 +1,126 @@
+"""The policies of docs/guides/access.md, enforced by a server: what each role can do, and how a refusal reads."""
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import PermissionRefusedError
+from lance_dagster.store import open_store
+from tests.conftest import CHECKOUT, request, server
+from tests.table_factory import SCHEMA, contents, entries
+
+PAGE = CHECKOUT / "docs" / "guides" / "access.md"
+Role = Callable[[str], dict[str, str]]
+
+
+def policies() -> Mapping[str, dict[str, list[dict[str, object]]]]:
+    """The policies of the page by their roles; readers have the first statement of the runs."""
+    found = {
+        name: json.loads(text) for name, text in re.findall(r"```json (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    }
+    return found | {"reader": {"Statement": found["runs"]["Statement"][:1]}}
+
+
+@pytest.fixture(scope="module")
+def role(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
+    """The storage options of a role on a server with a bucket `lake`."""
+    folder = tmp_path_factory.mktemp("access")
+    everything = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    accounts = {
+        name: {"name": f"role/{name}", "secret_access_key": f"{name}-secret", "policy": policy}
+        for name, policy in {**policies(), "admin": everything}.items()
+    }
+    (folder / "accounts.json").write_text(json.dumps(accounts))
+    arguments = ("--accounts", str(folder / "accounts.json"))
+    with server(folder / "server.log", "tests.servers.s3_server", *arguments) as address:
+        assert 403 == request(address, "PUT", "/lake")
+
+        def options(name: str) -> dict[str, str]:
+            keys = {"access_key_id": name, "secret_access_key": f"{name}-secret", "region": "us-east-1"}
+            return keys | {"endpoint": f"http://{address}", "allow_http": "true"}
+
+        open_store("s3://lake", options("admin"))._call("create_bucket")  # type: ignore[attr-defined] # noqa: SLF001 - no verb makes buckets
+        yield options
+
+
+@pytest.fixture
+def uri() -> str:
+    """A place of the test's own."""
+    return f"s3://lake/{uuid.uuid4().hex}/orders.lance"
+
+
+def test_a_run_writes_its_branch_and_the_publisher_publishes_it(role: Role, uri: str) -> None:
+    """The whole loop, each part with the credentials of its role."""
+    run = LanceTable.create(uri, SCHEMA, storage_options=role("runs"))
+    run.branches.create("run/1")
+    run.append(entries("a", 1, 2, 3), branch="run/1")
+    run.delete("value = 2", branch="run/1")
+    publisher = LanceTable.open(uri, role("publisher"))
+    publisher.merge("run/1")
+    publisher.tags.move("production", "main")
+    publisher.branches.delete("run/1")
+    reader = LanceTable.open(uri, role("reader"))
+    assert [("a", 1), ("a", 3)] == contents(reader, "production")
+    assert 2 == lance.dataset(uri, version="production", storage_options=role("reader")).count_rows()
+
+
+REFUSED: Mapping[str, Callable[[LanceTable], object]] = {
+    "append to main": lambda table: table.append(entries("b", 9)),
+    "merge into main": lambda table: table.merge("run/1"),
+    "move a tag": lambda table: table.tags.move("production", "main"),
+    "create a tag": lambda table: table.tags.create("v1", "main"),
+    "create another branch": lambda table: table.branches.create("team/x"),
+    "restore": lambda table: table.restore("main@1"),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_run_cannot_change_what_readers_see(role: Role, uri: str, change: str) -> None:
+    """One error that names the permission; main, tags and branches are as before."""
+    publisher = LanceTable.create(uri, SCHEMA, storage_options=role("publisher"))
+    publisher.append(entries("a", 1))
+    publisher.tags.create("production", "main@1")
+    run = LanceTable.open(uri, role("runs"))
+    run.branches.create("run/1")
+    run.append(entries("b", 1), branch="run/1")
+    before = (publisher.head(), publisher.tags.list(), publisher.branches.list())
+    with pytest.raises(
+        PermissionRefusedError, match=r"role/runs is not authorized to perform: s3:PutObject on resource"
+    ):
+        REFUSED[change](run)
+    assert before == (publisher.head(), publisher.tags.list(), publisher.branches.list())
+
+
+def test_a_version_is_never_written_over(role: Role, uri: str) -> None:
+    """Not even by the publisher, and by nobody's plain put: the policy refuses manifests without a condition."""
+    table = LanceTable.create(uri, SCHEMA, storage_options=role("publisher"))
+    (name,) = open_store(uri, role("publisher")).list("_versions")
+    with pytest.raises(PermissionRefusedError):
+        open_store(uri, role("publisher")).put(f"_versions/{name}", b"")
+    with pytest.raises(PermissionRefusedError):
+        open_store(uri, role("runs")).put(f"_versions/{name}", b"")
+    assert 1 == table.head().number
+
+
+def test_a_reader_writes_nothing(role: Role, uri: str, tmp_path: Path) -> None:
+    """It is told which permission it lacks, and the refusal survives the way between processes."""
+    publisher = LanceTable.create(uri, SCHEMA, storage_options=role("publisher"))
+    store = open_store(uri, role("reader"))
+    (tmp_path / "file").write_bytes(b"rows")
+    for verb in (
+        lambda: store.put("a", b"1"),
+        lambda: store.put_if_absent("a", b"1"),
+        lambda: store.delete("_refs/identity.json"),
+        lambda: store.upload(tmp_path / "file", "data/x.lance"),
+    ):
+        with pytest.raises(PermissionRefusedError, match="role/reader is not authorized to perform: s3:"):
+            verb()
+    with pytest.raises(PermissionRefusedError):
+        LanceTable.open(uri, role("reader")).branches.create("run/1")
+    assert {} == publisher.branches.list()
