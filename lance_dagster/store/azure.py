@@ -20,7 +20,7 @@ from lance_dagster.errors import (
     StoreError,
 )
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, retried
+from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
 from lance_dagster.store.vocabulary import AZURE, is_true, refuse_plain_http, retry_seconds, translated
 
 _PAGE = 5000
@@ -272,6 +272,7 @@ class AzureStore(PrefixStore):
     def _connect(self) -> object:
         from azure.storage.blob import ContainerClient
 
+        hide_credentials_in_logs()
         account = self._options.get("account_name", "")
         endpoint = self._options.get("endpoint") or f"https://{account}.blob.core.windows.net"
         if not account and "endpoint" not in self._options:

@@ -4,7 +4,9 @@ A provider gives single requests: a write under a condition, a deletion under on
 has no folders, links or syncs, so the methods about these do nothing.
 """
 
+import logging
 import random
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -23,6 +25,16 @@ _PROBES, _PROBE_PAUSE = 4, 0.1
 _NO_TAG = "0" * 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
+# The loggers of the client libraries that show requests, and a credential in a header or in a URL.
+_LOGS_OF_REQUESTS = (
+    *("botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.httpsession", "botocore.parsers"),
+    "urllib3.connectionpool",
+)
+_CREDENTIAL = re.compile(
+    r"""((?:x-amz-security-token|x-amz-signature|authorization|signature|\bsig)['"]?\s*[=:]\s*b?['"]?)(?!\*)[^\s'"&]+""",
+    re.IGNORECASE,
+)
+
 Answered = TypeVar("Answered")
 
 
@@ -32,6 +44,20 @@ class ListedPage:
 
     objects: tuple[ObjectInfo, ...]
     prefixes: tuple[str, ...]
+
+
+def hide_credentials_in_logs() -> None:
+    """Mask session tokens and signatures in what the client libraries log at the level DEBUG."""
+    for name in _LOGS_OF_REQUESTS:
+        # A filter of a logger sees only what is logged by that name, so each logger needs it; adding it again is
+        # without effect.
+        logging.getLogger(name).addFilter(_mask_credentials)
+
+
+def _mask_credentials(record: logging.LogRecord) -> bool:
+    if record.levelno <= logging.DEBUG and _CREDENTIAL.search(message := record.getMessage()):
+        record.msg, record.args = _CREDENTIAL.sub(r"\1***", message), ()
+    return True
 
 
 class TransientError(StoreError):

@@ -5,9 +5,7 @@ request. botocore may repeat a PUT after a lost response and then find its own o
 taken as "another writer won": the caller reads the object back and compares.
 """
 
-import logging
 import os
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3fs_options
-from lance_dagster.store.prefix import ListedPage, PrefixStore
+from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials_in_logs
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
@@ -31,12 +29,6 @@ _CONFLICT_RETRIES = 5
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
-# The loggers of the client library that show requests, and a credential in a header or in a URL.
-_LOGS_OF_REQUESTS = ("botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.httpsession", "botocore.parsers")
-_CREDENTIAL = re.compile(
-    r"""((?:x-amz-security-token|x-amz-signature|authorization|signature)['"]?\s*[=:]\s*b?['"]?)(?!\*)[^\s'"&]+""",
-    re.IGNORECASE,
-)
 
 
 class S3Store(PrefixStore):
@@ -155,7 +147,7 @@ class S3Store(PrefixStore):
 
             try:
                 self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
-                _hide_credentials_in_logs()
+                hide_credentials_in_logs()
             except ImportError as error:
                 raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
         return self._filesystem[1]
@@ -227,20 +219,6 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
                 f"cannot {what}: the server does not support conditional writes"
             ) from error
         raise _error(what, error) from error
-
-
-def _hide_credentials_in_logs() -> None:
-    """Mask session tokens and signatures in what the client library logs at the level DEBUG."""
-    for name in _LOGS_OF_REQUESTS:
-        # A filter of a logger sees only what is logged by that name, so each logger needs it; adding it again is
-        # without effect.
-        logging.getLogger(name).addFilter(_mask_credentials)
-
-
-def _mask_credentials(record: logging.LogRecord) -> bool:
-    if record.levelno <= logging.DEBUG and _CREDENTIAL.search(message := record.getMessage()):
-        record.msg, record.args = _CREDENTIAL.sub(r"\1***", message), ()
-    return True
 
 
 def _client_errors() -> tuple[type[Exception], ...]:

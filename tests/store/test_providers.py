@@ -1,6 +1,7 @@
 """Every store on object storage: the contract, a whole life of a table with pylance beside it, requests, and errors."""
 
 import json
+import logging
 import pickle
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.store import Store, open_store
 from tests.conftest import CHECKOUT, S3Storage, bucket_on, free_port
-from tests.servers.objects import REQUESTS
+from tests.servers.objects import FAULTS, REQUESTS
 from tests.store import providers
 from tests.store.conformance import StoreConformance
 from tests.table_factory import SCHEMA, contents, entries
@@ -167,11 +168,11 @@ def requests_of(storage: S3Storage, act: Callable[[], object]) -> list[str]:
 
 @pytest.mark.parametrize("storage", ["s3", "google"], indirect=True)
 def test_an_operation_costs_the_requests_that_the_page_says(storage: S3Storage) -> None:
-    """One for nearly everything; the first conditional write asks four more to know the server."""
+    """One for nearly everything; the first conditional write makes five more, to know the server."""
     store = open_store(f"{storage.uri}/x", storage.storage_options)
     on_s3 = storage.uri.startswith("s3:")
     first = requests_of(storage, lambda: store.put_if_absent("a/b", b"0"))
-    assert 5 == len(first)
+    assert 6 == len(first)
     for verb, count in (
         (lambda: store.put("a/b", b"1"), 1),
         (lambda: store.put_if_absent("a/b", b"1"), 1),
@@ -226,6 +227,45 @@ def test_a_store_works_in_a_forked_process(storage: S3Storage) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, f"{storage.uri}/forked", *given]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
+
+
+def test_azures_own_spelling_is_the_same_place(azure_endpoint: str) -> None:
+    """A container and an account in the host; pylance opens the table by the same URI."""
+    storage = providers.azure_storage(azure_endpoint)
+    options = dict(storage.storage_options)
+    uri = f"abfss://{storage.uri.removeprefix('az://')}@{options.pop('account_name')}.dfs.core.windows.net/t"
+    table = LanceTable.create(uri, SCHEMA, storage_options=options)
+    table.branches.create("run/1")
+    table.append(entries("a", 1), branch="run/1")
+    table.merge("run/1")
+    assert uri == table.uri
+    given = options | {"account_name": providers.ACCOUNT}
+    assert 1 == lance.dataset(uri, storage_options=given).count_rows()
+    assert 1 == LanceTable.open(f"{storage.uri}/t", given).head().rows
+
+
+@pytest.mark.parametrize("kind", ["503", "500", "429", "reset_before", "reset_after"])
+def test_a_put_on_google_survives_what_goes_wrong_once(google_endpoint: str, kind: str) -> None:
+    """It is written once. A condition that failed is no proof of another writer: the first answer may be lost."""
+    storage = providers.google_storage(google_endpoint)
+    store = open_store(storage.uri, storage.storage_options)
+    assert store.put_if_absent("first", b"1")
+    faults = json.dumps([{"kind": kind, "method": "POST", "part": "second"}]).encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.open(urllib.request.Request(google_endpoint + FAULTS, faults)).close()  # noqa: S310 - of this machine
+    assert (kind != "reset_after") == store.put_if_absent("second", b"2")
+    assert b"2" == store.get("second")
+
+
+def test_a_signature_is_in_no_log(azure_endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Azure's signatures stand in the query of each request, and the library below logs requests at the level DEBUG."""
+    options = {"account_name": providers.ACCOUNT, "azure_storage_endpoint": azure_endpoint, "allow_http": "true"}
+    store = open_store("az://nowhere/t", options | {"sas_token": f"{providers.canary_sas()}"})
+    with caplog.at_level(logging.DEBUG), pytest.raises(StoreError) as caught:
+        store.get("a")
+    assert "connectionpool" in caplog.text
+    signature = providers.canary_sas().rpartition("sig=")[2].rstrip("=")
+    assert signature not in caplog.text + str(caught.value) + repr(caught.value.__cause__)
 
 
 def test_no_text_of_a_store_shows_a_secret(tmp_path: Path) -> None:

@@ -177,8 +177,11 @@ _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
 _FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
+# Azure's own spelling has the container before an "@", which is no credential.
+_WITH_CREDENTIALS = re.compile(
+    r"(?!abfss://[a-z0-9$-]+@[^/@]*(/|$))[a-zA-Z][^/]*://[^/]*@|[a-zA-Z][^/]*://.*[?#]", re.DOTALL
+)
 # Later timestamps cannot be represented by `datetime`.
-_WITH_CREDENTIALS = re.compile(r"[a-zA-Z][^/]*://([^/]*@|.*[?#])", re.DOTALL)
 _LAST_SECOND = 253_402_300_799
 """The end of the year 9999, after which there are no dates."""
 
