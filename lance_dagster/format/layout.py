@@ -41,6 +41,8 @@ PUBLISHED = "published/"
 """Prefix of the branches that hold versions for commits of a repository; forked from `main` or from each other."""
 PIN = "repository-main-"
 """Prefix of the tags that keep versions of `main` for commits of a repository."""
+BRANCH_PIN = "repository-branch-"
+"""Prefix of the tags that keep versions of other branches for commits of a repository."""
 VERSION_HINT = f"{VERSIONS}/latest_version_hint.json"
 # Twenty digits and the extension make 29 characters; detached versions have as many and start with `d`.
 _MAX_VERSION = 2**64 - 1

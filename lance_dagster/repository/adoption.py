@@ -16,17 +16,16 @@ import pendulum
 
 from lance_dagster.errors import AlreadyExistsError, FormatError, LanceDagsterError, NotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.versions import State
 from lance_dagster.repository.channel_moves import Channel, ChannelMoves
-from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
+from lance_dagster.repository.commits.ref_log import next_entry, person
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.projection import COMMIT
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
-from lance_dagster.repository.publish.staging import NEVER, capture, for_each_table, usable_name
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.publish.staging import capture, for_each_table
+from lance_dagster.repository.repository_context import RepositoryContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +73,7 @@ class Tagged:
 class Adoption:
     """Adopts tables of one repository."""
 
-    _logs: RefLogs
-    _registry: Registry
+    _repository: RepositoryContext
 
     def adopt(self, names: Iterable[str] | None, channels: Iterable[str], message: str) -> Adopted:
         """Register and commit tables, then let channels begin where the tags of these tables are.
@@ -87,7 +85,7 @@ class Adoption:
         tags = tuple(channels)
         for tag in tags:
             check_tag_name(tag)
-        head = self._logs.commit(self._logs.current("branch", MAIN).commit)
+        head = self._repository.head()
         wanted = self._all() if names is None else sorted(set(names))
         # What a commit names is registered and can be read, so it costs nothing here.
         new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
@@ -104,8 +102,12 @@ class Adoption:
 
     def _all(self) -> list[str]:
         """Return the tables that are registered or found, without those that were removed from the repository."""
-        known = set(self._registry.names())
-        found = [name for name in self._registry.discover(known) if not self._registry.was_removed(name)]
+        known = set(self._repository.registry.names())
+        found = [
+            name
+            for name in self._repository.registry.discover(known)
+            if not self._repository.registry.was_removed(name)
+        ]
         # A table that was registered by an adoption which died is not found by the search.
         return sorted({*known, *found})
 
@@ -114,9 +116,9 @@ class Adoption:
 
         def register(name: str) -> LanceDagsterError | None:
             try:
-                self._registry.register(name)
+                self._repository.registry.register(name)
                 # Here and not by the commit: one table that cannot be read would stop all others.
-                self._registry.context(name).head(MAIN)
+                self._repository.table(name).head(MAIN)
             except (AlreadyExistsError, FormatError, NotFoundError) as error:
                 return error
             return None
@@ -141,23 +143,25 @@ class Adoption:
             # Another process adopted it first. What was committed to `main` of the table since is left to `commit`.
             if dest is not None:
                 return None
-            context = self._registry.context(name)
-            return capture(context, self._registry.register(name), context.head(MAIN))
+            context = self._repository.table(name)
+            return capture(context, self._repository.registry.register(name), context.head(MAIN))
 
         said = message or f"adopt {', '.join(names)}"
-        done = commit_tables(self._logs, CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said))
+        done = commit_tables(
+            self._repository.logs, CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said)
+        )
         return done.commit, tuple(sorted(done.changed))
 
     def _tagged(self, name: str, tables: Iterable[str]) -> tuple[dict[str, Tagged], list[str]]:
         """Return the tables with a tag that the channel does not name yet, and why other tags are left."""
-        newest = self._logs.newest("channel", name)
+        newest = self._repository.logs.newest("channel", name)
         if newest is not None and newest.deleted:
             # Somebody deleted the channel, and the tags stayed: they do not bring it back.
             return {}, []
-        named = {} if newest is None else self._logs.commit(newest.commit).tables
+        named = {} if newest is None else self._repository.logs.commit(newest.commit).tables
 
         def look(table: str) -> Tagged | str | None:
-            context = self._registry.context(table)
+            context = self._repository.table(table)
             tag = context.refs.tag(name)
             # A tag that follows a channel says nothing of its own: the channel went back to before the table was there.
             if tag is None or COMMIT in tag.metadata:
@@ -178,11 +182,13 @@ class Adoption:
 
     def _begun(self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit) -> AdoptedChannel | None:
         """Let a channel name tables where their tags are, beside those that it names."""
-        versions = for_each_table(lambda table: self._version(head.tables[table].id, table, found[table]), found)
+        versions = for_each_table(
+            lambda table: capture(self._repository.table(table), head.tables[table].id, found[table].state), found
+        )
         taken: list[str] = []
 
         def entry(before: RefEntry | None) -> RefEntry | None:
-            present = None if before is None else self._logs.commit(before.commit)
+            present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
             taken[:] = sorted(versions.keys() - named.keys())
             # Another process did it, or held the channel; the next adoption looks again.
@@ -194,12 +200,12 @@ class Adoption:
             # It contains the commit of `main`: a publication that has nothing new does not move the channel there.
             parents = (head,) if present is None else (present, head)
             target, data = new_commit(tables, parents, author=person(), message=reason, properties={})
-            self._logs.put_commit(target, data)
+            self._repository.logs.put_commit(target, data)
             return next_entry(
                 before, "promote", target.id, reason=reason, hold=_hold([found[table] for table in taken])
             )
 
-        moved = ChannelMoves(self._logs, self._registry).move(name, entry)
+        moved = ChannelMoves(self._repository).move(name, entry)
         if not taken:
             return None
         return AdoptedChannel(
@@ -207,17 +213,6 @@ class Adoption:
             tables={table: str(found[table].state) for table in taken},
             behind_main=tuple(table for table in taken if not found[table].is_newest),
         )
-
-    def _version(self, table_id: str, name: str, tagged: Tagged) -> TableVersion:
-        """Return what a commit is to name for the version of a tag, which is kept from now on."""
-        context, state = self._registry.context(name), tagged.state
-        if state.branch == MAIN:
-            return capture(context, table_id, state)
-        # A run branch may be deleted once the tag moved on; a fork of it keeps the rows.
-        branch = usable_name(context, state, ["adopt"])
-        create_branch(branch, state, context.refs, context.versions, exist_ok=True, metadata={})
-        made = context.head(branch)
-        return TableVersion(id=table_id, branch=branch, version=made.number, commit_id=made.id, lands=NEVER)
 
 
 def _hold(found: Iterable[Tagged]) -> ChannelHold | None:

@@ -21,7 +21,7 @@ from lance_dagster.repository.commits.ref_log import EXPIRED, RefLogs, next_entr
 from lance_dagster.repository.commits.release_tags import read_tag
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
 TRIES = 50
 
@@ -45,8 +45,7 @@ class Channel:
 class ChannelMoves:
     """The moves of the channels of one repository."""
 
-    _logs: RefLogs
-    _registry: Registry
+    _repository: RepositoryContext
 
     def move(
         self, name: str, decide: Callable[[RefEntry | None], RefEntry | None], *, once: bool = False, tags: bool = True
@@ -54,7 +53,7 @@ class ChannelMoves:
         """Append the entry that `decide` makes of the newest one; None leaves the channel as it is."""
         check_tag_name(name)
         for _ in range(TRIES):
-            newest = self._logs.newest("channel", name)
+            newest = self._repository.logs.newest("channel", name)
             if newest is None:
                 self._refuse_taken(name)
             before = None if newest is None or newest.deleted else newest
@@ -62,30 +61,30 @@ class ChannelMoves:
             if wanted is None:
                 # Done before, so there is an entry. The process that wrote it may have died before the tags followed.
                 if before is None or not tags:
-                    return channel_at(name, self._logs.current("channel", name))
+                    return channel_at(name, self._repository.logs.current("channel", name))
                 return self._followed(name, before, self._before(name, before))
             # A channel that was deleted goes on after its old numbers.
             if newest is not None:
                 wanted = replace(wanted, number=newest.number + 1)
-            if self._logs.append("channel", name, wanted):
+            if self._repository.logs.append("channel", name, wanted):
                 self._refuse_collected(name, wanted, before)
                 return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
-        raise contended(self._logs, name)
+        raise contended(self._repository.logs, name)
 
     def _followed(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
         """Let the tags of the tables follow an entry, and what other processes made of the channel meanwhile."""
         lagging: tuple[Lagging, ...] = ()
         while before is None or before.commit != entry.commit:
-            commit = self._logs.commit(entry.commit)
-            parent = None if before is None else self._logs.commit(before.commit)
+            commit = self._repository.logs.commit(entry.commit)
+            parent = None if before is None else self._repository.logs.commit(before.commit)
             # Only the tables that differ: a table that was not touched costs nothing.
             names = [table for table in commit.changed_from(parent) if table in commit.tables]
-            lagging = project(self._registry, commit, names, tag=name, options=None)
+            lagging = project(self._repository.registry, commit, names, tag=name, options=None)
             # Looked at after the tags were moved: a process that moved the channel on may have moved its tags before
             # this one did, and the last writer has to leave those of the newest entry.
-            before, newest = entry, self._logs.newest("channel", name, known=entry)
+            before, newest = entry, self._repository.logs.newest("channel", name, known=entry)
             if newest is None or newest.deleted:
                 break
             entry = newest
@@ -96,7 +95,7 @@ class ChannelMoves:
         before = entry
         while before.commit == entry.commit:
             try:
-                before = self._logs.entry("channel", name, before.number - 1)
+                before = self._repository.logs.entry("channel", name, before.number - 1)
             except NotFoundError:
                 return None
         return None if before.deleted else before
@@ -107,20 +106,22 @@ class ChannelMoves:
         The collection marks first and then looks at the channels again; here the move comes first and the look at the
         mark second. So one of the two sees the other.
         """
-        if self._logs.store.get(f"{EXPIRED}/{entry.commit}") is None:
+        if self._repository.store.get(f"{EXPIRED}/{entry.commit}") is None:
             return
         if before is not None:
             back = next_entry(entry, "rollback", before.commit, reason="the commit is being collected")
-            self._logs.append("channel", name, replace(back, hold=before.hold))
+            self._repository.logs.append("channel", name, replace(back, hold=before.hold))
         raise NotFoundError(
-            f"commit {entry.commit[:12]} of {self._logs.store.uri} is being collected; choose a newer one"
+            f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer one"
         )
 
     def _refuse_taken(self, name: str) -> None:
-        branch = self._logs.newest("branch", name)
-        if (branch is not None and not branch.deleted) or read_tag(self._logs, name) is not None:
+        branch = self._repository.logs.newest("branch", name)
+        if (branch is not None and not branch.deleted) or read_tag(self._repository.logs, name) is not None:
             kind = "release tag" if branch is None else "branch"
-            raise AlreadyExistsError(f"{name!r} is a {kind} of {self._logs.store.uri}; a channel needs another name")
+            raise AlreadyExistsError(
+                f"{name!r} is a {kind} of {self._repository.root}; a channel needs another name"
+            )
 
 
 def channel_at(name: str, entry: RefEntry) -> Channel:

@@ -20,8 +20,8 @@ from lance_dagster.errors import (
 from lance_dagster.history.refs.tag_hold import given_reason
 from lance_dagster.history.refs.tag_operations import release_tag
 from lance_dagster.repository.channel_moves import TRIES, Channel, ChannelMoves, channel_at, contended, refuse_held
-from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person, with_properties
-from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor, resolve_commit
+from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
+from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor
 from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
@@ -31,7 +31,7 @@ from lance_dagster.repository.commits.snapshot import (
     new_commit,
 )
 from lance_dagster.repository.publish.staging import NEVER, for_each_table
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
 
 class PromoteOptions(TypedDict, total=False):
@@ -58,16 +58,15 @@ class RollbackOptions(TypedDict, total=False):
 class Channels:
     """The channels of one repository: `repository.channels`."""
 
-    _logs: RefLogs
-    _registry: Registry
+    _repository: RepositoryContext
 
     @property
     def _moves(self) -> ChannelMoves:
-        return ChannelMoves(self._logs, self._registry)
+        return ChannelMoves(self._repository)
 
     def list(self) -> dict[str, Channel]:
         """Read all channels, by name."""
-        return {name: channel_at(name, entry) for name, entry in sorted(self._logs.live("channel").items())}
+        return {name: channel_at(name, entry) for name, entry in sorted(self._repository.logs.live("channel").items())}
 
     def get(self, name: str) -> Channel:
         """Read one channel.
@@ -75,12 +74,12 @@ class Channels:
         Raises:
             RefNotFoundError: There is no such channel.
         """
-        return channel_at(name, self._logs.current("channel", name))
+        return channel_at(name, self._repository.logs.current("channel", name))
 
     def history(self, name: str, limit: int | None = None) -> tuple[RefEntry, ...]:
         """Return the entries of a channel, newest first: who moved it when, where to and why."""
-        self._logs.current("channel", name)
-        return tuple(islice(self._logs.entries("channel", name), limit))
+        self._repository.logs.current("channel", name)
+        return tuple(islice(self._repository.logs.entries("channel", name), limit))
 
     def promote(
         self,
@@ -104,14 +103,16 @@ class Channels:
             ProtectedError: The channel is held.
             RefMovedError: The channel does not name `expected`.
         """
-        commit, expected = resolve_commit(self._logs, at), options.get("expected")
+        commit, expected = self._repository.resolve(at), options.get("expected")
         forward_only, reason = options.get("forward_only", False), options.get("reason", "")
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if expected is not None and (before is None or before.commit != expected):
                 raise RefMovedError(name, expected, "nothing" if before is None else before.commit)
             if before is not None:
-                if before.commit == commit.id or (forward_only and is_ancestor(self._logs, commit.id, before.commit)):
+                if before.commit == commit.id or (
+                    forward_only and is_ancestor(self._repository.logs, commit.id, before.commit)
+                ):
                     return None
                 refuse_held(name, before)
             return with_properties(
@@ -136,10 +137,10 @@ class Channels:
         Raises:
             ProtectedError: The channel is held.
         """
-        commit, properties = resolve_commit(self._logs, at), options.get("properties") or {}
+        commit, properties = self._repository.resolve(at), options.get("properties") or {}
 
         def entry(before: RefEntry | None) -> RefEntry | None:
-            present = None if before is None else self._logs.commit(before.commit)
+            present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
             wanted = {**named, **{one: commit.tables[one] for one in tables if _is_newer(commit, named, one)}}
             if before is not None and wanted == named:
@@ -153,7 +154,7 @@ class Channels:
                 target, data = new_commit(
                     wanted, parents, author=person(), message=options.get("reason", ""), properties=properties
                 )
-                self._logs.put_commit(target, data)
+                self._repository.logs.put_commit(target, data)
             action: Action = "rollback" if RESTORES in properties else "promote"
             return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
 
@@ -186,14 +187,14 @@ class Channels:
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
-                return self._logs.current("channel", name)
+                return self._repository.logs.current("channel", name)
             if hold and _rolled_back(before, given):
                 return None
             refuse_held(name, before)
-            target = None if to is None else resolve_commit(self._logs, to).id
+            target = None if to is None else self._repository.resolve(to).id
             if target == before.commit and not hold:
                 return None
-            target = target or earlier_promotions(self._logs, name, before, steps)[-1]
+            target = target or earlier_promotions(self._repository.logs, name, before, steps)[-1]
             held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC")) if hold else None
             return next_entry(before, "rollback", target, reason=given, hold=held, by=who)
 
@@ -211,7 +212,7 @@ class Channels:
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
-                return self._logs.current("channel", name)
+                return self._repository.logs.current("channel", name)
             if before.hold is not None and before.hold.reason == given:
                 return None
             refuse_held(name, before)
@@ -226,7 +227,7 @@ class Channels:
         Raises:
             ProtectedError: It is held.
         """
-        newest = self._logs.newest("channel", name)
+        newest = self._repository.logs.newest("channel", name)
         if newest is not None:
             refuse_held(name, newest)
 
@@ -243,7 +244,7 @@ class Channels:
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
-                return self._logs.current("channel", name)
+                return self._repository.logs.current("channel", name)
             if before.hold is None:
                 return None
             return next_entry(before, "release", before.commit, reason=given, by=who)
@@ -251,12 +252,12 @@ class Channels:
         released = self._moves.move(name, entry)
 
         def release(table: str) -> None:
-            context = self._registry.context(table)
+            context = self._repository.table(table)
             with suppress(RefNotFoundError):
                 release_tag(name, given, who, context.refs)
 
         if tags:
-            for_each_table(release, self._logs.commit(released.commit).tables)
+            for_each_table(release, self._repository.logs.commit(released.commit).tables)
         return released
 
     def delete(self, name: str, *, reason: str) -> None:
@@ -267,11 +268,11 @@ class Channels:
             ProtectedError: It is held.
         """
         for _ in range(TRIES):
-            before = self._logs.current("channel", name)
+            before = self._repository.logs.current("channel", name)
             refuse_held(name, before)
-            if self._logs.append("channel", name, next_entry(before, "delete", "", reason=reason)):
+            if self._repository.logs.append("channel", name, next_entry(before, "delete", "", reason=reason)):
                 return
-        raise contended(self._logs, name)
+        raise contended(self._repository.logs, name)
 
 
 def _is_newer(commit: RepositoryCommit, named: Mapping[str, TableVersion], table: str) -> bool:

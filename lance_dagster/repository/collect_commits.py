@@ -17,25 +17,26 @@ Commits are deleted before the branches of tables: a crash in between leaves bra
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from itertools import islice
 
-from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, RefNotFoundError
-from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
+from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError
+from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.refs.branch_operations import delete_branch
+from lance_dagster.history.refs.branch_operations import delete_branches
 from lance_dagster.history.refs.tag_operations import delete_tag
 from lance_dagster.repository.commits.ref_log import COMMITS, EXPIRED, PINS, RefKind, RefLogs
 from lance_dagster.repository.commits.release_tags import list_tags
 from lance_dagster.repository.commits.resolve_commit import promotions
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
+_WORKERS = 8
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
@@ -74,9 +75,7 @@ class RepositoryGarbage:
     kept: tuple[str, ...] = ()
 
 
-def collect_commits(
-    logs: RefLogs, registry: Registry, retention: CommitRetention, *, dry_run: bool
-) -> RepositoryGarbage:
+def collect_commits(repository: RepositoryContext, retention: CommitRetention, *, dry_run: bool) -> RepositoryGarbage:
     """Delete what no ref and no rule of the retention needs.
 
     Raises:
@@ -84,6 +83,7 @@ def collect_commits(
     """
     if retention.promotions < 1 or min(retention.keep_for, retention.grace) < timedelta(0):
         raise InvalidInputError("a collection keeps 1 promotion of each channel or more, and times are not negative")
+    logs = repository.logs
     now = logs.store.now()
     ages = {info.key.rpartition("/")[2].removesuffix(".json"): now - info.modified for info in logs.store.walk(COMMITS)}
     old = {commit for commit, age in ages.items() if age >= retention.grace.total_seconds()}
@@ -96,14 +96,13 @@ def collect_commits(
     # Those that were stored after the listing too: a publication may have named a branch meanwhile.
     staying = list(_read(logs, {*ages, *logs.commit_ids()} - gone))
     entries = list(_entries_of(logs, gone))
-    if not dry_run:
-        for kind, name, number in entries:
-            logs.drop(kind, name, number)
-        logs.drop_commits(going)
     before = now - retention.grace.total_seconds()
     if not dry_run:
+        # The entries first: a crash in between must not leave an entry whose commit is gone.
+        logs.drop(entries)
+        logs.drop_commits(going)
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
-    branches, kept = _unnamed(registry, staying, before, dry_run=dry_run)
+    branches, kept = _unnamed(repository, staying, before, dry_run=dry_run)
     return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=len(entries), branches=branches, kept=kept)
 
 
@@ -142,12 +141,13 @@ def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Itera
 def _marked(logs: RefLogs, going: Iterable[str], retention: CommitRetention, now: float) -> list[str]:
     """Mark the commits that are to go, and return those that no ref came to name meanwhile."""
     marked = list(going)
-    for commit in marked:
-        logs.store.put(f"{EXPIRED}/{commit}", b"")
+    if not marked:
+        return []
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        list(pool.map(lambda commit: logs.store.put(f"{EXPIRED}/{commit}", b""), marked))
+    # All marks before this second look: a ref that came to name a commit since the first one is seen by it.
     needed = _needed(logs, retention, now)
-    for commit in marked:
-        if commit in needed:
-            logs.store.delete(f"{EXPIRED}/{commit}")
+    logs.store.delete_many([f"{EXPIRED}/{commit}" for commit in marked if commit in needed])
     return [commit for commit in marked if commit not in needed]
 
 
@@ -156,7 +156,8 @@ def _entries_of(logs: RefLogs, gone: set[str]) -> Iterator[tuple[RefKind, str, i
 
     A log is cut and not thinned out: `production~1` must never name an older promotion than the one before.
     """
-    for kind in _KINDS:
+    # Most collections delete nothing, and then no log has to be read to its end.
+    for kind in _KINDS if gone else ():
         for name in logs.names(kind):
             newest, *older = logs.numbers(kind, name) or [0]
             # The newest entry stays even of a ref that was deleted: numbers are never given twice.
@@ -170,42 +171,53 @@ def _entries_of(logs: RefLogs, gone: set[str]) -> Iterator[tuple[RefKind, str, i
 
 
 def _unnamed(
-    registry: Registry, staying: Iterable[RepositoryCommit], before: float, *, dry_run: bool
+    repository: RepositoryContext, staying: Iterable[RepositoryCommit], before: float, *, dry_run: bool
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
     named: dict[str, set[str]] = {}
     for commit in staying:
         for at in commit.tables.values():
-            named.setdefault(at.id, set()).add(str(at) if at.branch == MAIN else at.branch)
+            named.setdefault(at.id, set()).update((str(at), at.branch))
     kept: list[str] = []
 
     def one(name: str) -> tuple[str, ...]:
-        context, table_id = registry.context(name), registry.id_of(name) or ""
-        deleted = []
-        for ref, delete in _unnamed_refs(context, named.get(table_id, set()), before):
-            try:
-                if not dry_run:
-                    delete()
-                deleted.append(ref)
-            except RefNotFoundError:
-                continue
-            except ConflictError as error:
-                # A tag still names the version: of a channel that another program moved, or by a person.
-                kept.append(f"{ref} of {name}: {error}")
-        return tuple(deleted)
+        context, used = repository.table(name), named.get(repository.registry.id_of(name) or "", set())
+        branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used)
+        if dry_run:
+            return (*branches, *tags)
+        # A tag still names the version: of a channel that another program moved, or by a person.
+        stay = delete_branches(branches, context.refs, context.versions)
+        kept.extend(f"{branch} of {name}: {error}" for branch, error in sorted(stay.items()))
+        for tag in tags:
+            # Another collection may have been faster.
+            with suppress(RefNotFoundError):
+                delete_tag(tag, context.refs, force=True)
+        return (*(branch for branch in branches if branch not in stay), *tags)
 
-    found = for_each_table(one, registry.names())
-    return {name: refs for name, refs in found.items() if refs}, tuple(kept)
+    found = for_each_table(one, repository.registry.names())
+    return {name: refs for name, refs in found.items() if refs}, tuple(sorted(kept))
 
 
-def _unnamed_refs(context: TableContext, named: set[str], before: float) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Return the branches and tags of a table that hold versions for no commit, and how each is deleted."""
-    for name, branch in context.refs.branches(f"{PUBLISHED}*").items():
-        if name not in named and branch.created_at.timestamp() <= before:
-            yield name, partial(delete_branch, name, context.refs, context.versions)
-    for name, tag in context.refs.tags(f"{PIN}*").items():
-        if tag.ref not in named:
-            yield name, partial(delete_tag, name, context.refs, force=True)
+def _unnamed_branches(context: TableContext, named: set[str], before: float) -> list[str]:
+    """Return the branches that hold versions for no commit, without those that a publication may be making."""
+    found = []
+    for name in context.refs.branch_names(PUBLISHED):
+        # Only those that no commit names are read: the others are as many as there were publications.
+        branch = None if name in named else context.refs.branch(name)
+        if branch is not None and branch.created_at.timestamp() <= before:
+            found.append(name)
+    return found
+
+
+def _unnamed_pins(context: TableContext, named: set[str]) -> list[str]:
+    """Return the tags that hold versions for no commit."""
+    # The name of the first kind says which version it holds.
+    pins = [name for name in context.refs.tag_names(PIN) if f"{MAIN}@{name.removeprefix(PIN)}" not in named]
+    for name in context.refs.tag_names(BRANCH_PIN):
+        tag = context.refs.tag(name)
+        if tag is not None and tag.ref not in named:
+            pins.append(name)
+    return pins
 
 
 def _read(logs: RefLogs, commit_ids: Iterable[str]) -> Iterator[RepositoryCommit]:

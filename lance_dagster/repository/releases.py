@@ -2,23 +2,20 @@
 
 from dataclasses import dataclass
 
-from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
-from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
 
 @dataclass(frozen=True, slots=True)
 class Releases:
     """The release tags of one repository."""
 
-    _logs: RefLogs
-    _registry: Registry
+    _repository: RepositoryContext
 
     def list(self) -> dict[str, ReleaseTag]:
         """Read all release tags, by name."""
-        return list_tags(self._logs)
+        return list_tags(self._repository.logs)
 
     def create(self, name: str, at: str = "main", *, message: str = "") -> tuple[ReleaseTag, tuple[Lagging, ...]]:
         """Name a commit for ever, in the repository and by an immutable tag in each of its tables.
@@ -26,10 +23,10 @@ class Releases:
         Raises:
             AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
         """
-        commit = resolve_commit(self._logs, at)
+        commit = self._repository.resolve(at)
         # The repository's tag decides between two processes; the tags of the tables follow it.
-        tag = create_release(self._logs, name, commit.id, message=message)
-        return tag, project(self._registry, commit, commit.tables, tag=name, options=None, immutable=True)
+        tag = create_release(self._repository.logs, name, commit.id, message=message)
+        return tag, project(self._repository.registry, commit, commit.tables, tag=name, options=None, immutable=True)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a release tag of the repository; the tags of the tables stay.
@@ -38,4 +35,4 @@ class Releases:
             RefNotFoundError: There is no such tag.
             ProtectedError: `force` is False.
         """
-        delete_release(self._logs, name, force=force)
+        delete_release(self._repository.logs, name, force=force)

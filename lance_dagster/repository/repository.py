@@ -36,8 +36,7 @@ from lance_dagster.repository.adoption import Adopted, Adoption
 from lance_dagster.repository.channel_moves import Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
-from lance_dagster.repository.commits.ref_log import MARKER, RefLogs, next_entry, person
-from lance_dagster.repository.commits.resolve_commit import resolve_commit
+from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
@@ -45,8 +44,9 @@ from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionTo
 from lance_dagster.repository.publish.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
 from lance_dagster.repository.publish.revert_commit import revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
-from lance_dagster.repository.registry import SUFFIX, Registry, check_table_name
+from lance_dagster.repository.registry import SUFFIX, check_table_name
 from lance_dagster.repository.releases import Releases
+from lance_dagster.repository.repository_context import RepositoryContext
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
@@ -93,9 +93,7 @@ class LanceRepository:
     def __init__(self, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
         """Wrap a root; `open` and `create` check what is there."""
         options = dict(storage_options or {})
-        store = open_store(root, options)
-        self._logs = RefLogs(store)
-        self._registry = Registry(store, options)
+        self._context = RepositoryContext.on(open_store(root, options), options)
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> "LanceRepository":
@@ -105,7 +103,7 @@ class LanceRepository:
             NotFoundError: There is no repository at the root.
         """
         repository = cls(root, storage_options)
-        if repository._logs.store.get(MARKER) is None:
+        if repository._context.logs.store.get(MARKER) is None:
             remedy = Remedy("LanceRepository.create and `lance-dagster repository create` make one of the tables there")
             raise NotFoundError(f"no repository at {repository.root}", remedy=remedy)
         return repository
@@ -133,7 +131,7 @@ class LanceRepository:
     ) -> "LanceRepository":
         """Make a repository of a root, or open the one that is there. Tables join it one by one, or by `adopt`."""
         repository = cls(root, storage_options)
-        logs = repository._logs
+        logs = repository._context.logs
         marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
         logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         if logs.newest("branch", MAIN) is None:
@@ -146,12 +144,12 @@ class LanceRepository:
     @property
     def root(self) -> str:
         """The canonical URI of the root."""
-        return self._logs.store.uri
+        return self._context.root
 
     @property
     def id(self) -> str:
         """The id of the repository, which stays when its root is moved."""
-        data = self._logs.store.get(MARKER)
+        data = self._context.store.get(MARKER)
         try:
             return str(json.loads(data or b"")["id"])
         except (ValueError, LookupError, TypeError) as error:
@@ -160,12 +158,12 @@ class LanceRepository:
     @property
     def channels(self) -> Channels:
         """Promote, roll back, hold and release channels."""
-        return Channels(self._logs, self._registry)
+        return Channels(self._context)
 
     @property
     def tags(self) -> Releases:
         """Create, list and delete release tags."""
-        return Releases(self._logs, self._registry)
+        return Releases(self._context)
 
     def __repr__(self) -> str:
         """Show the root and nothing secret."""
@@ -178,7 +176,7 @@ class LanceRepository:
 
     def tables(self) -> list[str]:
         """List the names of the registered tables."""
-        return self._registry.names()
+        return self._context.registry.names()
 
     def table(self, name: str) -> LanceTable:
         """Open a table, registered or not, for everything that concerns it alone.
@@ -186,21 +184,21 @@ class LanceRepository:
         Raises:
             TableNotFoundError: There is no table of that name.
         """
-        table = LanceTable(self._registry.context(name))
-        if not self._registry.context(name).versions.has_versions(MAIN):
+        table = LanceTable(self._context.table(name))
+        if not self._context.table(name).versions.has_versions(MAIN):
             raise TableNotFoundError(f"no Lance table {name!r} in {self.root}")
         return table
 
     def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
         """Create an empty table and register it; open the one that is there."""
-        context = self._registry.context(name)
+        context = self._context.table(name)
         table = LanceTable.create(context.uri, schema, storage_options=context.storage_options, exist_ok=True)
-        self._registry.register(name)
+        self._context.registry.register(name)
         return table
 
     def discover(self) -> list[str]:
         """Find the Lance tables below the root that are not registered."""
-        return sorted(self._registry.discover(self.tables()))
+        return sorted(self._context.registry.discover(self.tables()))
 
     def adopt(
         self,
@@ -228,7 +226,7 @@ class LanceRepository:
             TableNotFoundError: There is no table at a name.
             AlreadyExistsError: A table is a copy of another one; or the name of a channel is that of a branch.
         """
-        return Adoption(self._logs, self._registry).adopt(names, channels, message)
+        return Adoption(self._context).adopt(names, channels, message)
 
     def move_table(self, name: str, new_name: str) -> RepositoryCommit:
         """Give a table whose folder was moved its new name, and commit that.
@@ -241,13 +239,13 @@ class LanceRepository:
             InvalidInputError: Another table is at the new place.
         """
         # The register first: until the commit, readers find the table by the note that this leaves of its old name.
-        self._registry.rename(name, new_name)
-        moved = self._registry.context(new_name)
-        LanceTable(moved).maintenance.relocate(self._registry.context(name).uri)
+        self._context.registry.rename(name, new_name)
+        moved = self._context.table(new_name)
+        LanceTable(moved).maintenance.relocate(self._context.table(name).uri)
         request = CommitRequest(
             branch=MAIN, stage=_nothing, names=(), renamed={name: new_name}, message=f"move {name} to {new_name}"
         )
-        return commit_tables(self._logs, request).commit
+        return commit_tables(self._context.logs, request).commit
 
     def remove_table(self, name: str, *, message: str = "") -> RepositoryCommit:
         """Commit that a table is no longer part of the repository. Its files stay, and older commits still read it.
@@ -261,8 +259,8 @@ class LanceRepository:
             branch=MAIN, stage=_nothing, names=(), removed=(name,), message=message or f"remove {name}"
         )
         # The commit first: a table out of the register that commits still name would be adopted again by `commit`.
-        done = commit_tables(self._logs, request)
-        self._registry.remove(name)
+        done = commit_tables(self._context.logs, request)
+        self._context.registry.remove(name)
         return done.commit
 
     def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
@@ -270,15 +268,15 @@ class LanceRepository:
 
         The branch is forked from the table's `main`.
         """
-        return LanceTable(fork_table(self._logs, self._registry, name, branch, metadata=metadata or {}))
+        return LanceTable(fork_table(self._context, name, branch, metadata=metadata or {}))
 
     def head(self, ref: str = MAIN) -> RepositoryCommit:
         """Return the commit that a ref names."""
-        return resolve_commit(self._logs, ref)
+        return self._context.resolve(ref)
 
     def at(self, ref: str) -> RepositoryView:
         """Return all tables as the commit of a ref has them."""
-        return RepositoryView(self.head(ref), self._registry)
+        return RepositoryView(self.head(ref), self._context.registry)
 
     def log(self, ref: str = MAIN, limit: int | None = None) -> list[RepositoryCommit]:
         """Return a commit and those it was made from, newest first, along first parents."""
@@ -303,12 +301,12 @@ class LanceRepository:
         """
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            change = TableChange.of(self._registry, name, dest, options=_options(message, {}, None))
+            change = TableChange.of(self._context.registry, name, dest, options=_options(message, {}, None))
             return stage_merge(change, dest)
 
         names = tuple(self.tables() if tables is None else tables)
         request = CommitRequest(branch=MAIN, stage=stage, names=names, message=message, properties=properties or {})
-        return commit_tables(self._logs, request).commit
+        return commit_tables(self._context.logs, request).commit
 
     def publish(
         self,
@@ -340,23 +338,23 @@ class LanceRepository:
         if channel is not None:
             # Before anything is merged: `main` would go on without the channel.
             self.channels.refuse_held(channel)
-        ended = self._logs.newest("branch", branch)
-        newest = self._logs.current("branch", MAIN)
-        head = self._logs.commit(newest.commit)
-        names = tuple(touched_tables(self._logs, self._registry, branch, head) if tables is None else tables)
+        ended = self._context.logs.newest("branch", branch)
+        newest = self._context.logs.current("branch", MAIN)
+        head = self._context.logs.commit(newest.commit)
+        names = tuple(touched_tables(self._context, branch, head) if tables is None else tables)
         message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
         merging = _options(message, properties, options.get("strategy"))
         if ended is not None and ended.deleted and MERGED in ended.properties:
             # Published before; an interrupted publication may have left branches behind, and `main` of a table.
-            before = Committed(commit=self._logs.commit(ended.properties[MERGED]), changed={})
+            before = Committed(commit=self._context.logs.commit(ended.properties[MERGED]), changed={})
             return self._followed(before, branch, names, channel=channel, options=options, merging=merging)
         if not names:
             raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
             try:
-                source = head_of_branch(self._registry.context(name), name, branch)
-                change = TableChange.of(self._registry, name, dest, sources=(source,), options=merging)
+                source = head_of_branch(self._context.table(name), name, branch)
+                change = TableChange.of(self._context.registry, name, dest, sources=(source,), options=merging)
             except RefNotFoundError:
                 if tables is None:
                     # A fork that died after its mark: nothing was written to a branch that is not there.
@@ -373,7 +371,7 @@ class LanceRepository:
             audit=audit,
             since=newest,
         )
-        done = commit_tables(self._logs, request)
+        done = commit_tables(self._context.logs, request)
         return self._followed(done, branch, names, channel=channel, options=options, merging=merging)
 
     def publish_versions(
@@ -395,10 +393,12 @@ class LanceRepository:
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
         """
-        request = exact_request(self._registry, wanted, plan_again, message=message, properties=properties or {})
-        done = commit_tables(self._logs, request)
+        request = exact_request(
+            self._context.registry, wanted, plan_again, message=message, properties=properties or {}
+        )
+        done = commit_tables(self._context.logs, request)
         options = {name: _options(one.message, one.properties, None) for name, one in wanted.items()}
-        lagging = project(self._registry, done.commit, wanted, tag=None, options=options)
+        lagging = project(self._context.registry, done.commit, wanted, tag=None, options=options)
         return Published(commit=done.commit, changed=done.changed, lagging=lagging)
 
     def name_of(self, table: LanceTable) -> str:
@@ -421,18 +421,18 @@ class LanceRepository:
             reader: A name of the reader, such as the id of its run; None to see what the channel names now.
             channel: The channel.
         """
-        commit = None if reader is None else self._logs.pinned(reader, channel)
+        commit = None if reader is None else self._context.logs.pinned(reader, channel)
         if commit is None:
-            newest = self._logs.newest("channel", channel)
+            newest = self._context.logs.newest("channel", channel)
             if newest is None or newest.deleted:
                 return None
             # Two steps of a run may look at the same moment; the pin of the first one counts for both.
-            commit = newest.commit if reader is None else self._logs.pin(reader, channel, newest.commit)
-        return RepositoryView(self._logs.commit(commit), self._registry)
+            commit = newest.commit if reader is None else self._context.logs.pin(reader, channel, newest.commit)
+        return RepositoryView(self._context.logs.commit(commit), self._context.registry)
 
     def pin_again(self, reader: str, channel: str, commit: str) -> None:
         """Let a reader see another commit by a channel, because it published that commit itself."""
-        self._logs.pin_again(reader, channel, commit)
+        self._context.logs.pin_again(reader, channel, commit)
 
     def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
@@ -441,26 +441,26 @@ class LanceRepository:
             MergeConflictError: Later changes build on it; nothing is visible.
             ConflictError: A version of the commit is not on `main` of its table as it was published.
         """
-        request = revert_request(
-            self._logs, self._registry, self.head(ref), message=message, properties=properties or {}
+        request = revert_request(self._context, self.head(ref), message=message, properties=properties or {})
+        done = commit_tables(self._context.logs, request)
+        project(
+            self._context.registry, done.commit, done.changed, tag=None, options=_options(request.message, {}, None)
         )
-        done = commit_tables(self._logs, request)
-        project(self._registry, done.commit, done.changed, tag=None, options=_options(request.message, {}, None))
         return done.commit
 
     def diff(self, before: str, after: str) -> RepositoryDiff:
         """Say which tables differ between two commits; `rows` of each says in what."""
-        return diff_commits(self._registry, self.head(before), self.head(after))
+        return diff_commits(self._context.registry, self.head(before), self.head(after))
 
     def status(self) -> RepositoryStatus:
         """Say where every table, channel and branch stands."""
         head = self.head()
         waiting = {
-            name: tuple(touched_tables(self._logs, self._registry, name, head))
-            for name in sorted(self._logs.live("branch"))
+            name: tuple(touched_tables(self._context, name, head))
+            for name in sorted(self._context.logs.live("branch"))
             if name != MAIN
         }
-        return status_of_repository(self._logs, self._registry, waiting)
+        return status_of_repository(self._context, waiting)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = False) -> RepositoryGarbage:
         """Delete commits that no branch, channel or release tag needs, and what they alone hold of the tables.
@@ -471,7 +471,7 @@ class LanceRepository:
             retention: What stays; by default the last 30 promotions of each channel, and 30 days.
             dry_run: Only say what would be deleted.
         """
-        return collect_commits(self._logs, self._registry, retention or CommitRetention(), dry_run=dry_run)
+        return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of some tables up to a channel; return what could not follow.
@@ -479,23 +479,23 @@ class LanceRepository:
         A process that moved the channel may have died before they followed. Tables that the channel does not name, and
         a channel that does not exist, are passed over.
         """
-        newest = self._logs.newest("channel", channel)
+        newest = self._context.logs.newest("channel", channel)
         if newest is None or newest.deleted:
             return ()
-        commit = self._logs.commit(newest.commit)
+        commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
         options = _options(f"follow {channel}", {}, None)
-        return project(self._registry, commit, names, tag=channel, options=options)
+        return project(self._context.registry, commit, names, tag=channel, options=options)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
         head = self.head()
         options = _options("follow the repository", {}, None)
         # `main` before the tags: a tag names the version on `main` where it is there.
-        found = project(self._registry, head, head.tables, tag=None, options=options)
+        found = project(self._context.registry, head, head.tables, tag=None, options=options)
         for channel in self.channels.list().values():
-            commit = self._logs.commit(channel.commit)
-            found += project(self._registry, commit, commit.tables, tag=channel.name, options=None)
+            commit = self._context.logs.commit(channel.commit)
+            found += project(self._context.registry, commit, commit.tables, tag=channel.name, options=None)
         return found
 
     def _followed(
@@ -510,7 +510,7 @@ class LanceRepository:
     ) -> Published:
         """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
         present = [name for name in names if name in done.commit.tables]
-        landed = project(self._registry, done.commit, present, tag=None, options=merging)
+        landed = project(self._context.registry, done.commit, present, tag=None, options=merging)
         published = Published(commit=done.commit, changed=done.changed, lagging=landed)
         if channel is not None:
             moved = self.channels.promote(
@@ -523,7 +523,7 @@ class LanceRepository:
             published = replace(published, channel=moved, lagging=landed + moved.lagging)
         if not options.get("retire", True):
             return published
-        kept = end_branch(self._logs, self._registry, branch, merged=done.commit.id, names=names)
+        kept = end_branch(self._context, branch, merged=done.commit.id, names=names)
         return replace(published, kept=tuple(kept))
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
@@ -531,7 +531,7 @@ class LanceRepository:
         yield commit
         while commit.parents:
             try:
-                commit = self._logs.commit(commit.parents[0])
+                commit = self._context.logs.commit(commit.parents[0])
             except NotFoundError:
                 # Older commits were collected.
                 return

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from lance_dagster.errors import NotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import TableContext
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +86,24 @@ class RepositoryStatus:
         return "\n".join(lines)
 
 
-def status_of_repository(logs: RefLogs, registry: Registry, waiting: Mapping[str, tuple[str, ...]]) -> RepositoryStatus:
+def status_of_repository(repository: RepositoryContext, waiting: Mapping[str, tuple[str, ...]]) -> RepositoryStatus:
     """Look at every table, channel and branch; a few requests for each."""
-    head = logs.commit(logs.current("branch", MAIN).commit)
-    channels = dict(sorted(logs.live("channel").items()))
-    commits = {name: logs.commit(entry.commit) for name, entry in channels.items()}
+    head = repository.head()
+    channels = dict(sorted(repository.logs.live("channel").items()))
+    commits = {name: repository.logs.commit(entry.commit) for name, entry in channels.items()}
 
     def one(name: str) -> TableState:
-        return _table_state(registry, name, head.tables.get(name), commits)
+        return _table_state(repository.table(name), name, head.tables.get(name), commits)
 
-    names = sorted({*registry.names(), *head.tables})
+    names = sorted({*repository.registry.names(), *head.tables})
     tables = for_each_table(one, names)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
         channels=tuple(
-            ChannelState(name=name, commit=entry.commit, behind=_behind(logs, head, entry.commit), hold=entry.hold)
+            ChannelState(
+                name=name, commit=entry.commit, behind=_behind(repository.logs, head, entry.commit), hold=entry.hold
+            )
             for name, entry in channels.items()
         ),
         waiting=waiting,
@@ -108,9 +111,8 @@ def status_of_repository(logs: RefLogs, registry: Registry, waiting: Mapping[str
 
 
 def _table_state(
-    registry: Registry, name: str, at: TableVersion | None, commits: Mapping[str, RepositoryCommit]
+    context: TableContext, name: str, at: TableVersion | None, commits: Mapping[str, RepositoryCommit]
 ) -> TableState:
-    context = registry.context(name)
     if not context.versions.has_versions(MAIN):
         return TableState(name=name, at=at, main=None, ahead=0, lagging=False, moved_tags={})
     newest = context.head(MAIN)

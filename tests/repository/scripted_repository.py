@@ -12,6 +12,7 @@ from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundErro
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 from lance_dagster.store import LocalStore, Store
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
 from tests.table_factory import context_on
@@ -72,8 +73,8 @@ def scripted(root: str, script: Script, open_root: Callable[[str], Store] = open
     """The repository at a root, opened anew, with every request going through a script."""
     repository = LanceRepository(root, FAST)
     store = ScriptedStore(open_root(root), script)
-    repository._logs = RefLogs(store)  # noqa: SLF001 - nothing public takes a store
-    repository._registry = ScriptedRegistry(store, FAST)  # noqa: SLF001 - same
+    # Nothing public takes a store.
+    repository._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST))  # noqa: SLF001
     return repository
 
 

@@ -8,6 +8,7 @@ import pytest
 from lance_dagster import CommitRetention, InvalidInputError, LanceRepository, NotFoundError
 from tests.repository.scripted_repository import rows, run
 from tests.repository.test_repository import ids, new_repository
+from tests.repository.test_repository_requests import made_by
 
 ALL = CommitRetention(promotions=1, keep_for=timedelta(0), grace=timedelta(0))
 
@@ -110,3 +111,30 @@ def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     """A collection keeps at least the last promotion of each channel."""
     with pytest.raises(InvalidInputError, match="1 promotion"):
         published(tmp_path, 1).collect(CommitRetention(promotions=0))
+
+
+def test_a_collection_is_linear(tmp_path: Path) -> None:
+    """Each commit that goes costs the same number of requests, and with nothing to collect only commits are read."""
+    found, idle = {}, {}
+    for count in (3, 6, 12):
+        repository = published(tmp_path / str(count), count)
+        idle[count] = made_by(repository, lambda again: again.collect())
+        found[count] = made_by(repository, lambda again: again.collect(ALL))
+    assert 2 * (found[6] - found[3]) == found[12] - found[6]
+    assert 2 * (idle[6] - idle[3]) == idle[12] - idle[6]
+
+
+def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
+    """A chain of versions beside main, because another program conflicts with each of them, is deleted whole."""
+    repository = new_repository(tmp_path, "a")
+    repository.table("a").append(rows(0))
+    repository.commit("begin")
+    for number in (1, 2, 3):
+        branch = f"run/{number}"
+        repository.fork("a", branch).update({"price": str(number)}, branch=branch)
+        repository.publish(branch, strategy="source-wins")
+        repository.table("a").update({"price": str(10 * number)}, where="id = 0")
+    chained = branches(repository)
+    done = repository.collect(ALL)
+    assert () == done.kept
+    assert chained - branches(repository) == {name for name in done.branches["a"] if name.startswith("published/")}

@@ -25,6 +25,8 @@ replaces the mark of another one, and a process that does not find its own mark 
 
 import time
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 
 from lance_dagster.errors import ConflictError, RefMovedError, StoreError
 from lance_dagster.format import layout
@@ -86,6 +88,36 @@ def close_branch(
         if sealed.state == DELETING:
             return sealed
     raise StoreError(f"cannot {do} branch {branch.name!r} of {refs.store.uri}: it keeps changing")
+
+
+def close_branches(
+    branches: Sequence[Branch], refs: Refs, versions: Versions
+) -> tuple[list[Branch], dict[str, ConflictError]]:
+    """Take many branches to the state "deleting" with one look for what refers to them; return why others are not.
+
+    The order is that of one branch: all marks, then the look, then the seals. So a process that refers to one of them
+    sees its mark, or is seen.
+    """
+    marked = []
+    for branch in branches:
+        # One that is gone was deleted by another process.
+        with suppress(RefMovedError):
+            marked.append(_marked(branch, refs, None, None))
+    users = refs.referrers()
+    closed: list[Branch] = []
+    kept: dict[str, ConflictError] = {}
+    for closing in marked:
+        try:
+            if closing.state == CLOSING and closing.name in users:
+                _reopen(closing, refs, versions)
+                raise in_use(closing.name, "delete", users[closing.name], refs)
+            sealed = _sealed(closing, refs, versions)
+            closed.append(sealed if sealed.state == DELETING else close_branch(sealed, "delete", refs, versions))
+        except RefMovedError:
+            continue
+        except ConflictError as error:
+            kept[closing.name] = error
+    return closed, kept
 
 
 def _marked(branch: Branch, refs: Refs, resetting: str | None, rename_id: str | None) -> Branch:
@@ -162,9 +194,20 @@ def finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
     Raises:
         ConflictError: It is being reset meanwhile.
     """
-    found = empty_branch(branch, refs, versions)
-    if found is not None:
-        refs.remove_branch(*found)
+    finish_deleting_many([branch], refs, versions)
+
+
+def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versions) -> None:
+    """Delete what branches in state "deleting" have, and their files.
+
+    Raises:
+        ConflictError: One of them is being reset meanwhile.
+    """
+    for branch in branches:
+        found = empty_branch(branch, refs, versions)
+        if found is not None:
+            refs.remove_branch(*found)
+    # Once for all: there is a fence for each branch that was deleted within a day.
     _remove_old_fences(refs)
 
 
@@ -239,5 +282,10 @@ def refuse_users(name: str, do: str, refs: Refs) -> None:
     """
     users = refs.referrers_of(name)
     if users:
-        refer = "refers" if len(users) == 1 else "refer"
-        raise ConflictError(f"cannot {do} branch {name!r} of {refs.store.uri}: {', '.join(users)} {refer} to it")
+        raise in_use(name, do, users, refs)
+
+
+def in_use(name: str, do: str, users: Sequence[str], refs: Refs) -> ConflictError:
+    """Return the error for a branch that tags or other branches refer to."""
+    refer = "refers" if len(users) == 1 else "refer"
+    return ConflictError(f"cannot {do} branch {name!r} of {refs.store.uri}: {', '.join(users)} {refer} to it")

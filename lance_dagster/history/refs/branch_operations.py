@@ -24,7 +24,7 @@ A reset to a version of the branch itself is in `refs.reset`.
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -38,10 +38,13 @@ from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.refs.branch_deletion import (
     abandon_creation,
     close_branch,
+    close_branches,
     empty_branch,
     fences,
     finish_deleting,
+    finish_deleting_many,
     first_number_above_fences,
+    in_use,
     refuse_users,
 )
 from lance_dagster.history.refs.branch_fence import refuse_dropped
@@ -116,6 +119,31 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
         ConflictError: A tag or another branch refers to it, or it is being renamed.
     """
     finish_deleting(close_branch(_unused(name, "delete", refs), "delete", refs, versions), refs, versions)
+
+
+def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dict[str, ConflictError]:
+    """Delete many branches, as `delete_branch` does each; return why some of them stay.
+
+    What refers to branches is looked for twice for all of them, and twice more for each length of a chain of branches
+    that were forked from each other.
+
+    Raises:
+        ProtectedError: A branch is protected.
+    """
+    left = {name: branch for name in names if (branch := refs.branch(name)) is not None}
+    kept: dict[str, ConflictError] = {}
+    for branch in left.values():
+        refuse_protected_branch("delete", branch.name, refs.store)
+    while left:
+        users = refs.referrers()
+        closed, kept = close_branches([left[name] for name in left if name not in users], refs, versions)
+        finish_deleting_many(closed, refs, versions)
+        if not closed:
+            stay = {name: in_use(name, "delete", users[name], refs) for name in left if name in users}
+            return {**kept, **stay}
+        # The branches that were deleted may have been all that referred to some of the others.
+        left = {name: branch for name, branch in left.items() if name in users or name in kept}
+    return kept
 
 
 def reset_branch(

@@ -109,6 +109,25 @@ class Refs:
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
 
+    def referrers(self) -> dict[str, list[str]]:
+        """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
+        found: dict[str, list[str]] = {}
+        for tag in self.tags().values():
+            found.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
+        for branch in self.branches().values():
+            found.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
+        return found
+
+    def branch_names(self, prefix: str) -> list[str]:
+        """List the branches whose names begin with a prefix, unfinished ones included; none is read."""
+        found = (layout.parse_branch_file_name(file) for file in self.store.list(layout.BRANCHES))
+        return [name for name in found if name is not None and name.startswith(prefix)]
+
+    def tag_names(self, prefix: str) -> list[str]:
+        """List the tags whose names begin with a prefix; none is read."""
+        found = (layout.parse_tag_file_name(file) for file in self.store.list(layout.TAGS))
+        return [name for name in found if name is not None and name.startswith(prefix)]
+
     def branch_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no branch has; it says what the name stands for instead."""
         # One more request, made only for the message: a tag may have been named where a branch is wanted.

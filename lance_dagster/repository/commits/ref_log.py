@@ -158,9 +158,9 @@ class RefLogs:
         """List the ids of all commits."""
         return [name.removesuffix(".json") for name in self.store.list(COMMITS) if name.endswith(".json")]
 
-    def drop(self, kind: RefKind, name: str, number: int) -> None:
-        """Delete an entry; never the newest one."""
-        self.store.delete(_path(kind, name, number))
+    def drop(self, entries: Sequence[tuple[RefKind, str, int]]) -> None:
+        """Delete entries; never the newest one of a ref."""
+        self.store.delete_many([_path(kind, name, number) for kind, name, number in entries])
 
     def drop_commits(self, commit_ids: Sequence[str]) -> None:
         """Delete commits that were marked as expired, and then their marks."""

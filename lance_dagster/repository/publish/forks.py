@@ -14,56 +14,56 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
-from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, with_properties
+from lance_dagster.repository.commits.ref_log import next_entry, with_properties
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table, load
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
 MERGED = "merged"
 """Property of the entry that ends a branch: the commit that has what the branch did."""
 
 
-def fork_table(
-    logs: RefLogs, registry: Registry, name: str, branch: str, *, metadata: Mapping[str, str]
-) -> TableContext:
+def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
     """Make a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
-    context = registry.context(name)
+    context = repository.table(name)
     # First of all: a misspelt table must not leave a branch that waits for its publication for ever.
-    table_id = registry.register(name)
-    begun = logs.newest("branch", branch)
+    table_id = repository.registry.register(name)
+    begun = repository.logs.newest("branch", branch)
     if begun is None or begun.deleted:
         # Where another process forks another table at the same moment, its entry serves both.
-        logs.append("branch", branch, next_entry(begun, "fork", logs.current("branch", MAIN).commit))
+        repository.logs.append(
+            "branch", branch, next_entry(begun, "fork", repository.logs.current("branch", MAIN).commit)
+        )
     # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
-    logs.touch(branch, table_id)
+    repository.logs.touch(branch, table_id)
     create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
     return context
 
 
-def touched_tables(logs: RefLogs, registry: Registry, branch: str, head: RepositoryCommit) -> list[str]:
+def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryCommit) -> list[str]:
     """Return the names of the tables that were forked to a branch, as the newest commit calls them."""
-    ids = logs.touched(branch)
+    ids = repository.logs.touched(branch)
     if not ids:
         return []
     names = {at.id: name for name, at in head.tables.items()}
     for table_id in set(ids) - names.keys():
         # A table that was never committed is known to the register only.
-        name = registry.name_of(table_id)
-        if name is not None and registry.id_of(name) == table_id:
+        name = repository.registry.name_of(table_id)
+        if name is not None and repository.registry.id_of(name) == table_id:
             names[table_id] = name
     return sorted(names[table_id] for table_id in ids if table_id in names)
 
 
-def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:
+def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:
     """Record which commit has what a branch did, and delete the branch in each table; return what was kept and why."""
-    newest = logs.newest("branch", branch)
+    newest = repository.logs.newest("branch", branch)
     if newest is None or not newest.deleted:
-        logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
-    tables = logs.commit(merged).tables
+        repository.logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
+    tables = repository.logs.commit(merged).tables
 
     def end(name: str) -> str | None:
-        context, at = registry.context(name), tables.get(name)
+        context, at = repository.table(name), tables.get(name)
         try:
             # The commit is asked, not `main` of the table, which may lag behind it.
             published = context.head(MAIN) if at is None else load(context, at)
@@ -77,7 +77,7 @@ def end_branch(logs: RefLogs, registry: Registry, branch: str, *, merged: str, n
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
         # Last: a table without its mark is not looked at again after a crash.
-        logs.untouch(branch, registry.register(name) if at is None else at.id)
+        repository.logs.untouch(branch, repository.registry.register(name) if at is None else at.id)
         return None
 
     kept = for_each_table(end, names)

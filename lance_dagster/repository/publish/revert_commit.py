@@ -9,18 +9,17 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions, merge
 from lance_dagster.merge.picks import PickOptions, restore
-from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import TableChange, landed_at, stage_change
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.repository_context import RepositoryContext
 
 _REVERTS = "reverts"
 """Property of a commit: the one that it takes back."""
 
 
 def revert_request(
-    logs: RefLogs, registry: Registry, commit: RepositoryCommit, *, message: str, properties: Mapping[str, str]
+    repository: RepositoryContext, commit: RepositoryCommit, *, message: str, properties: Mapping[str, str]
 ) -> CommitRequest:
     """Return the commit that takes the change of another commit back.
 
@@ -31,7 +30,7 @@ def revert_request(
         InvalidInputError: It is the first commit, which changed nothing.
         ConflictError: A version is not on `main` of its table, so that its change is not known.
     """
-    undone = _to_undo(logs, commit)
+    undone = _to_undo(repository, commit)
     said = message or f"revert {commit.short_id}: {commit.message}"
     if undone is None:
         # A call that is repeated after a crash finds its commit and does nothing.
@@ -39,7 +38,7 @@ def revert_request(
     commit = undone
     if not commit.parents:
         raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to take back")
-    before = logs.commit(commit.parents[0])
+    before = repository.logs.commit(commit.parents[0])
     names = commit.changed_from(before)
     options = MergeOptions(message=said, properties=properties)
 
@@ -48,9 +47,9 @@ def revert_request(
         if new is None or old is None or dest is None:
             # The commit removed the table; it is named again as it was.
             return old if dest is None else None
-        context = registry.context(name)
+        context = repository.table(name)
         first, last = _ends(context, old, new)
-        change = TableChange.of(registry, name, dest, options=options)
+        change = TableChange.of(repository.registry, name, dest, options=options)
 
         def undo(branch: str) -> None:
             # One merge of all that is undone: its versions, taken back one by one, could contradict each other.
@@ -72,18 +71,18 @@ def revert_request(
     )
 
 
-def _to_undo(logs: RefLogs, commit: RepositoryCommit) -> RepositoryCommit | None:
+def _to_undo(repository: RepositoryContext, commit: RepositoryCommit) -> RepositoryCommit | None:
     """Return the commit whose change has to be undone, so that the change of a commit is gone; None when it is gone.
 
     A commit that was taken back, and whose revert was taken back in turn, is there by the last of these.
     """
     reverts: dict[str, RepositoryCommit] = {}
-    later = logs.commit(logs.current("branch", MAIN).commit)
+    later = repository.head()
     while later.generation > commit.generation and later.parents:
         # Newest first: of two reverts of one commit, the newest one counts.
         if _REVERTS in later.properties:
             reverts.setdefault(later.properties[_REVERTS], later)
-        later = logs.commit(later.parents[0])
+        later = repository.logs.commit(later.parents[0])
     undone = reverts.get(commit.id)
     while undone is not None:
         again = reverts.get(undone.id)

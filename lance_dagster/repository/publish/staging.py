@@ -21,7 +21,7 @@ from typing import TypeVar
 import pendulum
 
 from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, RefMovedError, VersionNotFoundError
-from lance_dagster.format.layout import MAIN, PIN, PUBLISHED
+from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
@@ -103,9 +103,10 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
-    """Return what a commit is to name for a version of `main`, which is kept by a tag from now on."""
+    """Return what a commit is to name for a version of any branch, which is kept by a tag from now on."""
     _pin(context, head)
-    return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=head.number)
+    lands = head.number if head.branch == MAIN else NEVER
+    return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=lands)
 
 
 def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], object], key: str) -> TableVersion | None:
@@ -120,7 +121,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     context = change.context
     onto = MAIN if land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
-    name = usable_name(context, head, [key])
+    name = _usable_name(context, head, [key])
     branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
     if context.head(name).number == branch.first:
         do(name)
@@ -226,7 +227,7 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
     context = change.context
     # The strategy decides what a merge gives: with another one, what was staged before is of no use.
     strategy = json.dumps(change.options.strategy, sort_keys=True)
-    name = usable_name(context, head, [*(source.id for source in sources), strategy])
+    name = _usable_name(context, head, [*(source.id for source in sources), strategy])
     create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
     try:
         # A merge that an earlier attempt made is found, and not repeated.
@@ -249,14 +250,15 @@ def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
 
 
 def _pin(context: TableContext, head: State) -> None:
-    """Keep a version of `main` by a tag."""
-    name = f"{PIN}{head.number}"
+    """Keep a version by a tag, and with it the branch that it is on."""
+    # The deletion of a run branch passes over tags that keep versions of `main`, and not over the others.
+    name = f"{PIN}{head.number}" if head.branch == MAIN else f"{BRANCH_PIN}{head.id[:_DIGITS]}"
     if context.refs.tag(name) is None:
         with suppress(AlreadyExistsError):
             create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
 
 
-def usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
+def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
     """Return the name of the branch for a merge: the same for each attempt, as long as the attempts are near in time.
 
     A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used
