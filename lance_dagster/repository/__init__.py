@@ -8,7 +8,8 @@ from lance_dagster.repository.commits.resolve_commit import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
-from lance_dagster.repository.repository import LanceRepository, Published, PublishOptions
+from lance_dagster.repository.publish.publish_branch import Published, PublishOptions
+from lance_dagster.repository.repository import LanceRepository
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
 from lance_dagster.repository.view import RepositoryView, TableView

@@ -205,7 +205,7 @@ class Adoption:
                 before, "promote", target.id, reason=reason, hold=_hold([found[table] for table in taken])
             )
 
-        moved = ChannelMoves(self._repository).move(name, entry)
+        moved = ChannelMoves(self._repository).move(name, entry, create=True)
         if not taken:
             return None
         return AdoptedChannel(

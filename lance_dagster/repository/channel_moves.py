@@ -14,15 +14,18 @@ from lance_dagster.errors import (
     NotFoundError,
     ProtectedError,
     RefMovedError,
+    RefNotFoundError,
     Remedy,
 )
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.repository.commits.ref_log import EXPIRED, RefLogs, next_entry
+from lance_dagster.repository.commits.ref_log import EXPIRED, next_entry
 from lance_dagster.repository.commits.release_tags import read_tag
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
-from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.repository_context import RepositoryContext
 
+DEFAULT_CHANNEL = "production"
+"""The channel that the first publication to it creates; any other name is created explicitly."""
 TRIES = 50
 
 
@@ -48,14 +51,22 @@ class ChannelMoves:
     _repository: RepositoryContext
 
     def move(
-        self, name: str, decide: Callable[[RefEntry | None], RefEntry | None], *, once: bool = False, tags: bool = True
+        self,
+        name: str,
+        decide: Callable[[RefEntry | None], RefEntry | None],
+        *,
+        create: bool = False,
+        once: bool = False,
+        tags: bool = True,
     ) -> Channel:
-        """Append the entry that `decide` makes of the newest one; None leaves the channel as it is."""
+        """Append the entry that `decide` makes of the newest one; None leaves the channel as it is.
+
+        Raises:
+            RefNotFoundError: There is no such channel, and `create` is False.
+        """
         check_tag_name(name)
         for _ in range(TRIES):
-            newest = self._repository.logs.newest("channel", name)
-            if newest is None:
-                self._refuse_taken(name)
+            newest = self._newest(name, create=create)
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
             if wanted is None:
@@ -64,24 +75,36 @@ class ChannelMoves:
                     return channel_at(name, self._repository.logs.current("channel", name))
                 return self._followed(name, before, self._before(name, before))
             # A channel that was deleted goes on after its old numbers.
-            if newest is not None:
-                wanted = replace(wanted, number=newest.number + 1)
+            wanted = wanted if newest is None else replace(wanted, number=newest.number + 1)
             if self._repository.logs.append("channel", name, wanted):
                 self._refuse_collected(name, wanted, before)
                 return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
-        raise contended(self._repository.logs, name)
+        raise contended(self._repository, name)
+
+    def _newest(self, name: str, *, create: bool) -> RefEntry | None:
+        """Return the newest entry of a channel, also one that deleted it."""
+        newest = self._repository.logs.newest("channel", name)
+        if (newest is None or newest.deleted) and not create:
+            raise unknown_channel(self._repository, name)
+        if newest is None:
+            self._refuse_taken(name)
+        return newest
 
     def _followed(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
         """Let the tags of the tables follow an entry, and what other processes made of the channel meanwhile."""
         lagging: tuple[Lagging, ...] = ()
-        while before is None or before.commit != entry.commit:
+        while before is None or (before.commit, before.hold) != (entry.commit, entry.hold):
             commit = self._repository.logs.commit(entry.commit)
+            past = None if before is None else before.hold
             parent = None if before is None else self._repository.logs.commit(before.commit)
-            # Only the tables that differ: a table that was not touched costs nothing.
-            names = [table for table in commit.changed_from(parent) if table in commit.tables]
-            lagging = project(self._repository.registry, commit, names, tag=name, options=None)
+            # Only the tables that differ: a table that was not touched costs nothing. A hold is one of all tables.
+            changed = commit.tables if past != entry.hold else commit.changed_from(parent)
+            ended = frozenset() if past is None or past == entry.hold else frozenset({past.reason})
+            tag = FollowingTag(name=name, hold=entry.hold, ended=ended)
+            names = [table for table in changed if table in commit.tables]
+            lagging = project(self._repository.registry, commit, names, tag=tag, options=None)
             # Looked at after the tags were moved: a process that moved the channel on may have moved its tags before
             # this one did, and the last writer has to leave those of the newest entry.
             before, newest = entry, self._repository.logs.newest("channel", name, known=entry)
@@ -119,9 +142,14 @@ class ChannelMoves:
         branch = self._repository.logs.newest("branch", name)
         if (branch is not None and not branch.deleted) or read_tag(self._repository.logs, name) is not None:
             kind = "release tag" if branch is None else "branch"
-            raise AlreadyExistsError(
-                f"{name!r} is a {kind} of {self._repository.root}; a channel needs another name"
-            )
+            raise AlreadyExistsError(f"{name!r} is a {kind} of {self._repository.root}; a channel needs another name")
+
+
+def unknown_channel(repository: RepositoryContext, name: str) -> RefNotFoundError:
+    """Return the error for a name that no channel has: it may be misspelt, or new."""
+    known = list(repository.logs.live("channel"))
+    near = RefNotFoundError(name, known, repository.root, "channel").hint
+    return RefNotFoundError(name, known, repository.root, "channel", f"{near}; a new channel is created explicitly")
 
 
 def channel_at(name: str, entry: RefEntry) -> Channel:
@@ -141,6 +169,6 @@ def refuse_held(name: str, entry: RefEntry) -> None:
         raise ProtectedError("channel", name, "move", str(hold), Remedy("release it with {}", release))
 
 
-def contended(logs: RefLogs, name: str) -> ConflictError:
+def contended(repository: RepositoryContext, name: str) -> ConflictError:
     """Return the error of a process that lost each race to move a channel."""
-    return ConflictError(f"other processes moved channel {name!r} of {logs.store.uri} each of {TRIES} times")
+    return ConflictError(f"other processes moved channel {name!r} of {repository.root} each of {TRIES} times")

@@ -13,13 +13,25 @@ from typing import TypedDict, Unpack
 import pendulum
 
 from lance_dagster.errors import (
+    AlreadyExistsError,
+    Call,
     InvalidInputError,
     RefMovedError,
     RefNotFoundError,
+    Remedy,
 )
 from lance_dagster.history.refs.tag_hold import given_reason
 from lance_dagster.history.refs.tag_operations import release_tag
-from lance_dagster.repository.channel_moves import TRIES, Channel, ChannelMoves, channel_at, contended, refuse_held
+from lance_dagster.repository.channel_moves import (
+    DEFAULT_CHANNEL,
+    TRIES,
+    Channel,
+    ChannelMoves,
+    channel_at,
+    contended,
+    refuse_held,
+    unknown_channel,
+)
 from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
 from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor
 from lance_dagster.repository.commits.snapshot import (
@@ -33,6 +45,8 @@ from lance_dagster.repository.commits.snapshot import (
 from lance_dagster.repository.publish.staging import NEVER, for_each_table
 from lance_dagster.repository.repository_context import RepositoryContext
 
+_HOLDS = 100
+
 
 class PromoteOptions(TypedDict, total=False):
     """Options of a promotion."""
@@ -41,6 +55,7 @@ class PromoteOptions(TypedDict, total=False):
     properties: Mapping[str, str] | None
     expected: str | None
     forward_only: bool
+    create: bool
     tags: bool
 
 
@@ -74,12 +89,44 @@ class Channels:
         Raises:
             RefNotFoundError: There is no such channel.
         """
-        return channel_at(name, self._repository.logs.current("channel", name))
+        newest = self._repository.logs.newest("channel", name)
+        if newest is None or newest.deleted:
+            raise unknown_channel(self._repository, name)
+        return channel_at(name, newest)
 
     def history(self, name: str, limit: int | None = None) -> tuple[RefEntry, ...]:
-        """Return the entries of a channel, newest first: who moved it when, where to and why."""
-        self._repository.logs.current("channel", name)
+        """Return the entries of a channel, newest first: who moved it when, where to and why.
+
+        The entries of a channel that was deleted are there until they are collected.
+
+        Raises:
+            RefNotFoundError: There is no such channel, and never was.
+        """
+        if self._repository.logs.newest("channel", name) is None:
+            raise unknown_channel(self._repository, name)
         return tuple(islice(self._repository.logs.entries("channel", name), limit))
+
+    def create(self, name: str, at: str = "main", *, reason: str = "") -> Channel:
+        """Create a channel; return the one that is there when it names the same commit.
+
+        A name that was deleted may be used again; its history goes on.
+
+        Raises:
+            AlreadyExistsError: The channel names another commit, or a branch or release tag has the name.
+            InvalidRefNameError: The name breaks a rule.
+        """
+        commit = self._repository.resolve(at)
+
+        def entry(before: RefEntry | None) -> RefEntry | None:
+            if before is not None and before.commit != commit.id:
+                remedy = Remedy("{} moves it", Call("channels.promote", (name, at)))
+                raise AlreadyExistsError(
+                    f"channel {name!r} of {self._repository.root} exists and names commit {before.commit[:12]}",
+                    remedy=remedy,
+                )
+            return None if before is not None else next_entry(None, "promote", commit.id, reason=reason)
+
+        return self._moves.move(name, entry, create=True)
 
     def promote(
         self,
@@ -87,7 +134,7 @@ class Channels:
         at: str = "main",
         **options: Unpack[PromoteOptions],
     ) -> Channel:
-        """Let a channel name a commit, and create the channel if there is none.
+        """Let a channel name a commit.
 
         The channel moves for all tables at once. The tags of that name in the tables follow one by one.
 
@@ -96,10 +143,12 @@ class Channels:
             at: The commit, as a ref expression.
             **options: `reason` is shown by the history. `properties` are kept there, such as the checks that passed.
                 `expected` is the id of the commit that the channel must name now. With `forward_only=True` a channel
-                that names a commit which contains this one is left as it is. With `tags=False` the tags of the tables
-                are left to the caller.
+                that names a commit which contains this one is left as it is. With `create=True` a channel that does not
+                exist is created; `production` is in any case. With `tags=False` the tags of the tables are left to the
+                caller.
 
         Raises:
+            RefNotFoundError: There is no such channel.
             ProtectedError: The channel is held.
             RefMovedError: The channel does not name `expected`.
         """
@@ -119,14 +168,15 @@ class Channels:
                 next_entry(before, "promote", commit.id, reason=reason), options.get("properties") or {}
             )
 
-        return self._moves.move(name, entry, tags=options.get("tags", True))
+        create = options.get("create", name == DEFAULT_CHANNEL)
+        return self._moves.move(name, entry, create=create, tags=options.get("tags", True))
 
     def advance(self, name: str, at: str, tables: Collection[str], **options: Unpack[PromoteOptions]) -> Channel:
         """Let a channel name some tables as a commit has them, and every other table as before.
 
         What was audited is promoted this way: `main` of the repository may have commits of other tables that no check
         looked at for this channel, or that were withdrawn from it. Where the channel names a newer version of a table,
-        that version stays.
+        that version stays. A channel that does not exist is created: the name comes from the definition of a publisher.
 
         Args:
             name: The channel.
@@ -158,13 +208,14 @@ class Channels:
             action: Action = "rollback" if RESTORES in properties else "promote"
             return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
 
-        return self._moves.move(name, entry, tags=options.get("tags", True))
+        return self._moves.move(name, entry, create=True, tags=options.get("tags", True))
 
     def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
         """Let a channel name an earlier commit again, for all tables at once.
 
         After a crash it can be repeated: a channel that is held by a rollback for this reason stays where it is.
-        Without a hold only `to` says where it shall stop; steps would be counted from where it is then.
+        Without a hold only `to` says where it shall stop; steps would be counted from where it is then. A channel that
+        is held can be rolled back further, for another reason, and is held there.
 
         Args:
             name: The channel.
@@ -175,8 +226,8 @@ class Channels:
             who: Who did it; empty for the committer.
 
         Raises:
-            RefNotFoundError: There were fewer promotions.
-            ProtectedError: The channel is held.
+            RefNotFoundError: There is no such channel, or there were fewer promotions.
+            ProtectedError: The channel is held, and would go forward or be free.
             NotFoundError: What the commit names is being collected.
         """
         given = given_reason(reason, "roll back")
@@ -187,11 +238,13 @@ class Channels:
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
-                return self._repository.logs.current("channel", name)
+                raise unknown_channel(self._repository, name)
             if hold and _rolled_back(before, given):
                 return None
-            refuse_held(name, before)
             target = None if to is None else self._repository.resolve(to).id
+            # A hold keeps a channel from what is newer, and a rollback without a hold would lift it.
+            if not hold or (target is not None and not self._is_earlier(target, before)):
+                refuse_held(name, before)
             if target == before.commit and not hold:
                 return None
             target = target or earlier_promotions(self._repository.logs, name, before, steps)[-1]
@@ -201,8 +254,14 @@ class Channels:
         # Looked up once: each further look would go back from what another process made of the channel meanwhile.
         return self._moves.move(name, entry, once=True, tags=options.get("tags", True))
 
-    def hold(self, name: str, *, reason: str, who: str = "") -> Channel:
-        """Keep a channel where it is until it is released.
+    def hold(self, name: str, *, reason: str, who: str = "", tags: bool = True) -> Channel:
+        """Keep a channel where it is until it is released, and the tags of that name in its tables too.
+
+        Args:
+            name: The channel.
+            reason: Why.
+            who: Who holds it; empty for the committer.
+            tags: Hold the tags of the tables, so that a program that promotes a single table is refused as well.
 
         Raises:
             RefNotFoundError: There is no such channel.
@@ -212,24 +271,33 @@ class Channels:
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
-                return self._repository.logs.current("channel", name)
+                raise unknown_channel(self._repository, name)
             if before.hold is not None and before.hold.reason == given:
                 return None
             refuse_held(name, before)
             held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC"))
             return next_entry(before, "hold", before.commit, reason=given, hold=held, by=who)
 
-        return self._moves.move(name, entry)
+        return self._moves.move(name, entry, tags=tags)
 
-    def refuse_held(self, name: str) -> None:
-        """Refuse to go on when a channel is held; one that does not exist is free.
+    def refuse_immovable(self, name: str, *, create: bool) -> None:
+        """Refuse to go on when a channel is held, or does not exist and is not to be created.
 
         Raises:
             ProtectedError: It is held.
+            RefNotFoundError: There is no such channel.
         """
         newest = self._repository.logs.newest("channel", name)
         if newest is not None:
             refuse_held(name, newest)
+        if (newest is None or newest.deleted) and not create:
+            raise unknown_channel(self._repository, name)
+
+    def ended_holds(self, channel: Channel) -> frozenset[str]:
+        """Return the reasons of the last holds of a channel that are over; tags that are held for one of them lag."""
+        entries = islice(self._repository.logs.entries("channel", channel.name), _HOLDS)
+        reasons = {entry.hold.reason for entry in entries if entry.hold is not None}
+        return frozenset(reasons - ({channel.hold.reason} if channel.hold else set()))
 
     def release(self, name: str, *, reason: str, who: str = "", tags: bool = True) -> Channel:
         """Let a held channel move again; a channel that is not held is left as it is.
@@ -244,12 +312,13 @@ class Channels:
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
-                return self._repository.logs.current("channel", name)
+                raise unknown_channel(self._repository, name)
             if before.hold is None:
                 return None
             return next_entry(before, "release", before.commit, reason=given, by=who)
 
-        released = self._moves.move(name, entry)
+        # Its tags are released below, whoever held them and why.
+        released = self._moves.move(name, entry, tags=False)
 
         def release(table: str) -> None:
             context = self._repository.table(table)
@@ -261,18 +330,24 @@ class Channels:
         return released
 
     def delete(self, name: str, *, reason: str) -> None:
-        """Delete a channel; its history stays until it is collected, and the tags of the tables stay.
+        """Delete a channel, and keep the tags of that name in the tables.
+
+        Its history stays. Collections keep what it named within `CommitRetention.keep_for` of now, the commit of its
+        last day included, and no number of promotions beyond that; those commits are read by their ids.
 
         Raises:
             RefNotFoundError: There is no such channel.
             ProtectedError: It is held.
         """
         for _ in range(TRIES):
-            before = self._repository.logs.current("channel", name)
+            before = self.get(name).entry
             refuse_held(name, before)
             if self._repository.logs.append("channel", name, next_entry(before, "delete", "", reason=reason)):
                 return
-        raise contended(self._repository.logs, name)
+        raise contended(self._repository, name)
+
+    def _is_earlier(self, commit_id: str, entry: RefEntry) -> bool:
+        return commit_id != entry.commit and is_ancestor(self._repository.logs, commit_id, entry.commit)
 
 
 def _is_newer(commit: RepositoryCommit, named: Mapping[str, TableVersion], table: str) -> bool:

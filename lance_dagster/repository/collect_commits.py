@@ -111,13 +111,14 @@ def _needed(logs: RefLogs, retention: CommitRetention, now: float) -> dict[str, 
     found = [tag.commit for tag in list_tags(logs).values()]
     found += _pinned(logs, now - retention.grace.total_seconds())
     since = now - retention.keep_for.total_seconds()
-    for kind in _KINDS:
-        for name in logs.live(kind):
-            found += _named_since(logs, kind, name, since)
-            if kind == "channel":
-                with suppress(NotFoundError):
-                    found += islice(promotions(logs, name), retention.promotions)
-    return dict.fromkeys(found)
+    for name in logs.live("branch"):
+        found += _named_since(logs, "branch", name, since)
+    # Also channels that were deleted: what they named stays for the time that begins with the deletion.
+    for name in logs.names("channel"):
+        found += _named_since(logs, "channel", name, since)
+        with suppress(NotFoundError):
+            found += islice(promotions(logs, name), retention.promotions)
+    return dict.fromkeys(commit for commit in found if commit)
 
 
 def _pinned(logs: RefLogs, since: float) -> Iterator[str]:

@@ -18,9 +18,9 @@ from lance_dagster.errors import (
     RefMovedError,
 )
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, move_tag
+from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
 from lance_dagster.merge.merge_commit import MergeOptions
-from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at
 from lance_dagster.repository.registry import Registry
 
@@ -42,14 +42,30 @@ class Lagging:
         return f"{self.ref} of {self.table}: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowingTag:
+    """The tag of each table that follows a channel or a release tag.
+
+    Attributes:
+        name: Its name.
+        immutable: Whether a tag that is created is one that never moves.
+        hold: The hold of the channel, which the tags get too: another program that promotes a single table is refused.
+        ended: The reasons of holds of the channel that are over; a tag that is held for one of them is released.
+    """
+
+    name: str
+    immutable: bool = False
+    hold: ChannelHold | None = None
+    ended: frozenset[str] = frozenset()
+
+
 def project(
     registry: Registry,
     commit: RepositoryCommit,
     names: Iterable[str],
     *,
-    tag: str | None,
+    tag: FollowingTag | None,
     options: MergeOptions | Mapping[str, MergeOptions] | None,
-    immutable: bool = False,
 ) -> tuple[Lagging, ...]:
     """Bring `main` and a tag of some tables up to a commit; return what could not be brought up.
 
@@ -59,7 +75,6 @@ def project(
         names: The tables, all of them in the commit.
         tag: The tag to move; None to leave tags alone.
         options: How `main` is merged, for all tables or by table; None to leave `main` alone.
-        immutable: Whether a tag that is created is one that never moves.
     """
 
     def one(name: str) -> list[Lagging]:
@@ -75,10 +90,10 @@ def project(
         if tag is not None:
             try:
                 context, state = find_version(registry, name, at)
-                target = TagTarget(state=state, metadata={COMMIT: commit.id})
-                _point(context, tag, target, immutable=immutable)
+                hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
+                _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
             except LanceDagsterError as failed:
-                found.append(Lagging(table=name, ref=tag, reason=_said(failed)))
+                found.append(Lagging(table=name, ref=tag.name, reason=_said(failed)))
         return found
 
     lagging = for_each_table(one, names)
@@ -91,19 +106,24 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
     return frozenset({str(at), *([] if landed is None else [str(landed)])})
 
 
-def _point(context: TableContext, tag: str, target: TagTarget, *, immutable: bool) -> None:
+def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
     for _ in range(_TRIES):
-        found = context.refs.tag(tag)
-        if found is not None and found.ref == str(target.state):
-            return
+        found = context.refs.tag(tag.name)
         # Another process brought the tag to some commit meanwhile; it is looked at again.
         with suppress(RefMovedError, AlreadyExistsError):
             if found is None:
-                create_tag(tag, target, context.refs, context.versions, immutable=immutable)
-            else:
-                move_tag(tag, target, context.refs, context.versions, expected=found.ref)
+                create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
+            elif found.hold is not None and found.hold.reason in tag.ended:
+                # First of all: a held tag cannot be moved. One that a person held for a reason of its own stays held.
+                release_tag(tag.name, "the channel moved on", "", context.refs)
+                continue
+            elif found.ref != str(target.state):
+                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
+            if target.hold is not None and (found is None or found.hold is None):
+                # Again where it was held with the move, which records nothing; a new tag is made without a hold.
+                hold_tag(tag.name, target.hold, context.refs)
             return
-    raise ConflictError(f"other processes moved tag {tag!r} of {context.uri} each time")
+    raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
 
 
 def _said(error: LanceDagsterError) -> str:

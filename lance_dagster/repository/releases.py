@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
-from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.repository_context import RepositoryContext
 
 
@@ -26,7 +26,8 @@ class Releases:
         commit = self._repository.resolve(at)
         # The repository's tag decides between two processes; the tags of the tables follow it.
         tag = create_release(self._repository.logs, name, commit.id, message=message)
-        return tag, project(self._repository.registry, commit, commit.tables, tag=name, options=None, immutable=True)
+        following = FollowingTag(name=name, immutable=True)
+        return tag, project(self._repository.registry, commit, commit.tables, tag=following, options=None)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a release tag of the repository; the tags of the tables stay.

@@ -13,9 +13,8 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import pendulum
 import pyarrow as pa
@@ -24,7 +23,6 @@ from lance_dagster.errors import (
     CorruptFileError,
     InvalidInputError,
     NotFoundError,
-    RefNotFoundError,
     Remedy,
     TableNotFoundError,
 )
@@ -33,15 +31,15 @@ from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.adoption import Adopted, Adoption
-from lance_dagster.repository.channel_moves import Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
+from lance_dagster.repository.projection import FollowingTag, Lagging, project
+from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request
-from lance_dagster.repository.publish.forks import MERGED, end_branch, fork_table, head_of_branch, touched_tables
+from lance_dagster.repository.publish.forks import fork_table, touched_tables
+from lance_dagster.repository.publish.publish_branch import Publication, Published, PublishOptions, publish_branch
 from lance_dagster.repository.publish.revert_commit import revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.registry import SUFFIX, check_table_name
@@ -52,34 +50,6 @@ from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import open_store
 from lance_dagster.table import LanceTable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """What a publication did.
-
-    Attributes:
-        commit: The commit of `main` that has the changes.
-        changed: The tables that it changed; none when everything was published before.
-        channel: The channel that names the commit now, or None.
-        lagging: The branches and tags of tables that could not follow; `repair` tries again.
-        kept: The branches of tables that were not deleted, and why.
-    """
-
-    commit: RepositoryCommit
-    changed: Mapping[str, TableVersion] = field(default_factory=dict)
-    channel: Channel | None = None
-    lagging: tuple[Lagging, ...] = ()
-    kept: tuple[str, ...] = ()
-
-
-class PublishOptions(TypedDict, total=False):
-    """Options of a publication."""
-
-    message: str
-    properties: Mapping[str, str]
-    strategy: Strategy
-    retire: bool
 
 
 class LanceRepository:
@@ -323,56 +293,20 @@ class LanceRepository:
 
         Args:
             branch: The branch, such as `run/4f2a`.
-            channel: A channel that names the result afterwards.
+            channel: A channel that names the result afterwards. `production` is created where there is none.
             tables: The tables that have the branch; None for those that `fork` recorded.
             audit: Is given the versions that would be published, and raises to refuse them.
             **options: `message` is the commit message. `properties` are kept with the commit and with the merge in each
                 table. `strategy` resolves conflicts, as for `LanceTable.merge`. `retire=False` keeps the branches of
-                the tables, which are deleted otherwise.
+                the tables, which are deleted otherwise. `create_channel=True` makes a channel of another name.
 
         Raises:
-            RefNotFoundError: There is no such branch.
+            RefNotFoundError: There is no such branch, or no such channel.
             MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
             ProtectedError: The channel is held; nothing was merged.
         """
-        if channel is not None:
-            # Before anything is merged: `main` would go on without the channel.
-            self.channels.refuse_held(channel)
-        ended = self._context.logs.newest("branch", branch)
-        newest = self._context.logs.current("branch", MAIN)
-        head = self._context.logs.commit(newest.commit)
-        names = tuple(touched_tables(self._context, branch, head) if tables is None else tables)
-        message, properties = options.get("message") or f"publish {branch}", options.get("properties") or {}
-        merging = _options(message, properties, options.get("strategy"))
-        if ended is not None and ended.deleted and MERGED in ended.properties:
-            # Published before; an interrupted publication may have left branches behind, and `main` of a table.
-            before = Committed(commit=self._context.logs.commit(ended.properties[MERGED]), changed={})
-            return self._followed(before, branch, names, channel=channel, options=options, merging=merging)
-        if not names:
-            raise RefNotFoundError(branch, [], self.root, "branch", "no table was forked to it; name the tables")
-
-        def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            try:
-                source = head_of_branch(self._context.table(name), name, branch)
-                change = TableChange.of(self._context.registry, name, dest, sources=(source,), options=merging)
-            except RefNotFoundError:
-                if tables is None:
-                    # A fork that died after its mark: nothing was written to a branch that is not there.
-                    return None
-                raise
-            return stage_merge(change, dest)
-
-        request = CommitRequest(
-            branch=MAIN,
-            stage=stage,
-            names=names,
-            message=message,
-            properties={**properties, "branch": branch},
-            audit=audit,
-            since=newest,
-        )
-        done = commit_tables(self._context.logs, request)
-        return self._followed(done, branch, names, channel=channel, options=options, merging=merging)
+        wanted = Publication(branch=branch, channel=channel, options=options)
+        return publish_branch(self._context, wanted, tables=tables, audit=audit)
 
     def publish_versions(
         self,
@@ -485,7 +419,8 @@ class LanceRepository:
         commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
         options = _options(f"follow {channel}", {}, None)
-        return project(self._context.registry, commit, names, tag=channel, options=options)
+        tag = FollowingTag(name=channel, hold=newest.hold)
+        return project(self._context.registry, commit, names, tag=tag, options=options)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
@@ -495,36 +430,9 @@ class LanceRepository:
         found = project(self._context.registry, head, head.tables, tag=None, options=options)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
-            found += project(self._context.registry, commit, commit.tables, tag=channel.name, options=None)
+            tag = FollowingTag(name=channel.name, hold=channel.hold, ended=self.channels.ended_holds(channel))
+            found += project(self._context.registry, commit, commit.tables, tag=tag, options=None)
         return found
-
-    def _followed(
-        self,
-        done: Committed,
-        branch: str,
-        names: Iterable[str],
-        *,
-        channel: str | None,
-        options: PublishOptions,
-        merging: MergeOptions,
-    ) -> Published:
-        """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
-        present = [name for name in names if name in done.commit.tables]
-        landed = project(self._context.registry, done.commit, present, tag=None, options=merging)
-        published = Published(commit=done.commit, changed=done.changed, lagging=landed)
-        if channel is not None:
-            moved = self.channels.promote(
-                channel,
-                done.commit.id,
-                reason=merging.message or "",
-                properties=options.get("properties"),
-                forward_only=True,
-            )
-            published = replace(published, channel=moved, lagging=landed + moved.lagging)
-        if not options.get("retire", True):
-            return published
-        kept = end_branch(self._context, branch, merged=done.commit.id, names=names)
-        return replace(published, kept=tuple(kept))
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
         commit = self.head(ref)

@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceRepository, LanceTable
+from lance_dagster import CommitRetention, LanceRepository, LanceTable
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
 from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, opened, run, scripted
 from tests.store.scripted import Request
@@ -78,6 +79,14 @@ def counted(root: Path) -> Iterator[tuple[str, int]]:
         "release a channel, and the tags of 5 tables",
         made_by(repository, lambda again: again.channels.release("production", reason="right")),
     )
+    yield (
+        "hold a channel, and the tags of 5 tables",
+        made_by(repository, lambda again: again.channels.hold("production", reason="audit")),
+    )
+    now = timedelta(0)
+    least = CommitRetention(promotions=1, keep_for=now, grace=now)
+    going = len(repository.collect(least, dry_run=True).commits)
+    yield (f"collect {going} commits of 5 tables", made_by(repository, lambda again: again.collect(least)))
 
 
 def test_every_operation_takes_its_number_of_requests(tmp_path: Path) -> None:

@@ -40,10 +40,37 @@ class _ReleaseTagOptions(TypedDict):
 def promote(
     repository: "LanceRepository", output: Output, channel: str, at: str, reason: str, expect: str | None
 ) -> None:
-    """Let a channel name a commit, for all tables at once; create it where there is none."""
+    """Let a channel name a commit, for all tables at once."""
     before = _named_by(repository, channel)
     expected = None if expect is None else repository.head(expect).id
     _write_move(output, before, repository.channels.promote(channel, at, reason=reason, expected=expected))
+
+
+@click.command("create-channel", epilog="Example: lance-dagster repository create-channel s3://lake staging --at main")
+@about_repository
+@click.argument("channel")
+@click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
+@click.option("--reason", "-m", default="", help="Why; the history shows it.")
+def create_channel(repository: "LanceRepository", output: Output, channel: str, at: str, reason: str) -> None:
+    """Create a channel; the first publication creates production by itself."""
+    before = _named_by(repository, channel)
+    _write_move(output, before, repository.channels.create(channel, at, reason=reason))
+
+
+@click.command("delete-channel")
+@about_repository
+@click.argument("channel")
+@_with_reason
+def delete_channel(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
+    """Delete a channel. The tags of that name in the tables stay, and so does its history.
+
+    What it named stays readable by commit id as long as collect keeps what refs named.
+    """
+    before = repository.channels.get(channel)
+    repository.channels.delete(channel, reason=reason)
+    output.write(
+        {"name": channel, "deleted": True, "commit": before.commit}, [f"{channel}: {before.commit[:12]}, deleted"]
+    )
 
 
 @click.command(epilog="Example: lance-dagster repository rollback s3://lake --reason 'doubled rows'")
@@ -56,7 +83,8 @@ def promote(
 def rollback(repository: "LanceRepository", output: Output, channel: str, **options: Any) -> None:  # noqa: ANN401
     """Let a channel name an earlier commit again, for all tables at once, and hold it there.
 
-    A held channel refuses publications until it is released. Promotions that were rolled back do not count as steps.
+    A held channel refuses publications until it is released. It can be rolled back further, for another reason.
+    Promotions that were rolled back do not count as steps.
     """
     if options["to"] is not None:
         refuse_beside("--to", "steps")

@@ -41,6 +41,7 @@ class _PublishOptions(CommitOptions):
     """The options of `publish`."""
 
     channel: str | None
+    create_channel: bool
     strategies: Sequence[str]
     keep_branches: bool
 
@@ -189,6 +190,7 @@ def commit(
 @click.argument("branch")
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
 @click.option("--channel", help="Promote this channel to the result.")
+@click.option("--create-channel", is_flag=True, help="Create the channel where there is none, as production is.")
 @click.option("--keep-branches", is_flag=True, help="Leave BRANCH in the tables; it is deleted otherwise.")
 @with_strategy
 @with_message
@@ -214,6 +216,7 @@ def publish(
             message=options["message"] or "",
             properties=properties_from(options["properties"]),
             retire=not options["keep_branches"],
+            **({"create_channel": True} if options["create_channel"] else {}),
         )
     changed = sorted(done.changed)
     line = f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(changed)}"

@@ -6,7 +6,16 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line, repository_command_for
-from lance_dagster.cli.repository.channel_commands import history, hold, promote, release, rollback, tag
+from lance_dagster.cli.repository.channel_commands import (
+    create_channel,
+    delete_channel,
+    history,
+    hold,
+    promote,
+    release,
+    rollback,
+    tag,
+)
 from lance_dagster.cli.repository.repository_commands import (
     adopt,
     collect,
@@ -29,7 +38,7 @@ COMMANDS: "Sequence[click.Command]" = (
     *(tables, status, log, show, diff, channels, tags, history),
     *(create, adopt, move, remove),
     *(fork, commit, publish, revert),
-    *(promote, rollback, hold, release, tag),
+    *(create_channel, delete_channel, promote, rollback, hold, release, tag),
     *(repair, collect),
 )
 _NAME = "repository"

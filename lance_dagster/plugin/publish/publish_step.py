@@ -371,7 +371,8 @@ class PublishStep:
         if repository is None or self.tag not in repository.channels.list():
             return
         if done == "held":
-            repository.channels.hold(self.tag, reason=self.config.reason, who=self.who)
+            # The tags of the selected tables are held one by one.
+            repository.channels.hold(self.tag, reason=self.config.reason, who=self.who, tags=False)
         elif done == "released":
             # The tags of the selected tables are released one by one; the others stay held.
             repository.channels.release(self.tag, reason=self.config.reason, who=self.who, tags=False)

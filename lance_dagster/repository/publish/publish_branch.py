@@ -1,0 +1,149 @@
+"""Publish what a branch did to its tables: one commit of `main`, then what follows it.
+
+Everything that follows can be lost in a crash, because a publication of the same branch finds its commit and does the
+rest. So the branch ends last: as long as it is there, somebody knows that there may be something left to do.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+from lance_dagster.errors import RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.merge.rules import Strategy
+from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
+from lance_dagster.repository.channels import Channels
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
+from lance_dagster.repository.publish.forks import MERGED, end_branch, head_of_branch, touched_tables
+from lance_dagster.repository.publish.staging import TableChange, stage_merge
+from lance_dagster.repository.repository_context import RepositoryContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publication did.
+
+    Attributes:
+        commit: The commit of `main` that has the changes.
+        changed: The tables that it changed; none when everything was published before.
+        channel: The channel that names the commit now, or None.
+        lagging: The branches and tags of tables that could not follow; `repair` tries again.
+        kept: The branches of tables that were not deleted, and why.
+    """
+
+    commit: RepositoryCommit
+    changed: Mapping[str, TableVersion] = field(default_factory=dict)
+    channel: Channel | None = None
+    lagging: tuple[Lagging, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+class PublishOptions(TypedDict, total=False):
+    """Options of a publication."""
+
+    message: str
+    properties: Mapping[str, str]
+    strategy: Strategy
+    retire: bool
+    create_channel: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A branch to publish, the channel that is to follow, and the options."""
+
+    branch: str
+    channel: str | None
+    options: PublishOptions
+
+    @property
+    def creates_channel(self) -> bool:
+        """Whether the channel may be a new one."""
+        return self.options.get("create_channel", self.channel == DEFAULT_CHANNEL)
+
+    @property
+    def merging(self) -> MergeOptions:
+        """How each table is merged."""
+        return MergeOptions(
+            message=self.options.get("message") or f"publish {self.branch}",
+            properties=self.options.get("properties") or {},
+            strategy=self.options.get("strategy"),
+        )
+
+
+def publish_branch(
+    repository: RepositoryContext,
+    wanted: Publication,
+    *,
+    tables: Iterable[str] | None,
+    audit: AuditStaged | None,
+) -> Published:
+    """Merge a branch of many tables into `main`, all of them at once or none, and let everything follow.
+
+    Raises:
+        RefNotFoundError: There is no such branch, or no such channel.
+        MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
+        ProtectedError: The channel is held; nothing was merged.
+    """
+    if wanted.channel is not None:
+        # Before anything is merged: `main` would go on without the channel.
+        Channels(repository).refuse_immovable(wanted.channel, create=wanted.creates_channel)
+    logs, branch, merging = repository.logs, wanted.branch, wanted.merging
+    ended = logs.newest("branch", branch)
+    newest = logs.current("branch", MAIN)
+    head = logs.commit(newest.commit)
+    names = tuple(touched_tables(repository, branch, head) if tables is None else tables)
+    if ended is not None and ended.deleted and MERGED in ended.properties:
+        # Published before; an interrupted publication may have left branches behind, and `main` of a table.
+        before = Committed(commit=logs.commit(ended.properties[MERGED]), changed={})
+        return _followed(repository, wanted, before, names)
+    if not names:
+        raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
+
+    def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
+        try:
+            source = head_of_branch(repository.table(name), name, branch)
+            change = TableChange.of(repository.registry, name, dest, sources=(source,), options=merging)
+        except RefNotFoundError:
+            if tables is None:
+                # A fork that died after its mark: nothing was written to a branch that is not there.
+                return None
+            raise
+        return stage_merge(change, dest)
+
+    request = CommitRequest(
+        branch=MAIN,
+        stage=stage,
+        names=names,
+        message=merging.message or "",
+        properties={**merging.properties, "branch": branch},
+        audit=audit,
+        since=newest,
+    )
+    return _followed(repository, wanted, commit_tables(logs, request), names)
+
+
+def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, names: Iterable[str]) -> Published:
+    """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
+    options, merging = wanted.options, wanted.merging
+    present = [name for name in names if name in done.commit.tables]
+    landed = project(repository.registry, done.commit, present, tag=None, options=merging)
+    published = Published(commit=done.commit, changed=done.changed, lagging=landed)
+    if wanted.channel is not None:
+        moved = Channels(repository).promote(
+            wanted.channel,
+            done.commit.id,
+            reason=merging.message or "",
+            properties=options.get("properties"),
+            # A publication that was overtaken must not take the channel back to its own commit.
+            forward_only=True,
+            create=wanted.creates_channel,
+        )
+        published = replace(published, channel=moved, lagging=landed + moved.lagging)
+    if not options.get("retire", True):
+        return published
+    kept = end_branch(repository, wanted.branch, merged=done.commit.id, names=names)
+    return replace(published, kept=tuple(kept))

@@ -1,0 +1,148 @@
+"""Channels are created on purpose, held and rolled back with the tags of their tables, and deleted without loss."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import (
+    AlreadyExistsError,
+    CommitRetention,
+    LanceRepository,
+    NotFoundError,
+    ProtectedError,
+    RefNotFoundError,
+)
+from tests.repository.scripted_repository import Plug, ids, new_repository, run, scripted
+from tests.store.scripted import PlugPulledError
+
+TAG = "production"
+
+
+def published(root: Path, times: int) -> LanceRepository:
+    """A repository of two tables that was published some times, the second table only once."""
+    repository = new_repository(root, "a", "b")
+    for number in range(1, times + 1):
+        repository.publish(run(repository, number, *(("a", "b") if number == 1 else ("a",))), channel=TAG)
+    return repository
+
+
+def holds(repository: LanceRepository) -> list[str | None]:
+    """The reason for which the tag of each table is held."""
+    found = [repository.table(name).tags.get(TAG).hold for name in ("a", "b")]
+    return [None if hold is None else hold.reason for hold in found]
+
+
+def test_a_misspelt_channel_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    """Nothing is merged, promoted or created."""
+    repository = published(tmp_path, 1)
+    branch = run(repository, 2, "a")
+    for act in (
+        lambda: repository.publish(branch, channel="prodution"),
+        lambda: repository.channels.promote("prodution"),
+        lambda: repository.channels.rollback("prodution", reason="wrong"),
+        lambda: repository.channels.hold("prodution", reason="wrong"),
+        lambda: repository.channels.release("prodution", reason="right"),
+        lambda: repository.channels.delete("prodution", reason="over"),
+        lambda: repository.channels.history("prodution"),
+    ):
+        with pytest.raises(RefNotFoundError, match=r"no channel 'prodution' in .*; did you mean 'production'"):
+            act()
+    assert [TAG] == list(repository.channels.list())
+    assert [1] == ids(repository, "main")["a"]
+
+
+def test_a_channel_is_created_on_purpose(tmp_path: Path) -> None:
+    """By name, once; or with the publication or promotion that says so."""
+    repository = published(tmp_path, 2)
+    repository.channels.create("staging", f"{TAG}~1", reason="review")
+    assert [1] == ids(repository, "staging")["a"]
+    assert 1 == repository.channels.create("staging", f"{TAG}~1").entry.number
+    with pytest.raises(AlreadyExistsError, match="exists and names commit"):
+        repository.channels.create("staging")
+    repository.publish(run(repository, 3, "a"), channel="nightly", create_channel=True)
+    repository.channels.promote("weekly", "main", create=True)
+    assert ["nightly", TAG, "staging", "weekly"] == list(repository.channels.list())
+
+
+def test_a_hold_and_a_release_reach_the_tags(tmp_path: Path) -> None:
+    """Programs that promote a single table are refused while the channel is held, in every table of it."""
+    repository = published(tmp_path, 2)
+    repository.channels.hold(TAG, reason="audit", who="Ada")
+    assert ["audit", "audit"] == holds(repository)
+    with pytest.raises(ProtectedError, match="audit"):
+        repository.table("a").tags.move(TAG, "main@1")
+    repository.channels.release(TAG, reason="done")
+    assert [None, None] == holds(repository)
+
+
+def test_a_held_channel_is_rolled_back_further(tmp_path: Path) -> None:
+    """It stays held, for the new reason, and its tags go with it; forwards, or without a hold, it is refused."""
+    repository = published(tmp_path, 3)
+    first = repository.head(f"{TAG}~2").id
+    repository.channels.rollback(TAG, reason="wrong")
+    assert ([1, 2], ["wrong", "wrong"]) == (ids(repository, TAG)["a"], holds(repository))
+    for refused in (
+        lambda: repository.channels.rollback(TAG, reason="forwards", to="main"),
+        lambda: repository.channels.rollback(TAG, reason="free", hold=False),
+    ):
+        with pytest.raises(ProtectedError, match=r"held by .*: wrong"):
+            refused()
+    further = repository.channels.rollback(TAG, reason="worse", to=first)
+    assert () == further.lagging
+    assert ([1], ["worse", "worse"]) == (ids(repository, TAG)["a"], holds(repository))
+    assert [1] == repository.table("a").read(TAG)["id"].to_pylist()
+    repository.channels.release(TAG, reason="mended")
+    assert [None, None] == holds(repository)
+
+
+def test_a_hold_of_one_table_is_left_to_its_holder(tmp_path: Path) -> None:
+    """A tag that a person held for a reason of its own stays held, and is named while it lags."""
+    repository = published(tmp_path, 1)
+    repository.table("a").tags.hold(TAG, reason="mine")
+    done = repository.publish(run(repository, 2, "a", "b"), channel=TAG)
+    assert ["a"] == [each.table for each in done.lagging]
+    assert ["mine", None] == holds(repository)
+
+
+def test_a_repair_brings_holds_up(tmp_path: Path) -> None:
+    """A process that died between the hold of a channel, or its release, and the tags left them as they were."""
+    repository = published(tmp_path, 1)
+    plug = Plug(0, lambda request: request.writes and "_refs/tags" in request.key)
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, plug).channels.hold(TAG, reason="audit")
+    assert [None, None] == holds(repository)
+    repository.repair()
+    assert ["audit", "audit"] == holds(repository)
+    plug = Plug(0, lambda request: request.writes and "_refs/tags" in request.key)
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, plug).channels.release(TAG, reason="done")
+    repository.repair()
+    assert [None, None] == holds(repository)
+
+
+def test_a_deleted_channel_is_kept_for_a_while(tmp_path: Path) -> None:
+    """Its history stays, and what it named lately stays readable; a channel of the name goes on after its numbers."""
+    repository = published(tmp_path, 2)
+    old = repository.head(TAG).id
+    repository.channels.create("staging", TAG)
+    repository.publish(run(repository, 3, "a"), channel=TAG)
+    repository.channels.delete("staging", reason="over")
+    assert [("delete", "over"), ("promote", "")] == [
+        (entry.action, entry.reason) for entry in repository.channels.history("staging")
+    ]
+    now = timedelta(0)
+    repository.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now))
+    assert [1, 2] == ids(repository, old)["a"]
+    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now))
+    with pytest.raises(NotFoundError):
+        repository.at(old)
+    assert 3 == repository.channels.create("staging").entry.number
+
+
+def test_a_held_channel_is_not_deleted(tmp_path: Path) -> None:
+    """What somebody stopped is not gone around."""
+    repository = published(tmp_path, 1)
+    repository.channels.hold(TAG, reason="audit")
+    with pytest.raises(ProtectedError, match="audit"):
+        repository.channels.delete(TAG, reason="over")
