@@ -1,7 +1,7 @@
 """Many tables that are committed, published and promoted together, on object storage alone."""
 
 from lance_dagster.repository.adoption import Adopted, AdoptedChannel
-from lance_dagster.repository.channel_moves import Channel
+from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.resolve_commit import RESTORES
@@ -15,6 +15,7 @@ from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
 from lance_dagster.repository.view import RepositoryView, TableView
 
 __all__ = [
+    "DEFAULT_CHANNEL",
     "RESTORES",
     "Adopted",
     "AdoptedChannel",

@@ -107,17 +107,19 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
+    of_channel = tag.ended if tag.hold is None else tag.ended | {tag.hold.reason}
     for _ in range(_TRIES):
         found = context.refs.tag(tag.name)
+        moves = found is not None and found.ref != str(target.state)
         # Another process brought the tag to some commit meanwhile; it is looked at again.
         with suppress(RefMovedError, AlreadyExistsError):
             if found is None:
                 create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
-            elif found.hold is not None and found.hold.reason in tag.ended:
+            elif found.hold is not None and found.hold.reason in (of_channel if moves else tag.ended):
                 # First of all: a held tag cannot be moved. One that a person held for a reason of its own stays held.
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
-            elif found.ref != str(target.state):
+            elif moves:
                 move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
             if target.hold is not None and (found is None or found.hold is None):
                 # Again where it was held with the move, which records nothing; a new tag is made without a hold.

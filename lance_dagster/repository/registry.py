@@ -160,6 +160,9 @@ def check_table_name(name: str) -> None:
         InvalidInputError: The name is not usable.
     """
     check_string("the name of a table", name)
+    outer = next((part for part in name.split("/")[:-1] if part.endswith(SUFFIX)), None)
+    if outer is not None:
+        raise InvalidInputError(f"{name!r} lies inside the table {outer!r}: a table cannot be part of another one")
     if not is_path_inside(name) or name.endswith(SUFFIX) or name.split("/", maxsplit=1)[0] == FOLDER:
         raise InvalidInputError(
             f"{name!r} is no name of a table: it is the path below the root without .lance, such as 'shop/orders'"
@@ -167,7 +170,11 @@ def check_table_name(name: str) -> None:
 
 
 def _tables_below(store: Store, folder: str, known: Collection[str]) -> Iterator[str]:
-    for name in store.folders(folder):
+    names = store.folders(folder)
+    if folder and FOLDER in names:
+        # A repository of its own, whose tables have channels of its own.
+        return
+    for name in names:
         path = f"{folder}/{name}" if folder else name
         if name.endswith(SUFFIX):
             # A folder may be called like a table and hold something else.

@@ -13,6 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Unpack
 
@@ -24,9 +25,10 @@ from lance_dagster.errors import (
     InvalidInputError,
     NotFoundError,
     Remedy,
+    StoreError,
     TableNotFoundError,
 )
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, VERSIONS
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
@@ -48,7 +50,7 @@ from lance_dagster.repository.repository_context import RepositoryContext
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
-from lance_dagster.store import open_store
+from lance_dagster.store import Store, open_store
 from lance_dagster.table import LanceTable
 
 
@@ -99,9 +101,15 @@ class LanceRepository:
     def create(
         cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
     ) -> "LanceRepository":
-        """Make a repository of a root, or open the one that is there. Tables join it one by one, or by `adopt`."""
+        """Make a repository of a root, or open the one that is there. Tables join it one by one, or by `adopt`.
+
+        Raises:
+            InvalidInputError: The root lies inside a table, or below another repository that would find its tables.
+        """
         repository = cls(root, storage_options)
         logs = repository._context.logs
+        if logs.store.get(MARKER) is None:
+            _refuse_nested(repository.root, logs.store, repository._context.registry.storage_options)
         marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
         logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         if logs.newest("branch", MAIN) is None:
@@ -389,12 +397,12 @@ class LanceRepository:
     def status(self) -> RepositoryStatus:
         """Say where every table, channel and branch stands."""
         head = self.head()
-        waiting = {
+        forked = {
             name: tuple(touched_tables(self._context, name, head))
             for name in sorted(self._context.logs.live("branch"))
             if name != MAIN
         }
-        return status_of_repository(self._context, waiting)
+        return status_of_repository(self._context, forked)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = False) -> RepositoryGarbage:
         """Delete commits that no branch, channel or release tag needs, and what they alone hold of the tables.
@@ -444,6 +452,28 @@ class LanceRepository:
                 # Older commits were collected.
                 return
             yield commit
+
+
+def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) -> None:
+    """Refuse a root inside a table or a repository.
+
+    Folders that begin with `_` or `.`, such as those of environments, are not searched for tables, so a repository in
+    one of them is another one.
+    """
+    if own.list_some(VERSIONS, 1):
+        raise InvalidInputError(f"{root} is a Lance table: a repository is made of the folder that it lies in")
+    scheme, separator, path = root.rpartition("://")
+    *parents, name = path.split("/")
+    while parents[1:] and not name.startswith(("_", ".")):
+        above = f"{scheme}{separator}{'/'.join(parents)}"
+        # Who may write below a prefix may not always read above it.
+        with suppress(StoreError):
+            store = open_store(above, storage_options)
+            if name.endswith(SUFFIX) and store.list_some(f"{name}/{VERSIONS}", 1):
+                raise InvalidInputError(f"{root} lies inside the table {above}/{name}")
+            if store.get(MARKER) is not None:
+                raise InvalidInputError(f"{root} lies inside the repository at {above}, which has the tables below it")
+        *parents, name = parents
 
 
 def _options(message: str, properties: Mapping[str, str], strategy: Strategy) -> MergeOptions:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lance_dagster.errors import NotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, RUNS
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
@@ -57,7 +57,8 @@ class RepositoryStatus:
         commit: The newest commit of `main`.
         tables: The registered tables.
         channels: The channels.
-        waiting: The branches that were not published, with the tables they touched.
+        waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
+            that were made in the tables themselves.
     """
 
     commit: RepositoryCommit
@@ -86,7 +87,7 @@ class RepositoryStatus:
         return "\n".join(lines)
 
 
-def status_of_repository(repository: RepositoryContext, waiting: Mapping[str, tuple[str, ...]]) -> RepositoryStatus:
+def status_of_repository(repository: RepositoryContext, forked: Mapping[str, tuple[str, ...]]) -> RepositoryStatus:
     """Look at every table, channel and branch; a few requests for each."""
     head = repository.head()
     channels = dict(sorted(repository.logs.live("channel").items()))
@@ -97,6 +98,12 @@ def status_of_repository(repository: RepositoryContext, waiting: Mapping[str, tu
 
     names = sorted({*repository.registry.names(), *head.tables})
     tables = for_each_table(one, names)
+    waiting = {branch: set(touched) for branch, touched in forked.items()}
+    # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
+    # published; until then only the tables know.
+    for name, found in for_each_table(lambda name: repository.table(name).refs.branch_names(RUNS), names).items():
+        for branch in found:
+            waiting.setdefault(branch, set()).add(name)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
@@ -106,7 +113,7 @@ def status_of_repository(repository: RepositoryContext, waiting: Mapping[str, tu
             )
             for name, entry in channels.items()
         ),
-        waiting=waiting,
+        waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
     )
 
 

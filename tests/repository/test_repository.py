@@ -324,7 +324,7 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
     repository.channels.hold("production", reason="audit")
     repository.publish(run(repository, 2, "b"))
     repository.table("a").append(rows(8))
-    repository.table("b").tags.move("production", "main")
+    lance.dataset(str(tmp_path / "b.lance")).tags.update("production", 3)
     run(repository, 3, "a")
     status = repository.status()
     a, b = status.tables

@@ -197,8 +197,10 @@ class Repository(RuleBasedStateMachine):
     def roll_back(self, hold: bool) -> None:  # noqa: FBT001 - same
         """The channel names what it named before, as long as it did."""
         model, number = self.model, self.next()
-        if model.held or len(model.promotions) == 1:
-            with pytest.raises(ProtectedError if model.held else RefNotFoundError):
+        # A held channel goes further back, and is held there.
+        refused = model.held and not hold
+        if refused or len(model.promotions) == 1:
+            with pytest.raises(ProtectedError if refused else RefNotFoundError):
                 self.repository.channels.rollback(CHANNEL, reason=f"wrong {number}", hold=hold)
             return
         try:

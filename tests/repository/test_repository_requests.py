@@ -72,7 +72,7 @@ def counted(root: Path) -> Iterator[tuple[str, int]]:
     )
     yield "promote it again", made_by(repository, lambda again: again.channels.promote("production"))
     yield (
-        "roll back a commit that changed 1 table",
+        "roll back a commit that changed 1 table, and hold the tags of 5",
         made_by(repository, lambda again: again.channels.rollback("production", reason="wrong")),
     )
     yield (

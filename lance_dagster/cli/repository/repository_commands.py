@@ -206,6 +206,8 @@ def publish(
 
     Repeated after a crash, it does the rest. With conflicts nothing changes, and those of all tables are printed.
     """
+    from lance_dagster.repository import DEFAULT_CHANNEL
+
     before = repository.head()
     with _conflicts_as_lines(output, branch), busy("publishing"):
         done = repository.publish(
@@ -216,7 +218,7 @@ def publish(
             message=options["message"] or "",
             properties=properties_from(options["properties"]),
             retire=not options["keep_branches"],
-            **({"create_channel": True} if options["create_channel"] else {}),
+            create_channel=options["create_channel"] or options["channel"] == DEFAULT_CHANNEL,
         )
     changed = sorted(done.changed)
     line = f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(changed)}"

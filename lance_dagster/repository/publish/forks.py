@@ -7,7 +7,7 @@ be used again afterwards.
 
 from collections.abc import Iterable, Mapping
 
-from lance_dagster.errors import ConflictError, RefNotFoundError
+from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
@@ -37,8 +37,22 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
         )
     # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
     repository.logs.touch(branch, table_id)
-    create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
+    try:
+        create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
+    except (AlreadyExistsError, ConflictError, InvalidInputError):
+        _withdraw(repository, branch, table_id)
+        raise
     return context
+
+
+def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None:
+    """Take back the mark of a table whose branch was refused, and the branch of the repository when it has no other."""
+    logs = repository.logs
+    logs.untouch(branch, table_id)
+    newest = logs.newest("branch", branch)
+    # Another process may fork another table just then. A publication finds its mark all the same.
+    if newest is not None and not newest.deleted and not logs.touched(branch):
+        logs.append("branch", branch, next_entry(newest, "delete", "", reason="the fork was refused"))
 
 
 def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryCommit) -> list[str]:

@@ -1,0 +1,76 @@
+"""Places and names where a repository or a table would be part of another one are refused, and leave nothing behind."""
+
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import AlreadyExistsError, InvalidInputError, InvalidRefNameError, LanceRepository, LanceTable
+from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, run
+
+
+def test_a_repository_inside_another_one(tmp_path: Path) -> None:
+    """Its tables would belong to both; a folder that is not searched for tables may have one of its own."""
+    repository = new_repository(tmp_path, "shop/orders")
+    with pytest.raises(InvalidInputError, match="lies inside the repository at"):
+        LanceRepository.create(tmp_path / "shop" / "eu", FAST)
+    with pytest.raises(InvalidInputError, match="is a Lance table"):
+        LanceRepository.create(tmp_path / "shop" / "orders.lance", FAST)
+    with pytest.raises(InvalidInputError, match="lies inside the table"):
+        LanceRepository.create(tmp_path / "shop" / "orders.lance" / "x", FAST)
+    LanceRepository.create(tmp_path / ".environments" / "pr-1", FAST)
+    assert repository.id == LanceRepository.create(tmp_path, FAST).id
+
+
+def test_a_repository_around_another_one_leaves_its_tables(tmp_path: Path) -> None:
+    """Tables of a repository further below are not found, and so not adopted."""
+    new_repository(tmp_path / "eu", "orders")
+    LanceTable.create(tmp_path / "raw.lance", SCHEMA, storage_options=FAST)
+    assert ["raw"] == LanceRepository.create(tmp_path, FAST).discover()
+
+
+def test_a_table_inside_a_table(tmp_path: Path) -> None:
+    """Neither created nor adopted, and nothing is written."""
+    repository = new_repository(tmp_path, "orders")
+    for act in (
+        lambda: repository.create_table("orders.lance/lines", SCHEMA),
+        lambda: repository.adopt(["orders.lance/lines"]),
+        lambda: repository.fork("orders.lance/lines", "run/1"),
+    ):
+        with pytest.raises(InvalidInputError, match=r"lies inside the table 'orders\.lance'"):
+            act()
+    assert not (tmp_path / "orders.lance" / "lines.lance").exists()
+
+
+def test_a_channel_called_main(tmp_path: Path) -> None:
+    """`main` is the branch of the repository and of each table."""
+    repository = new_repository(tmp_path, "orders")
+    for act in (
+        lambda: repository.channels.create("main"),
+        lambda: repository.adopt(channels=["main"]),
+        lambda: repository.tags.create("main"),
+    ):
+        with pytest.raises(InvalidRefNameError, match="reserved for the main branch"):
+            act()
+
+
+def test_a_refused_fork_leaves_nothing_that_waits(tmp_path: Path) -> None:
+    """Where a tag has the name, no branch waits for a publication; a branch that other tables have goes on."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.table("a").tags.create("nightly", "main")
+    with pytest.raises(AlreadyExistsError, match="nightly"):
+        repository.fork("a", "nightly")
+    assert {} == repository.status().waiting
+    repository.fork("b", "nightly")
+    with pytest.raises(AlreadyExistsError, match="nightly"):
+        repository.fork("a", "nightly")
+    assert {"nightly": ("b",)} == repository.status().waiting
+    assert {"b"} == set(repository.publish("nightly").commit.tables) - {"a"}
+
+
+def test_the_status_lists_run_branches_of_all_tables(tmp_path: Path) -> None:
+    """Those that a run made in the tables itself, beside those that were forked."""
+    repository = new_repository(tmp_path, "a", "b", "c")
+    for name in ("a", "c"):
+        repository.table(name).branches.create("run/7")
+    run(repository, 8, "b")
+    assert {"run/7": ("a", "c"), "run/8": ("b",)} == repository.status().waiting
