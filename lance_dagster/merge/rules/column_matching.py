@@ -114,6 +114,11 @@ def paths_of(fields: tuple[Field, ...]) -> dict[int, str]:
     return paths
 
 
+def columns_among(versions: Iterable[Manifest]) -> list[str]:
+    """Return the paths of all fields that some versions have, each once."""
+    return list(dict.fromkeys(path for one in versions for path in paths_of(one.fields).values()))
+
+
 def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
     """Return the path and the logical type of every field by id."""
     paths = paths_of(manifest.fields)

@@ -28,7 +28,7 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, claimed_columns, claimed_units, settle_claims
-from lance_dagster.merge.rules.column_matching import paths_of
+from lance_dagster.merge.rules.column_matching import columns_among
 from lance_dagster.merge.rules.merge_input import (
     MergeInput,
     blocking_findings,
@@ -134,7 +134,7 @@ def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
         InvalidInputError: It is unknown, or about a column that none of the versions has.
     """
     parsed = ParsedStrategy.parse(strategy)
-    parsed.check_columns(list(dict.fromkeys(path for one in versions for path in paths_of(one.fields).values())))
+    parsed.check_columns(columns_among(versions))
     return parsed
 
 
@@ -245,7 +245,7 @@ def _with_compared_rows(rules: RowRules, numbers: Sequence[BaseKey]) -> RowRules
         source_only_moved=only_moved_rows(source, dest, numbers),
         dest_only_moved=only_moved_rows(dest, source, numbers),
     )
-    return replace(rules, combined=combine_updates(rules, numbers, claimed_columns(source, dest)))
+    return replace(rules, combined=combine_updates(rules, numbers, lambda: claimed_columns(source, dest)))
 
 
 def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:

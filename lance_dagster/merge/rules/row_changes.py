@@ -97,13 +97,13 @@ def _still(anchored: dict[int, int], manifest: Manifest) -> dict[int, int]:
 
 def _differing(one: Manifest, other: Manifest) -> set[int]:
     """Return the ids of fragments of a version that are not in a later one as they were."""
-    old, new = one.fragments, other.fragments
+    old, new, old_ids, new_ids = one.fragments.items, other.fragments.items, one.fragments.ids, other.fragments.ids
     # Bytes that are equal in the same place are the same fragment; only the others have to be found by their ids.
-    unequal = list(compress(count(), map(ne, old.items, new.items)))
+    unequal = list(compress(count(), map(ne, old, new)))
     shared = min(len(old), len(new))
-    later = {new.ids[place]: new.items[place] for place in (*unequal, *range(shared, len(new)))}
+    later = {new_ids[place]: new[place] for place in (*unequal, *range(shared, len(new)))}
     places = (*unequal, *range(shared, len(old)))
-    return {old.ids[place] for place in places if later.get(old.ids[place]) != old.items[place]}
+    return {old_ids[place] for place in places if later.get(old_ids[place]) != old[place]}
 
 
 def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]]:

@@ -17,7 +17,7 @@ changes of both. Where no side's copy of the row has them all, the row is writte
 `decide` is the table; `decide_fragment` gathers what it needs to know of both sides.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -329,20 +329,22 @@ def equally_updated_rows(source: MergeSide, dest: MergeSide, schema: MergedSchem
     return picked_rows(candidates, found)
 
 
-def combine_updates(rules: RowRules, keys: Iterable[BaseKey], claimed: Collection[str] | None) -> CombinedUpdates:
+def combine_updates(
+    rules: RowRules, keys: Iterable[BaseKey], claimed: Callable[[], Collection[str] | None]
+) -> CombinedUpdates:
     """Compare the cells of rows that both sides updated to different values.
 
     Args:
         rules: The sides, the strategy, and which rows need no look at their cells.
         keys: The fragments of the merge base that are looked at.
-        claimed: The columns that claims of either side are about; None where they are unknown. A row in which one of
-            these changed stays a conflict: put together, it could be in a scope that neither side's copy is in.
+        claimed: Returns the columns that claims of either side are about; None where they are unknown. A row in which
+            one of these changed stays a conflict: put together, it could be in a scope that neither side's copy is in.
     """
     source, dest, base = rules.source, rules.dest, rules.source.base
     compare = source.lookups.compare_cells
     # One file gets the whole rows, so all three versions have to have the same columns.
     same = source.manifest.fields == base.fields == dest.manifest.fields and rules.schema.fields == base.fields
-    if compare is None or claimed is None or not base.stable_row_ids or not same:
+    if compare is None or not base.stable_row_ids or not same:
         return NO_COMBINED_UPDATES
     candidates: dict[BaseKey, BitMap] = {}
     for key in keys:
@@ -352,7 +354,8 @@ def combine_updates(rules: RowRules, keys: Iterable[BaseKey], claimed: Collectio
                 both -= known.get(key, BitMap())
             both -= rules.source_undone.get(key, BitMap()) | rules.dest_undone.get(key, BitMap())
             add_rows(candidates, key, both & live_rows(base, present(base, key), source.lookups.deleted))
-    if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED:
+    # A branch may have made thousands of claims, so they are looked at only where there is a row to put together.
+    if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED or (columns := claimed()) is None:
         return NO_COMBINED_UPDATES
     before = [
         elements(rows).astype(np.uint64) + np.uint64(key << OFFSET_BITS)
@@ -365,7 +368,7 @@ def combine_updates(rules: RowRules, keys: Iterable[BaseKey], claimed: Collectio
     if cells is None:
         return NO_COMBINED_UPDATES
     winner = rules.strategy.winner("rows", "rows")
-    return _combined(candidates, cells, (at[1], at[2]), claimed=claimed, winner=winner)
+    return _combined(candidates, cells, (at[1], at[2]), claimed=columns, winner=winner)
 
 
 def _combined(

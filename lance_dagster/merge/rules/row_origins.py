@@ -67,7 +67,8 @@ class Origins:
 
     def __len__(self) -> int:
         """Return the number of runs."""
-        return len(self.base) + len(self.deleted) + len(self.shared)
+        # Asked for every fragment again and again: without a call for each of the three.
+        return self.base.at.size + self.deleted.at.size + self.shared.at.size
 
     @property
     def positions(self) -> BitMap:
