@@ -48,8 +48,11 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "$(VENV) is ready"
 
 demo: install ## Run the example project through the whole loop: write, audit, publish, promote, announce; STORE=s3 on S3
-	@$(if $(filter-out local s3,$(STORE)),echo "make: STORE is local or s3, not $(STORE)" >&2; exit 2)
-	@$(BIN)/python -m $(if $(filter s3,$(STORE)),tests.servers.demo,example_project.demo)
+	@case "$(STORE)" in \
+	  local) exec $(BIN)/python -m example_project.demo;; \
+	  s3) exec $(BIN)/python -m tests.servers.demo;; \
+	  *) echo "make: STORE is local or s3, and not $(STORE)" >&2; exit 2;; \
+	esac
 
 ui: install ## Open the example project in Dagster's web UI
 	@$(BIN)/python -m example_project.prepare

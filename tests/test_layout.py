@@ -8,7 +8,7 @@ from tests.architecture import PACKAGE, FunctionNode
 from tests.workers import GROUPS
 
 ROOT = Path(__file__).parent.parent
-OWN_FOLDERS = {"compat", "corpus", "examples", "faults", "properties", "properties/merging", "servers"}
+OWN_FOLDERS = {"cluster", "compat", "corpus", "examples", "faults", "properties", "properties/merging", "servers"}
 """Folders of tests that hold for the package as a whole, and the servers that tests talk to."""
 OF_THE_CHECKOUT = {"test_extras.py", "test_layout.py", "test_project_files.py", "test_source.py"}
 """Tests of the checkout: its sources, its tools, its tests."""

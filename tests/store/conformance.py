@@ -10,6 +10,9 @@ from lance_dagster.store import Store
 class StoreConformance:
     """The verbs of a store, one test each."""
 
+    many = 1003
+    """More objects than one request of the provider can delete."""
+
     def test_nothing_is_there_at_first(self, store: Store) -> None:
         """Reading what does not exist is an answer, not an error."""
         assert store.get("a/b") is None
@@ -191,9 +194,9 @@ class StoreConformance:
 
     def test_many_are_deleted_and_their_neighbours_stay(self, store: Store) -> None:
         """More than one request can take; what is not there does not matter."""
-        for number in range(1003):
+        for number in range(self.many):
             store.put(f"a/{number}", b"", durable=False)
-        store.delete_many([f"a/{number}" for number in range(1, 1003)] + ["a/x", "b/c"])
+        store.delete_many([f"a/{number}" for number in range(1, self.many)] + ["a/x", "b/c"])
         assert ["0"] == store.list("a")
         store.delete_many([])
 
