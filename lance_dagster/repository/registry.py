@@ -96,6 +96,11 @@ class Registry:
         self._open.pop(name, None)
         return table_id
 
+    def was_replaced(self, name: str) -> bool:
+        """Return whether the table at a name is not the one that is registered: another program made it again."""
+        registered = self.id_of(name)
+        return registered is not None and _read_id(self.context(name).store, IDENTITY) != registered
+
     def name_of(self, table_id: str) -> str | None:
         """Return the last name of the table that has an identity, also of one that was removed; None if unknown."""
         return _read_text(self.store, _identity_path(table_id), "name")
@@ -106,6 +111,8 @@ class Registry:
         if table_id is not None:
             self.store.put(_identity_path(table_id), json.dumps({"name": name, "removed": True}).encode())
             self.store.delete(_path(name))
+        # What was read of it must not answer for another table that is made in its place.
+        self._open.pop(name, None)
 
     def was_removed(self, name: str) -> bool:
         """Return whether the table at a name, which is not registered, was part of the repository before."""

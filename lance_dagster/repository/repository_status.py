@@ -1,7 +1,7 @@
 """Where the tables, channels and branches of a repository stand."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_dagster.errors import NotFoundError
 from lance_dagster.format.layout import MAIN, RUNS
@@ -24,6 +24,8 @@ class TableState:
         ahead: How many versions other programs committed to `main` since; the next publication of the table, or
             `commit`, takes them in.
         lagging: Whether `main` does not have the version of the repository yet; `repair` brings it there.
+        replaced: Whether another program deleted the table and made one of its name. `remove_table` drops it from the
+            repository, and then `adopt` takes in the new one; older commits cannot be read there any more.
         moved_tags: The tags that no longer follow their channel, with the version they name: another program moved
             them, or a publication was interrupted.
     """
@@ -33,6 +35,7 @@ class TableState:
     main: str | None
     ahead: int
     lagging: bool
+    replaced: bool
     moved_tags: Mapping[str, str]
 
 
@@ -76,6 +79,7 @@ class RepositoryStatus:
         for table in self.tables:
             said = [
                 *(["there is no table any more"] if table.main is None else []),
+                *(["another table has its place"] if table.replaced else []),
                 *(["never committed"] if table.at is None else []),
                 *([f"main has {table.ahead} versions that are not committed"] if table.ahead else []),
                 *(["main lags behind"] if table.lagging else []),
@@ -94,7 +98,11 @@ def status_of_repository(repository: RepositoryContext, forked: Mapping[str, tup
     commits = {name: repository.logs.commit(entry.commit) for name, entry in channels.items()}
 
     def one(name: str) -> TableState:
-        return _table_state(repository.table(name), name, head.tables.get(name), commits)
+        state = _table_state(repository.table(name), name, head.tables.get(name), commits)
+        if state.main is None or not repository.registry.was_replaced(name):
+            return state
+        # What its branches and tags say is about another table.
+        return replace(state, ahead=0, lagging=False, replaced=True, moved_tags={})
 
     names = sorted({*repository.registry.names(), *head.tables})
     tables = for_each_table(one, names)
@@ -121,7 +129,7 @@ def _table_state(
     context: TableContext, name: str, at: TableVersion | None, commits: Mapping[str, RepositoryCommit]
 ) -> TableState:
     if not context.versions.has_versions(MAIN):
-        return TableState(name=name, at=at, main=None, ahead=0, lagging=False, moved_tags={})
+        return TableState(name=name, at=at, main=None, ahead=0, lagging=False, replaced=False, moved_tags={})
     newest = context.head(MAIN)
     landed = None if at is None else landed_at(context, at)
     moved = {}
@@ -135,6 +143,7 @@ def _table_state(
         main=str(newest),
         ahead=0 if landed is None else len([n for n in context.versions.numbers(MAIN) if n > landed.number]),
         lagging=at is not None and landed is None,
+        replaced=False,
         moved_tags=moved,
     )
 

@@ -17,6 +17,7 @@ from lance_dagster import (
     ProtectedError,
     RefNotFoundError,
     TableNotFoundError,
+    VersionNotFoundError,
 )
 from tests.repository.scripted_repository import SCHEMA, rows, run
 
@@ -384,3 +385,26 @@ def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
     repository.revert("main~1")
     found = repository.at("main")["a"].read().sort_by("id").to_pydict()
     assert {"id": [1, 2, 3], "price": [1, 1, 1]} == found
+
+
+def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
+    """Readers get an error and not the rows of the new table; dropped and adopted, it is a table of its own."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    repository.table("a").append(rows(2))
+    repository.commit("by hand")
+    shutil.rmtree(tmp_path / "a.lance")
+    LanceTable.create(tmp_path / "a.lance", SCHEMA).append(rows(9))
+    again = LanceRepository.open(tmp_path)
+    for ref in ("main", "production", "main~1"):
+        with pytest.raises(VersionNotFoundError, match="`status` says"):
+            again.at(ref)["a"].read()
+    assert [True, False] == [table.replaced for table in again.status().tables]
+    assert "table a: another table has its place" in str(again.status())
+    assert [1] == again.at("main")["b"].read()["id"].to_pylist()
+    again.remove_table("a")
+    again.adopt(["a"])
+    assert {"a": [9], "b": [1]} == ids(again, "main")
+    assert [False, False] == [table.replaced for table in again.status().tables]
+    with pytest.raises(VersionNotFoundError):
+        again.at("production")["a"].read()

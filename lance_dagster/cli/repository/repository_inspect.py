@@ -96,6 +96,8 @@ def _channel_state_line(found: "ChannelState") -> str:
 def _table_state_lines(found: "TableState") -> Iterator[str]:
     if found.main is None:
         yield f"{found.name}: there is no table any more; restore its folder, or move-table or remove-table it"
+    elif found.replaced:
+        yield f"{found.name}: another program made this table again; remove-table it, then adopt it as a new one"
     elif found.at is None:
         yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` takes it in"
     elif found.lagging:
@@ -123,6 +125,7 @@ def _table_state_document(found: "TableState") -> dict[str, Any]:
         "main": found.main,
         "ahead": found.ahead,
         "lagging": found.lagging,
+        "replaced": found.replaced,
         "moved_tags": dict(found.moved_tags),
     }
 

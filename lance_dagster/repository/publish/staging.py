@@ -197,7 +197,8 @@ def _on_its_branch(context: TableContext, at: TableVersion) -> State:
     if found is not None and found.id == at.commit_id:
         return found
     what = "is gone" if found is None else "was replaced by another one"
-    raise VersionNotFoundError(f"{at} of {context.uri}, which a commit of the repository names, {what}")
+    error = f"{at} of {context.uri}, which a commit of the repository names, {what}"
+    raise VersionNotFoundError(f"{error}; `status` says whether another program made the table again")
 
 
 def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str = "") -> dict[str, T]:
