@@ -26,7 +26,7 @@ from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import ObjectInfo, Store
+from lance_dagster.store import ObjectInfo, Store, put_once
 from lance_dagster.transactions.commit_id import commit_id
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
@@ -142,7 +142,7 @@ class Sweeper:
             data = self._store.get(found.entry.key)
             if data is not None:
                 # Never overwrites: another process may have put it back already.
-                self._store.put_if_absent(self._manifest_path(found), data)
+                put_once(self._store, self._manifest_path(found), data)
                 self._store.delete(found.entry.key)
 
     def delete_files(self, judged: ClassifiedFiles) -> None:

@@ -18,7 +18,7 @@ from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES
-from lance_dagster.store import Store
+from lance_dagster.store import Store, put_once
 
 IDENTITY = "_refs/identity.json"
 SUFFIX = ".lance"
@@ -91,7 +91,7 @@ class Registry:
             raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
         # Before the register is changed: older commits call the table by its old name, also after its removal.
         self.store.put(_identity_path(table_id), _name_bytes(new_name))
-        self.store.put_if_absent(_path(new_name), _id_bytes(table_id))
+        put_once(self.store, _path(new_name), _id_bytes(table_id))
         self.store.delete(_path(name))
         self._open.pop(name, None)
         return table_id

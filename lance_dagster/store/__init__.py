@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.azure import AzureStore
 from lance_dagster.store.google import GoogleStore
-from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder
+from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder, put_once
 from lance_dagster.store.local import LocalStore, sync_path
 from lance_dagster.store.options import (
     allowed_base_paths,
@@ -46,6 +46,7 @@ __all__ = [
     "is_secret_option",
     "open_store",
     "option_identity",
+    "put_once",
     "refuse_unknown_options",
     "supported_uri",
     "sync_path",

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lance_dagster.errors import StoreError
+
+_PUTS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -147,6 +151,21 @@ class Store(Protocol):
     def sync_folder(self, folder: str) -> None:
         """Make the directory entries of a folder survive a power cut, on storages where that takes a call."""
         ...
+
+
+def put_once(store: Store, key: str, data: bytes) -> None:
+    """Write an object unless there is one, and make sure that there is one afterwards.
+
+    For objects whose writer deletes something else next: a server may say that the condition of a put failed, because
+    of another request under way, and have no object in the end.
+
+    Raises:
+        StoreError: The storage failed, or says that there is an object and shows none.
+    """
+    for _ in range(_PUTS):
+        if store.put_if_absent(key, data) or store.get(key) is not None:
+            return
+    raise StoreError(f"cannot write {store.uri}/{key}: the storage says that it is there, and it is not")
 
 
 def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:

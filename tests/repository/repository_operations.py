@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lance_dagster import LanceRepository, TableNotFoundError
+from tests.faults import operations as faults
 from tests.repository.scripted_repository import FAST, new_repository, rows, run
 
 _CHANGES = frozenset({"os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime"})
@@ -49,11 +50,10 @@ def _main_is_ahead(repository: LanceRepository) -> None:
     repository.publish(run(repository, 2, "a", "b"))
 
 
-def _move(repository: LanceRepository) -> None:
+def _folder_moved(repository: LanceRepository) -> None:
+    _one_published(repository)
     root = Path(repository.root)
-    if (root / "a.lance").exists():
-        (root / "a.lance").rename(root / "moved.lance")
-    repository.move_table("a", "moved")
+    (root / "a.lance").rename(root / "moved.lance")
 
 
 def _remove(repository: LanceRepository) -> None:
@@ -102,13 +102,34 @@ OPERATIONS: Mapping[str, Operation] = {
         act=lambda repository: repository.channels.release("production", reason="go on"),
     ),
     "tag": Operation(prepare=_one_published, act=lambda repository: repository.tags.create("v1", "production")),
-    "move a table": Operation(prepare=_one_published, act=_move),
+    "move a table": Operation(
+        prepare=_folder_moved, act=lambda repository: repository.move_table("a", "moved")
+    ),
     "remove a table": Operation(prepare=_one_published, act=_remove),
     "adopt": Operation(
         prepare=lambda repository: (repository.remove_table("a"), repository.remove_table("b")),
         act=lambda repository: repository.adopt(["a", "b"]),
     ),
 }
+
+
+def in_a_folder(name: str) -> faults.Operation:
+    """The operation for the enumeration of faults, which opens the repository itself."""
+
+    def act(folder: Path) -> None:
+        repository = LanceRepository.open(folder, FAST)
+        done = OPERATIONS[name].act(repository)
+        if getattr(done, "lagging", ()):
+            repository.repair()
+
+    # Older versions of a branch name the files of their table by its former place.
+    tables = () if name == "move a table" else ("a.lance", "b.lance", "c.lance")
+    drafts = {
+        "fork and append": ("a.lance run/9", "b.lance run/9"),
+        # Commits find a moved table by its id as soon as its new place is known, and then by its new name.
+        "move a table": ("main", "channel production"),
+    }.get(name, ())
+    return faults.Operation(act=act, atomic=False, reads=True, drafts=drafts, tables=tables)
 
 
 def fresh(folder: Path, operation: str) -> LanceRepository:

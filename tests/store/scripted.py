@@ -10,6 +10,9 @@ from lance_dagster.errors import StoreError
 from lance_dagster.store import ObjectInfo, Store
 
 _DELETIONS = frozenset({"delete", "delete_many", "compare_and_delete"})
+CONDITIONAL = frozenset({"put_if_absent", "compare_and_swap", "compare_and_delete"})
+LISTINGS = frozenset({"list", "list_some", "folders", "sizes", "walk"})
+READS = LISTINGS | {"get", "get_range", "get_with_etag", "download", "now", "prune", "sync_folder"}
 WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_from", "upload"}) | _DELETIONS
 
 

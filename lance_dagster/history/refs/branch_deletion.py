@@ -46,6 +46,7 @@ from lance_dagster.history.refs.ref_files import (
 )
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
+from lance_dagster.store import put_once
 
 BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
 # Far longer than a commit takes: it gives up after minutes.
@@ -221,7 +222,7 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
     while True:
         last, since = branch.last or (_highest(branch, versions), int(time.time()))
         # The fence before the deletion: from here on no next branch of the name can begin too low.
-        store.put_if_absent(layout.branch_fence_file(branch.name, last, since, branch.id), b"")
+        put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
         # Folder by folder, since a branch `a/b` lies inside the folder of `a`.
         keys = [entry.key for folder in BRANCH_FOLDERS for entry in store.walk(f"{root}/{folder}")]
         found = refs.read_deleting(branch)

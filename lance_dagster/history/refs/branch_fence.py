@@ -29,7 +29,15 @@ import re
 import time
 from dataclasses import dataclass
 
-from lance_dagster.errors import Call, CommitConflictError, CommitStateUnknownError, ConflictError, Remedy, StoreError
+from lance_dagster.errors import (
+    Call,
+    CommitConflictError,
+    CommitStateUnknownError,
+    ConflictError,
+    CorruptFileError,
+    Remedy,
+    StoreError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.refs.ref_files import (
@@ -50,6 +58,8 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
 reset, as "5-8 4f2a..."."""
 _RESET_SECONDS = 60
+# How often the branch is looked at after a commit before its state counts as unknown.
+_LOOKS, _PAUSE_SECONDS = 4, 0.02
 """For how long a writer waits for a reset of the branch to end."""
 _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 
@@ -109,11 +119,19 @@ class BranchFence:
         """
         if branch_id is None:
             return
-        try:
-            doubt = self._reason_for_doubt(branch_id, put, path)
-        except StoreError as error:
-            message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {error}"
-            raise CommitStateUnknownError(message, transaction.uuid, transaction) from error
+        problem: StoreError | CorruptFileError | None = None
+        for attempt in range(_LOOKS):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS)
+            try:
+                doubt = self._reason_for_doubt(branch_id, put, path)
+                break
+            except (StoreError, CorruptFileError) as error:
+                # The version is there: one lost or cut answer must not make the caller doubt it.
+                problem = error
+        else:
+            message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {problem}"
+            raise CommitStateUnknownError(message, transaction.uuid, transaction) from problem
         if doubt is not None:
             message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"
             raise CommitStateUnknownError(message, transaction.uuid, transaction)

@@ -17,6 +17,7 @@ from lance_dagster.history.refs.ref_files import CREATING, FIRST, READY, STATE, 
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
+from lance_dagster.store import put_once
 
 # The bytes of a copy, empty for a manifest that is in its place; and its transaction.
 _Found = tuple[bytes, Transaction | None]
@@ -100,4 +101,4 @@ def _restore(name: str, number: int, found: _Found, versions: Versions) -> None:
     if transaction is not None:
         path = layout.transaction_path(name, transaction.file_name)
         versions.store.put(path, encode_transaction(transaction), durable=False)
-    versions.store.put_if_absent(versions.manifest_path(name, number), data)
+    put_once(versions.store, versions.manifest_path(name, number), data)

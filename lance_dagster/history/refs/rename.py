@@ -57,7 +57,7 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import refuse_held
 from lance_dagster.history.refs.tag_operations import refuse_immutable
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import copy_folder
+from lance_dagster.store import copy_folder, put_once
 
 _COPIED = (layout.DELETIONS, layout.INDICES, layout.DATA)
 
@@ -214,7 +214,7 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     encoded = encode_transaction(state.transaction)
     store.put(path, encoded, durable=False)
     # It may exist from an earlier attempt, with the same content.
-    store.put_if_absent(versions.manifest_path(new, number), encode_manifest_file(manifest, encoded))
+    put_once(store, versions.manifest_path(new, number), encode_manifest_file(manifest, encoded))
 
 
 def rename_tag(old: str, new: str, refs: Refs) -> Tag:

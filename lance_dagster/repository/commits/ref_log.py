@@ -39,7 +39,7 @@ from lance_dagster.repository.commits.snapshot import (
     parse_commit,
     parse_entry,
 )
-from lance_dagster.store import Store
+from lance_dagster.store import Store, put_once
 
 FOLDER = "_repository"
 MARKER = f"{FOLDER}/repository.json"
@@ -136,7 +136,7 @@ class RefLogs:
 
     def put_commit(self, commit: RepositoryCommit, data: bytes) -> None:
         """Store a commit; the same commit may be stored twice."""
-        self.store.put_if_absent(_commit_path(commit.id), data)
+        put_once(self.store, _commit_path(commit.id), data)
         self._keep(commit)
 
     def commit(self, commit_id: str) -> RepositoryCommit:

@@ -1,0 +1,441 @@
+"""Every storage request of an operation, and everything that can happen there.
+
+An operation is done to a fresh copy of a folder, through stores that ask a script before each request. The first run
+counts the requests. Then each of them gets each fault that fits it, alone or together with another one, or a rival that
+does all of another operation at that moment. What must hold is decided by what readers find (`independent_reader`):
+
+- Returned: the folder is as after an undisturbed run.
+- `CommitStateUnknownError`, or the process died: as before or as after, and each name by itself where an operation
+  moves several. One fault that is over afterwards never gives "unknown".
+- Any other error of the package: as before, where the operation is one commit or one move of a name.
+- With a rival: as after one order in which the two are done one after the other.
+- Then the caller repeats the operation, or resumes its transaction: the folder is as after an undisturbed run, and no
+  version contradicts another one or a file, as this reader, pylance and `verify` see it.
+"""
+
+import random
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitStateUnknownError, LanceDagsterError, StoreError
+from lance_dagster.store import LocalStore, Store
+from tests.faults.independent_reader import Found, read_folder
+from tests.faults.operations import Operation
+from tests.store.scripted import CONDITIONAL, LISTINGS, READS, PlugPulledError, Request, ScriptedStore
+
+
+class Fault(StrEnum):
+    """What happens to one request."""
+
+    ERROR = "error before"
+    LOST = "made, the answer is lost"
+    LATE = "timeout, made later"
+    REFUSED = "not made, the condition is said to fail"
+    DENIED = "made, the condition is said to fail"
+    STALE = "the listing lags"
+    CUT = "the answer is cut"
+    OUTAGE = "error from here on"
+    LAST = "made, then error from here on"
+    DIES = "dies before"
+    DIED = "dies after"
+
+
+_RANDOM = re.compile(r"[0-9a-f]{8,}[0-9a-f@-]*|(?<=-)[0-9]{6,}")
+LASTING = frozenset({Fault.OUTAGE, Fault.LAST})
+_FITTING: Sequence[tuple[frozenset[str], tuple[Fault, ...]]] = (
+    (CONDITIONAL, (Fault.REFUSED, Fault.DENIED)),
+    (LISTINGS, (Fault.STALE,)),
+    (frozenset({"get", "get_range", "get_with_etag"}), (Fault.CUT,)),
+)
+_AFTER_A_WRITE = (Fault.LOST, Fault.LATE, Fault.LAST, Fault.DIED)
+
+
+def fitting(verb: str, *, alone: bool = False) -> tuple[Fault, ...]:
+    """The faults that a request can have; those after a read are the same as those before the next request."""
+    found = [Fault.ERROR, Fault.OUTAGE, Fault.DIES]
+    found += [fault for verbs, faults in _FITTING if verb in verbs for fault in faults]
+    found += [] if verb in READS else _AFTER_A_WRITE
+    return tuple(fault for fault in found if not (alone and fault is Fault.STALE))
+
+
+Event = Fault | Callable[[], object]
+"""A fault, or a rival that acts."""
+
+
+@dataclass(slots=True)
+class Disturbance:
+    """The script of one run: what happens at which request."""
+
+    plan: Mapping[int, Event]
+    verbs: list[str] = field(default_factory=list)
+    dead: bool = False
+    out: bool = False
+    rival: LanceDagsterError | None = None
+    _late: list[tuple[int, Request]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _inside: threading.local = field(default_factory=threading.local)
+
+    def __call__(self, request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        """Make the request, or do to it what the plan says."""
+        if getattr(self._inside, "rival", False):
+            return request.send()
+        with self._lock:
+            number = len(self.verbs)
+            self.verbs.append(request.verb)
+            self.arrive(number)
+        event = self.plan.get(number)
+        if self.dead:
+            raise PlugPulledError
+        if self.out:
+            raise _failed(request)
+        if isinstance(event, Fault):
+            return self._suffer(event, request, number)
+        if event is not None:
+            self._let_in(event)
+        return request.send()
+
+    def arrive(self, number: int | None = None) -> None:
+        """Make the requests that were given up and are under way until one with this number; None for all."""
+        for due, request in [*self._late]:
+            if number is None or due <= number:
+                self._late.remove((due, request))
+                with suppress(StoreError):
+                    request.send()
+
+    def _let_in(self, act: Callable[[], object]) -> None:
+        self._inside.rival = True
+        try:
+            act()
+        except LanceDagsterError as error:
+            self.rival = error
+        finally:
+            self._inside.rival = False
+
+    def _suffer(self, fault: Fault, request: Request, number: int) -> Any:  # noqa: ANN401 - what the verb answers
+        if fault is Fault.STALE:
+            return _lagging(request)
+        if fault is Fault.CUT:
+            return _cut(request.send())
+        self.dead = fault in (Fault.DIES, Fault.DIED)
+        self.out = fault in LASTING
+        if fault in (Fault.LOST, Fault.DENIED, Fault.LAST, Fault.DIED):
+            request.send()
+        if fault is Fault.LATE:
+            self._late.append((number + 2, request))
+        if self.dead:
+            raise PlugPulledError
+        if fault in (Fault.REFUSED, Fault.DENIED):
+            return False
+        raise _failed(request)
+
+
+def _failed(request: Request) -> StoreError:
+    return StoreError(f"no answer to {request.verb} {request.key}")
+
+
+def _cut(answer: Any) -> Any:  # noqa: ANN401 - what the verb answers
+    if isinstance(answer, tuple):
+        return answer[0][: len(answer[0]) // 2], answer[1]
+    return answer if answer is None else answer[: len(answer) // 2]
+
+
+def _lagging(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+    """A listing without its newest name: names of manifests count down, others are as good as any."""
+    answer = request.send()
+    if isinstance(answer, dict):
+        return dict([*answer.items()][1:])
+    if answer and not isinstance(answer, Sequence):
+        answer = [*answer]
+    return answer[1:]
+
+
+@contextmanager
+def instrumented(script: Callable[[Request], Any]) -> Iterator[None]:
+    """Let every store that is opened meanwhile follow a script."""
+
+    def opened(root: str, *, durable: bool = True) -> Store:
+        return ScriptedStore(LocalStore(root, durable=durable), script)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The one place where stores on local disk are made is `open_store`.
+        patch.setattr("lance_dagster.store.LocalStore", opened)
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How an operation ended."""
+
+    error: BaseException | None
+    rival: LanceDagsterError | None
+    verbs: Sequence[str]
+
+    @property
+    def died(self) -> bool:
+        """Whether the process did."""
+        return isinstance(self.error, PlugPulledError)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the caller was told that nobody knows."""
+        return isinstance(self.error, CommitStateUnknownError)
+
+
+def do(operation: Operation, folder: Path, plan: Mapping[int, Event]) -> Ended:
+    """Do an operation while a plan is carried out."""
+    script, error = Disturbance(plan), None
+    with instrumented(script):
+        try:
+            operation.act(folder)
+        except (LanceDagsterError, PlugPulledError) as raised:
+            error = raised
+    script.arrive()
+    return Ended(error=error, rival=script.rival, verbs=script.verbs)
+
+
+class Violation(AssertionError):  # noqa: N818 - it is what was looked for
+    """A promise that does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A folder that is made once and copied to the same place before each run."""
+
+    place: Path
+    kept: Path
+
+    @staticmethod
+    def of(place: Path, prepare: Callable[[Path], object]) -> "Template":
+        """Make the folder."""
+        prepare(place)
+        kept = place.with_name(f"{place.name}-kept")
+        shutil.copytree(place, kept)
+        return Template(place, kept)
+
+    def fresh(self) -> Path:
+        """The folder as it was made."""
+        shutil.rmtree(self.place)
+        shutil.copytree(self.kept, self.place)
+        return self.place
+
+
+@dataclass(slots=True)
+class Enumeration:
+    """One operation on copies of one folder."""
+
+    template: Template
+    name: str
+    operation: Operation
+    runs: int = 0
+    checked: set[object] = field(default_factory=set)
+    before: Found = field(init=False)
+    after: Found = field(init=False)
+    verbs: Sequence[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Do it undisturbed."""
+        self.before = read_folder(self.template.fresh())
+        ended = do(self.operation, self.template.place, {})
+        if ended.error is not None:
+            raise ended.error
+        self.after, self.verbs = read_folder(self.template.place), ended.verbs
+
+    def plans(self) -> Iterator[Mapping[int, Fault]]:
+        """Every request with every fault that fits it."""
+        for number, verb in enumerate(self.verbs):
+            for fault in fitting(verb, alone=self.operation.alone):
+                yield {number: fault}
+
+    def pairs(self, chance: random.Random) -> Iterator[Mapping[int, Fault]]:
+        """Every two requests, each with a fault of its own that the operation survives the first of."""
+        for first, second in combinations(range(len(self.verbs)), 2):
+            kinds = [
+                [fault for fault in fitting(self.verbs[number], alone=self.operation.alone) if fault not in ends]
+                for number, ends in ((first, LASTING | {Fault.DIES, Fault.DIED}), (second, frozenset[Fault]()))
+            ]
+            yield {first: chance.choice(kinds[0]), second: chance.choice(kinds[1])}
+
+    def suffer(self, plan: Mapping[int, Fault]) -> None:
+        """Do it with faults, look, repeat it, and look again.
+
+        Raises:
+            Violation: A promise does not hold.
+        """
+        self.runs += 1
+        folder = self.template.fresh()
+        ended = self._held(plan, lambda: do(self.operation, folder, plan))
+        found = read_folder(folder)
+        if self.operation.reads and ended.error is None and Fault.STALE in plan.values():
+            # It is as if a rival had committed meanwhile what the listing did not show.
+            self._sound(plan, ended, found)
+            return
+        self._judge(plan, ended, found)
+        self._repeat(plan, ended, found)
+
+    def _judge(self, plan: Mapping[int, Fault], ended: Ended, found: Found) -> None:
+        short = len(plan) == 1 and not LASTING & set(plan.values())
+        if ended.error is None:
+            self._expect(found.refs == self.after.refs, "it returned and is not done", plan, ended, found)
+        elif ended.unknown or ended.died or not self.operation.atomic:
+            self._expect(not (ended.unknown and short), "one fault makes it unknown", plan, ended, found)
+            self._expect(self._partly(found), "it is neither done nor not done", plan, ended, found)
+        else:
+            self._expect(found.refs == self.before.refs, "it raised and is done", plan, ended, found)
+        self._sound(plan, ended, found)
+
+    def _partly(self, found: Found) -> bool:
+        """Whether the folder is as before or as after, or, where names move one by one, each name by itself."""
+        if self.operation.atomic:
+            return found.refs in (self.before.refs, self.after.refs)
+        names = (self.before.refs.keys() | self.after.refs.keys() | found.refs.keys()) - {*self.operation.drafts}
+        return all(found.refs.get(name) in (self.before.refs.get(name), self.after.refs.get(name)) for name in names)
+
+    def _repeat(self, plan: Mapping[int, Fault], ended: Ended, found: Found) -> None:
+        folder, done = self.template.place, found.refs == self.after.refs
+        if isinstance(ended.error, CommitStateUnknownError) and self.operation.resumes:
+            table, transaction = LanceTable.open(folder / "table"), ended.error.transaction
+            assert transaction is not None
+            self._held(plan, lambda: table.commit(transaction, branch=self.operation.branch))
+        elif ended.error is not None and not (done and self.operation.once):
+            again = self._held(plan, lambda: do(self.operation, folder, {}))
+            # A second deletion finds nothing to delete.
+            self._expect(done or again.error is None, f"it cannot be repeated: {again.error}", plan, ended, found)
+        found = read_folder(folder)
+        self._expect(found.refs == self.after.refs, "repeated, it is not done", plan, ended, found)
+        self._sound(plan, ended, found)
+        self._held(plan, lambda: self.check_others(found))
+
+    def check_others(self, found: Found) -> None:
+        """Let pylance and `verify` look at each result that has other files than those they looked at before."""
+        folder = self.template.place
+        files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        seen = frozenset(found.refs.items()), tuple(sorted(_RANDOM.sub("*", name) for name in files))
+        if seen not in self.checked:
+            check_others(folder, found, self.operation.tables)
+            self.checked.add(seen)
+
+    def _held(self, plan: object, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
+        """Say with which plan something else than an error of the package comes out."""
+        try:
+            return act()
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(f"{self.name} with {self._told(plan)}: {type(error).__name__}: {error}") from error
+
+    def _sound(self, plan: object, ended: Ended, found: Found) -> None:
+        new = found.problems - self.before.problems
+        self._expect(not new, f"files contradict each other: {sorted(new)}", plan, ended, found)
+
+    def _expect(self, holds: bool, what: str, plan: object, ended: Ended, found: Found) -> None:  # noqa: FBT001
+        if not holds:
+            changed = {
+                name: (self.before.refs.get(name), found.refs.get(name), self.after.refs.get(name))
+                for name in self.before.refs.keys() | self.after.refs.keys() | found.refs.keys()
+                if not self.before.refs.get(name) == found.refs.get(name) == self.after.refs.get(name)
+            }
+            raise Violation(
+                f"{self.name} with {self._told(plan)}: {what}; it ended with {ended.error!r}, a rival with "
+                f"{ended.rival!r}; before, found and expected: {changed}"
+            )
+
+    def _told(self, plan: object) -> str:
+        if not isinstance(plan, Mapping):
+            return str(plan)
+        return ", ".join(
+            f"{number} {self.verbs[number] if number < len(self.verbs) else ''}: {getattr(event, 'value', 'rival')}"
+            for number, event in plan.items()
+        )
+
+
+@dataclass(slots=True)
+class Rivalry:
+    """An operation, and a rival that does another one at each request."""
+
+    actor: Enumeration
+    rival: Enumeration
+    runs: int = 0
+    orders: tuple[Found, ...] = field(init=False)
+    rival_first: Ended = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Do both, one after the other, in both orders."""
+        found, ends = [], []
+        for first, second in ((self.actor, self.rival), (self.rival, self.actor)):
+            folder = self.actor.template.fresh()
+            do(first.operation, folder, {})
+            ends.append(do(second.operation, folder, {}))
+            found.append((read_folder(folder), ends[-1].error is None))
+        # Of two that do the same, the second one may finish what the first one began; afterwards it would be refused.
+        same = [self.actor.after] if self.actor.after.refs == self.rival.after.refs else []
+        self.orders = (*(state for state, both in found if both), *same)
+        self.rival_first = ends[1]
+
+    def meet(self, number: int) -> None:
+        """Let the rival in before one request.
+
+        Raises:
+            Violation: The two did not happen one after the other.
+        """
+        self.runs += 1
+        folder = self.actor.template.fresh()
+        plan: dict[int, Event] = {number: lambda: self.rival.operation.act(folder)}
+        actor = self.actor
+        ended = actor._held(plan, lambda: do(actor.operation, folder, plan))
+        found = read_folder(folder)
+        told = f"{self.rival.name!r} at {number} {actor.verbs[number] if number < len(actor.verbs) else ''}"
+        acted, rivalled = ended.error is None, ended.rival is None
+        allowed = [self.rival.after] if rivalled else [actor.before]
+        if acted:
+            allowed = [*self.orders] if rivalled else [actor.after]
+        elif not actor.operation.atomic:
+            allowed += [*self.orders] if rivalled else [actor.after]
+        fits = any(found.refs == state.refs for state in allowed)
+        if not acted and not actor.operation.atomic and not fits:
+            fits = _mixed(found, allowed)
+        actor._expect(fits, f"the two did not happen one after the other: {[a.refs for a in allowed]}", told, ended, found)
+        actor._sound(told, ended, found)
+        if not acted:
+            again = actor._held(told, lambda: do(actor.operation, folder, {}))
+            blocked = again.error is not None and self.rival_first.error is None and found.refs == self.rival.after.refs
+            actor._expect(not blocked, f"it cannot be repeated: {again.error}", told, ended, found)
+        actor._held(told, lambda: actor.check_others(read_folder(folder)))
+
+
+def _mixed(found: Found, allowed: Sequence[Found]) -> bool:
+    names = set(found.refs).union(*(state.refs for state in allowed))
+    return all(any(found.refs.get(name) == state.refs.get(name) for state in allowed) for name in names)
+
+
+def check_others(folder: Path, found: Found, tables: Sequence[str]) -> None:
+    """Hold tables in a folder to what pylance reads, and to what `verify` says.
+
+    Raises:
+        Violation: They see something else.
+    """
+    for path in (folder / name for name in tables if (folder / name / "_versions").is_dir()):
+        table = LanceTable.open(path)
+        errors = [str(problem) for problem in table.maintenance.verify().problems if problem.severity == "error"]
+        if errors:
+            raise Violation(f"verify says {errors}")
+        dataset = lance.dataset(str(path))
+        dataset.validate()
+        names: dict[str, Any] = {"main": dataset} | {
+            name: dataset.checkout_version((name, None)) for name in table.branches.list() if "published/" not in name
+        }
+        for name, version in names.items():
+            rows = tuple(sorted((tuple(row.values()) for row in version.to_table().to_pylist()), key=repr))
+            if rows != found.refs[f"{path.name} {name}"]:
+                raise Violation(f"pylance reads {rows} on {name} of {path.name}")
