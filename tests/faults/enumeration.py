@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lance
 import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitStateUnknownError, LanceDagsterError, StoreError
+from lance_dagster.format.transaction import Transaction
 from lance_dagster.store import LocalStore, Store
 from tests.faults.independent_reader import Found, read_folder
 from tests.faults.operations import Operation
@@ -70,6 +71,30 @@ def fitting(verb: str, *, alone: bool = False) -> tuple[Fault, ...]:
     return tuple(fault for fault in found if not (alone and fault is Fault.STALE))
 
 
+class Asked(NamedTuple):
+    """A request that was made: its verb, and the keys it is about."""
+
+    verb: str
+    keys: tuple[str, ...]
+
+    def commutes(self, other: "Asked") -> bool:
+        """Whether the two can be exchanged: neither writes what the other one reads, lists or writes."""
+        if self.verb in READS and other.verb in READS:
+            return True
+        return not any(_meet(own, key) for own in self.places() for key in other.places())
+
+    def places(self) -> Iterator[str]:
+        """Its keys; a folder that it lists ends in a slash."""
+        # A listing sees every key below its folder.
+        return (f"{key}/" if self.verb in LISTINGS else key for key in self.keys)
+
+
+def _meet(one: str, other: str) -> bool:
+    return (
+        one == other or (one.endswith("/") and other.startswith(one)) or (other.endswith("/") and one.startswith(other))
+    )
+
+
 Event = Fault | Callable[[], object]
 """A fault, or a rival that acts."""
 
@@ -79,7 +104,7 @@ class Disturbance:
     """The script of one run: what happens at which request."""
 
     plan: Mapping[int, Event]
-    verbs: list[str] = field(default_factory=list)
+    requests: list[Asked] = field(default_factory=list)
     dead: bool = False
     out: bool = False
     rival: LanceDagsterError | None = None
@@ -92,8 +117,8 @@ class Disturbance:
         if getattr(self._inside, "rival", False):
             return request.send()
         with self._lock:
-            number = len(self.verbs)
-            self.verbs.append(request.verb)
+            number = len(self.requests)
+            self.requests.append(Asked(request.verb, tuple(request.key.split(" "))))
             self.arrive(number)
         event = self.plan.get(number)
         if self.dead:
@@ -101,7 +126,8 @@ class Disturbance:
         if self.out:
             raise _failed(request)
         if isinstance(event, Fault):
-            return self._suffer(event, request, number)
+            # Several threads may ask in another order than in the run whose requests were counted.
+            return self._suffer(event, request, number) if event in fitting(request.verb) else request.send()
         if event is not None:
             self._let_in(event)
         return request.send()
@@ -180,7 +206,7 @@ class Ended:
 
     error: BaseException | None
     rival: LanceDagsterError | None
-    verbs: Sequence[str]
+    requests: Sequence[Asked]
 
     @property
     def died(self) -> bool:
@@ -202,7 +228,7 @@ def do(operation: Operation, folder: Path, plan: Mapping[int, Event]) -> Ended:
         except (LanceDagsterError, PlugPulledError) as raised:
             error = raised
     script.arrive()
-    return Ended(error=error, rival=script.rival, verbs=script.verbs)
+    return Ended(error=error, rival=script.rival, requests=script.requests)
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what was looked for
@@ -242,7 +268,7 @@ class Enumeration:
     checked: set[object] = field(default_factory=set)
     before: Found = field(init=False)
     after: Found = field(init=False)
-    verbs: Sequence[str] = field(init=False)
+    requests: Sequence[Asked] = field(init=False)
 
     def __post_init__(self) -> None:
         """Do it undisturbed."""
@@ -250,19 +276,27 @@ class Enumeration:
         ended = do(self.operation, self.template.place, {})
         if ended.error is not None:
             raise ended.error
-        self.after, self.verbs = read_folder(self.template.place), ended.verbs
+        self.after, self.requests = read_folder(self.template.place), ended.requests
+
+    def verb(self, number: int) -> str:
+        """The verb of a request of the undisturbed run; nothing beyond its end."""
+        return self.requests[number].verb if number < len(self.requests) else ""
 
     def plans(self) -> Iterator[Mapping[int, Fault]]:
         """Every request with every fault that fits it."""
-        for number, verb in enumerate(self.verbs):
-            for fault in fitting(verb, alone=self.operation.alone):
+        for number, asked in enumerate(self.requests):
+            for fault in fitting(asked.verb, alone=self.operation.alone):
                 yield {number: fault}
 
     def pairs(self, chance: random.Random) -> Iterator[Mapping[int, Fault]]:
         """Every two requests, each with a fault of its own that the operation survives the first of."""
-        for first, second in combinations(range(len(self.verbs)), 2):
+        for first, second in combinations(range(len(self.requests)), 2):
             kinds = [
-                [fault for fault in fitting(self.verbs[number], alone=self.operation.alone) if fault not in ends]
+                [
+                    fault
+                    for fault in fitting(self.requests[number].verb, alone=self.operation.alone)
+                    if fault not in ends
+                ]
                 for number, ends in ((first, LASTING | {Fault.DIES, Fault.DIED}), (second, frozenset[Fault]()))
             ]
             yield {first: chance.choice(kinds[0]), second: chance.choice(kinds[1])}
@@ -275,11 +309,11 @@ class Enumeration:
         """
         self.runs += 1
         folder = self.template.fresh()
-        ended = self._held(plan, lambda: do(self.operation, folder, plan))
+        ended = self.held(plan, lambda: do(self.operation, folder, plan))
         found = read_folder(folder)
         if self.operation.reads and ended.error is None and Fault.STALE in plan.values():
             # It is as if a rival had committed meanwhile what the listing did not show.
-            self._sound(plan, ended, found)
+            self.sound(plan, ended, found)
             return
         self._judge(plan, ended, found)
         self._repeat(plan, ended, found)
@@ -287,13 +321,17 @@ class Enumeration:
     def _judge(self, plan: Mapping[int, Fault], ended: Ended, found: Found) -> None:
         short = len(plan) == 1 and not LASTING & set(plan.values())
         if ended.error is None:
-            self._expect(found.refs == self.after.refs, "it returned and is not done", plan, ended, found)
-        elif ended.unknown or ended.died or not self.operation.atomic:
-            self._expect(not (ended.unknown and short), "one fault makes it unknown", plan, ended, found)
-            self._expect(self._partly(found), "it is neither done nor not done", plan, ended, found)
+            self.expect(found.refs == self.after.refs, "it returned and is not done", plan, ended, found)
+        elif ended.unknown or ended.died or not self.operation.atomic or self._open(ended):
+            self.expect(not (ended.unknown and short), "one fault makes it unknown", plan, ended, found)
+            self.expect(self._partly(found), "it is neither done nor not done", plan, ended, found)
         else:
-            self._expect(found.refs == self.before.refs, "it raised and is done", plan, ended, found)
-        self._sound(plan, ended, found)
+            self.expect(found.refs == self.before.refs, "it raised and is done", plan, ended, found)
+        self.sound(plan, ended, found)
+
+    def _open(self, ended: Ended) -> bool:
+        """Whether the error leaves open if a name moved."""
+        return isinstance(ended.error, StoreError) and not self.operation.commits
 
     def _partly(self, found: Found) -> bool:
         """Whether the folder is as before or as after, or, where names move one by one, each name by itself."""
@@ -306,16 +344,16 @@ class Enumeration:
         folder, done = self.template.place, found.refs == self.after.refs
         if isinstance(ended.error, CommitStateUnknownError) and self.operation.resumes:
             table, transaction = LanceTable.open(folder / "table"), ended.error.transaction
-            assert transaction is not None
-            self._held(plan, lambda: table.commit(transaction, branch=self.operation.branch))
+            assert isinstance(transaction, Transaction)
+            self.held(plan, lambda: table.commit(transaction, branch=self.operation.branch))
         elif ended.error is not None and not (done and self.operation.once):
-            again = self._held(plan, lambda: do(self.operation, folder, {}))
+            again = self.held(plan, lambda: do(self.operation, folder, {}))
             # A second deletion finds nothing to delete.
-            self._expect(done or again.error is None, f"it cannot be repeated: {again.error}", plan, ended, found)
+            self.expect(done or again.error is None, f"it cannot be repeated: {again.error}", plan, ended, found)
         found = read_folder(folder)
-        self._expect(found.refs == self.after.refs, "repeated, it is not done", plan, ended, found)
-        self._sound(plan, ended, found)
-        self._held(plan, lambda: self.check_others(found))
+        self.expect(found.refs == self.after.refs, "repeated, it is not done", plan, ended, found)
+        self.sound(plan, ended, found)
+        self.held(plan, lambda: self.check_others(found))
 
     def check_others(self, found: Found) -> None:
         """Let pylance and `verify` look at each result that has other files than those they looked at before."""
@@ -326,7 +364,7 @@ class Enumeration:
             check_others(folder, found, self.operation.tables)
             self.checked.add(seen)
 
-    def _held(self, plan: object, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
+    def held(self, plan: object, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
         """Say with which plan something else than an error of the package comes out."""
         try:
             return act()
@@ -335,11 +373,13 @@ class Enumeration:
         except Exception as error:
             raise Violation(f"{self.name} with {self._told(plan)}: {type(error).__name__}: {error}") from error
 
-    def _sound(self, plan: object, ended: Ended, found: Found) -> None:
+    def sound(self, plan: object, ended: Ended, found: Found) -> None:
+        """Refuse problems that the files did not have before."""
         new = found.problems - self.before.problems
-        self._expect(not new, f"files contradict each other: {sorted(new)}", plan, ended, found)
+        self.expect(not new, f"files contradict each other: {sorted(new)}", plan, ended, found)
 
-    def _expect(self, holds: bool, what: str, plan: object, ended: Ended, found: Found) -> None:  # noqa: FBT001
+    def expect(self, holds: bool, what: str, plan: object, ended: Ended, found: Found) -> None:  # noqa: FBT001
+        """Raise a violation that tells how names are."""
         if not holds:
             changed = {
                 name: (self.before.refs.get(name), found.refs.get(name), self.after.refs.get(name))
@@ -355,8 +395,7 @@ class Enumeration:
         if not isinstance(plan, Mapping):
             return str(plan)
         return ", ".join(
-            f"{number} {self.verbs[number] if number < len(self.verbs) else ''}: {getattr(event, 'value', 'rival')}"
-            for number, event in plan.items()
+            f"{number} {self.verb(number)}: {getattr(event, 'value', 'a rival')}" for number, event in plan.items()
         )
 
 
@@ -371,6 +410,7 @@ class Rivalry:
     rival_first: Ended = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raise a violation that tells which names are how."""
         """Do both, one after the other, in both orders."""
         found, ends = [], []
         for first, second in ((self.actor, self.rival), (self.rival, self.actor)):
@@ -383,6 +423,18 @@ class Rivalry:
         self.orders = (*(state for state, both in found if both), *same)
         self.rival_first = ends[1]
 
+    def places(self) -> list[int]:
+        """The requests before which it makes a difference that the rival acts.
+
+        Before any other request, the rival could as well act after it.
+        """
+        others = self.rival.requests
+        return [
+            number
+            for number, asked in enumerate(self.actor.requests)
+            if not all(asked.commutes(other) for other in others)
+        ]
+
     def meet(self, number: int) -> None:
         """Let the rival in before one request.
 
@@ -393,25 +445,27 @@ class Rivalry:
         folder = self.actor.template.fresh()
         plan: dict[int, Event] = {number: lambda: self.rival.operation.act(folder)}
         actor = self.actor
-        ended = actor._held(plan, lambda: do(actor.operation, folder, plan))
+        ended = actor.held(plan, lambda: do(actor.operation, folder, plan))
         found = read_folder(folder)
-        told = f"{self.rival.name!r} at {number} {actor.verbs[number] if number < len(actor.verbs) else ''}"
+        told = f"{self.rival.name!r} at {number} {actor.verb(number)}"
         acted, rivalled = ended.error is None, ended.rival is None
         allowed = [self.rival.after] if rivalled else [actor.before]
         if acted:
             allowed = [*self.orders] if rivalled else [actor.after]
-        elif not actor.operation.atomic:
+        elif ended.unknown or not actor.operation.atomic:
             allowed += [*self.orders] if rivalled else [actor.after]
         fits = any(found.refs == state.refs for state in allowed)
-        if not acted and not actor.operation.atomic and not fits:
-            fits = _mixed(found, allowed)
-        actor._expect(fits, f"the two did not happen one after the other: {[a.refs for a in allowed]}", told, ended, found)
-        actor._sound(told, ended, found)
+        if not acted and not actor.operation.atomic:
+            fits = fits or _mixed(found, allowed)
+        actor.expect(
+            fits, f"the two did not happen one after the other: {[a.refs for a in allowed]}", told, ended, found
+        )
+        actor.sound(told, ended, found)
         if not acted:
-            again = actor._held(told, lambda: do(actor.operation, folder, {}))
+            again = actor.held(told, lambda: do(actor.operation, folder, {}))
             blocked = again.error is not None and self.rival_first.error is None and found.refs == self.rival.after.refs
-            actor._expect(not blocked, f"it cannot be repeated: {again.error}", told, ended, found)
-        actor._held(told, lambda: actor.check_others(read_folder(folder)))
+            actor.expect(not blocked, f"it cannot be repeated: {again.error}", told, ended, found)
+        actor.held(told, lambda: actor.check_others(read_folder(folder)))
 
 
 def _mixed(found: Found, allowed: Sequence[Found]) -> bool:

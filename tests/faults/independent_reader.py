@@ -1,10 +1,10 @@
 """Read the tables and the repository below a folder without a line of the package.
 
-The package is held to what this module finds. So it shares no code with it: it parses the protobuf wire format, the JSON
-of refs and the names of files itself, from the table format specification. Rows come from Lance's file reader, deleted
-offsets from Arrow and Roaring.
+The package is held to what this module finds. So it shares no code with it: it parses the protobuf wire format, the
+JSON of refs and the names of files itself, from the table format specification. Rows come from Lance's file reader,
+deleted offsets from Arrow and Roaring.
 
-A problem is a statement of the files that contradicts another one. Every version is looked at, not only the newest ones.
+A problem is a statement of the files that contradicts another one. Every version is looked at, not only the newest.
 """
 
 import io
@@ -179,9 +179,9 @@ def _read_repository(folder: Path, tables: Mapping[str, _Table], found: Found) -
             continue
         said = json.loads(path.read_bytes())["tables"]
         held = ("held",) if entry.get("hold") else ()
-        found.refs[name] = held + tuple(
-            (table, _rows_of(folder, tables, table, version)) for table, version in sorted(said.items())
-        )
+        # The number of the entry: a move that happened twice is seen by it.
+        rows = ((table, _rows_of(folder, tables, table, version)) for table, version in sorted(said.items()))
+        found.refs[name] = (entry.get("number"), *held, *rows)
 
 
 def _rows_of(folder: Path, tables: Mapping[str, _Table], name: str, version: Mapping[str, Any]) -> object:
@@ -231,7 +231,8 @@ def _message(data: bytes) -> Fields:
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
-        kind, value = key & 7, None
+        kind = key & 7
+        value: int | bytes
         if kind == _VARINT:
             value, place = _varint(data, place)
         else:
@@ -275,7 +276,7 @@ def _offsets(path: str, size: int, written: int) -> frozenset[int]:  # noqa: ARG
     data = Path(path).read_bytes()
     if path.endswith(".bin"):
         return frozenset(BitMap.deserialize(data))
-    return frozenset(pa.ipc.open_file(io.BytesIO(data)).read_all()["row_id"].to_pylist())
+    return frozenset(pa.ipc.open_file(io.BytesIO(data)).read_all()["row_id"].to_numpy().tolist())
 
 
 @lru_cache(maxsize=4096)

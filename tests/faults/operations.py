@@ -31,8 +31,9 @@ class Operation:
     once: bool = False
     """Done twice, it changes rows twice: a caller repeats it only where it did not happen."""
     atomic: bool = True
-    """It is one commit, so that an error which does not say "unknown" means that nothing happened; else several names
-    move one by one, or an error of the storage leaves open whether the name moved."""
+    """An error that does not say "unknown" means that nothing happened; else names move one by one."""
+    commits: bool = True
+    """It is a commit; else an error of the storage leaves open whether a name moved."""
     resumes: bool = False
     """A caller who was told that its commit may have landed commits the transaction again, and else repeats it all."""
     reads: bool = False
@@ -42,7 +43,7 @@ class Operation:
     alone: bool = False
     """No other writer may be active, and what a listing shows has to be complete."""
     tables: tuple[str, ...] = ("table", "new", "copy")
-    """The tables that pylance and `verify` look at afterwards; older versions of a moved table name its former place."""
+    """The tables that pylance and `verify` look at afterwards. Older versions of a moved one name its former place."""
 
 
 def prepare(folder: Path) -> None:
@@ -77,8 +78,8 @@ def _table(folder: Path, name: str = "table") -> LanceTable:
     return LanceTable.open(folder / name, _UNSYNCED)
 
 
-def _collect(table: LanceTable, **options: timedelta) -> object:
-    return table.maintenance.collect_garbage(timedelta(0), dry_run=False, **options)
+def _collect(table: LanceTable, grace: timedelta | None = None) -> object:
+    return table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=grace)
 
 
 def _publish(table: LanceTable) -> None:
@@ -87,18 +88,23 @@ def _publish(table: LanceTable) -> None:
         table.branches.delete("run")
 
 
-def _of(act: Callable[[LanceTable], object], **how: bool | str) -> Operation:
+def _of(act: Callable[[LanceTable], object], **how: bool | str | tuple[str, ...]) -> Operation:
     return Operation(act=lambda folder: act(_table(folder)), **how)  # type: ignore[arg-type]
 
 
 OPERATIONS: Mapping[str, Operation] = {
     "create": Operation(act=lambda folder: LanceTable.create(folder / "new", SCHEMA, storage_options=_UNSYNCED)),
     "append": _of(lambda table: table.append(entries("new", 1)), once=True, resumes=True),
-    "append to a branch": _of(lambda table: table.append(entries("new", 2), branch="other"), once=True, branch="other", resumes=True),
+    "append to a branch": _of(
+        lambda table: table.append(entries("new", 2), branch="other"), once=True, branch="other", resumes=True
+    ),
     "overwrite": _of(lambda table: table.overwrite(entries("only", 1)), resumes=True),
     "replace": _of(lambda table: table.replace_where("key = 'c'", entries("c", 7, 8)), resumes=True, reads=True),
     "delete": _of(lambda table: table.delete("key = 'a' and value = 2"), resumes=True, reads=True),
-    "update": _of(lambda table: table.update({"value": "value * 10"}, where="value = 2"), once=True, resumes=True, reads=True),
+    "delete other rows": _of(lambda table: table.delete("key = 'a' and value = 3"), resumes=True, reads=True),
+    "update": _of(
+        lambda table: table.update({"value": "value * 10"}, where="value = 2"), once=True, resumes=True, reads=True
+    ),
     "upsert": _of(lambda table: table.upsert(entries("c", 1, 5), on=["key", "value"]), resumes=True, reads=True),
     "compact": _of(lambda table: table.maintenance.compact(), reads=True),
     "merge": _of(lambda table: table.merge("run"), reads=True),
@@ -106,9 +112,13 @@ OPERATIONS: Mapping[str, Operation] = {
     "revert": _of(lambda table: table.revert("main@4"), reads=True),
     "restore": _of(lambda table: table.restore("main@3"), once=True, resumes=True),
     "publish": _of(_publish, atomic=False, reads=True),
-    "preview": _of(lambda table: table.branches.preview("run"), atomic=False, drafts=("table preview/run",), reads=True),
-    "create a tag": _of(lambda table: table.tags.create("release", "main@4"), atomic=False),
-    "move a tag": _of(lambda table: table.tags.move("production", "main@4"), atomic=False),
+    "preview": _of(
+        lambda table: table.branches.preview("run"), atomic=False, drafts=("table preview/run",), reads=True
+    ),
+    "create a tag": _of(lambda table: table.tags.create("release", "main@4"), commits=False),
+    "tag an old version": _of(lambda table: table.tags.create("old", "main@1"), commits=False),
+    "move a tag": _of(lambda table: table.tags.move("production", "main@4"), commits=False),
+    "move another tag": _of(lambda table: table.tags.move("spare", "main@4"), commits=False),
     "rename a tag": _of(lambda table: table.tags.rename("spare", "kept"), atomic=False),
     "delete a tag": _of(lambda table: table.tags.delete("spare"), atomic=False),
     "create a branch": _of(lambda table: table.branches.create("fresh", "main@3"), atomic=False),
@@ -117,14 +127,12 @@ OPERATIONS: Mapping[str, Operation] = {
     "reset a branch to its own": _of(lambda table: table.branches.reset("run", "run@5"), atomic=False, once=True),
     "delete a branch": _of(lambda table: table.branches.delete("other"), atomic=False),
     "collect": _of(_collect, atomic=False),
-    "collect at once": _of(lambda table: _collect(table, grace=timedelta(0)), atomic=False, alone=True),
+    "collect at once": _of(lambda table: _collect(table, timedelta(0)), atomic=False, alone=True),
     "clone": _of(lambda table: table.maintenance.clone(Path(table.uri).parent / "copy"), atomic=False, reads=True),
     "clone deeply": _of(
         lambda table: table.maintenance.clone(Path(table.uri).parent / "copy", shallow=False), atomic=False, reads=True
     ),
 }
 MOVED: Mapping[str, Operation] = {
-    "relocate": Operation(
-        act=lambda folder: _table(folder, "moved").maintenance.relocate(), atomic=False, tables=()
-    ),
+    "relocate": Operation(act=lambda folder: _table(folder, "moved").maintenance.relocate(), atomic=False, tables=()),
 }

@@ -1,4 +1,4 @@
-"""Merges, moves of tags and collections that end in the middle, with the process or without its knowing."""
+"""Processes that die in the middle of merges, moves of tags and collections."""
 
 import signal
 import uuid
@@ -12,13 +12,12 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import StoreError
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
 from tests.forked_program import ready_processes
 from tests.soak import DEEP, FACTOR
-from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write
+from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
 
 pytestmark = pytest.mark.scaled
@@ -143,61 +142,6 @@ def requests_before_the_first_write(table: LanceTable, operation: str) -> int:
 
     OPERATIONS[operation].act(through(table, script))
     return writes.index(True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_plug_is_pulled_before_any_request(tmp_path: Path, operation: str) -> None:
-    """Reads and lists as well: whatever was found out by then, nothing is half done."""
-    either = undisturbed(tmp_path, operation)
-    table = fresh(tmp_path / operation, operation)
-    for step in count():
-        left = step
-
-        def script(request: Request) -> object:
-            nonlocal left
-            left -= 1
-            if left == -1:
-                raise PlugPulledError
-            return request.send()
-
-        try:
-            OPERATIONS[operation].act(through(table, script))
-        except PlugPulledError:
-            if seen(table) == either.before:
-                # Nothing came of it, so it is the same table for the next attempt.
-                continue
-            finished(table, operation, either)
-            table = fresh(tmp_path / f"{operation}-{step}", operation)
-        else:
-            finished(table, operation, either)
-            return
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_any_answer_is_lost(tmp_path: Path, operation: str) -> None:
-    """Every write is made, and one is reported as failed: it is found out, or the operation can be done again."""
-    either = undisturbed(tmp_path, operation)
-    for step in count():
-        table = fresh(tmp_path / f"{operation}-{step}", operation)
-        lost = [0]
-        lose = answer_lost_at_write(step)
-
-        def script(request: Request, lose: Callable[[Request], object] = lose, lost: list[int] = lost) -> object:
-            try:
-                return lose(request)
-            except StoreError:
-                lost[0] += 1
-                raise
-
-        try:
-            OPERATIONS[operation].act(through(table, script))
-        except StoreError:
-            assert 1 == lost[0]
-        finished(table, operation, either)
-        if not lost[0]:
-            break
 
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:

@@ -102,9 +102,7 @@ OPERATIONS: Mapping[str, Operation] = {
         act=lambda repository: repository.channels.release("production", reason="go on"),
     ),
     "tag": Operation(prepare=_one_published, act=lambda repository: repository.tags.create("v1", "production")),
-    "move a table": Operation(
-        prepare=_folder_moved, act=lambda repository: repository.move_table("a", "moved")
-    ),
+    "move a table": Operation(prepare=_folder_moved, act=lambda repository: repository.move_table("a", "moved")),
     "remove a table": Operation(prepare=_one_published, act=_remove),
     "adopt": Operation(
         prepare=lambda repository: (repository.remove_table("a"), repository.remove_table("b")),

@@ -1,12 +1,7 @@
-"""Publications, promotions and rollbacks of many tables that end in the middle, or are not told how they ended."""
+"""Publications and rollbacks of many tables whose process is killed, or that are not told how they ended."""
 
-import random
 import signal
-import threading
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +24,7 @@ from tests.repository.scripted_repository import (
     scripted,
     seen,
 )
-from tests.soak import DEEP, FACTOR, examples, pairs
+from tests.soak import DEEP, FACTOR
 from tests.store.scripted import PlugPulledError, Request
 
 pytestmark = pytest.mark.scaled
@@ -65,104 +60,6 @@ def finished(repository: LanceRepository, operation: str, either: Either) -> Non
     for name in repository.tables():
         report = repository.table(name).maintenance.verify(deep=DEEP)
         assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_plug_is_pulled_before_any_write(tmp_path: Path, operation: str) -> None:
-    """Dead before any object that is written or deleted, in all threads at once; a soak also before each read."""
-    either = undisturbed(tmp_path, operation)
-    # Publications are long, and `make test` skips steps of them; each of the three begins at another one.
-    first, stride = (len(operation) % 3, 1 if FACTOR else 3) if operation.startswith("publish") else (0, 1)
-    for step in count(0 if FACTOR else first, stride):
-        repository = fresh(tmp_path / str(step), operation)
-        plug = Plug(step, lambda request: request.writes or FACTOR > 0)
-        try:
-            OPERATIONS[operation].act(scripted(repository.root, plug))
-        except PlugPulledError:
-            finished(repository, operation, either)
-        else:
-            finished(repository, operation, either)
-            assert not plug.pulled
-            assert step
-            return
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What one put does to its caller, and whether it is made."""
-
-    made: bool
-    answers: bool
-
-
-FAULTS = {
-    "made, and the answer is lost": Fault(made=True, answers=False),
-    "made, and said to be there already": Fault(made=True, answers=True),
-    "not made, and the answer is lost": Fault(made=False, answers=False),
-}
-
-
-class Faulty:
-    """Some of the puts go wrong, by their place among the puts that count."""
-
-    def __init__(self, faults: Mapping[int, Fault], counts: Callable[[Request], bool]) -> None:
-        """Take the faults."""
-        self.faults, self.counts, self.made = faults, counts, 0
-        self._lock = threading.Lock()
-
-    def __call__(self, request: Request) -> object:
-        """Make the request, or do to it what was said."""
-        with self._lock:
-            number = self.made
-            self.made += self.counts(request)
-        fault = self.faults.get(number) if self.counts(request) else None
-        if fault is None:
-            return request.send()
-        if fault.made:
-            request.send()
-        if fault.answers and request.verb in {"put_if_absent", "compare_and_swap"}:
-            return False
-        raise StoreError(f"the answer to {request.verb} {request.key} is lost")
-
-
-def in_the_repository(request: Request) -> bool:
-    """Whether a put is one of the repository's own, to which everything else leads."""
-    return request.writes and request.key.startswith("_repository/")
-
-
-def disturbed(repository: LanceRepository, operation: str, faulty: Faulty) -> None:
-    """Do an operation with faults; where it fails, it says that the storage did, or what lags behind."""
-    with suppress(StoreError, CommitStateUnknownError):
-        done = OPERATIONS[operation].act(scripted(repository.root, faulty))
-        if getattr(done, "lagging", ()):
-            repository.repair()
-
-
-@pytest.mark.parametrize("operation, fault", pairs(OPERATIONS, FAULTS))
-def test_any_put_goes_wrong(tmp_path: Path, operation: str, fault: str) -> None:
-    """Each put of the repository, in a soak of the tables too: done again, the operation is done once."""
-    either = undisturbed(tmp_path, operation)
-    for step in count():
-        repository = fresh(tmp_path / str(step), operation)
-        faulty = Faulty({step: FAULTS[fault]}, (lambda request: request.writes) if FACTOR else in_the_repository)
-        disturbed(repository, operation, faulty)
-        finished(repository, operation, either)
-        if faulty.made <= step:
-            assert step
-            return
-
-
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name.startswith(("publish", "promote", "roll"))])
-def test_any_two_puts_go_wrong(tmp_path: Path, operation: str) -> None:
-    """Also the same put twice: it is made again, and its answer is lost again."""
-    either, rng = undisturbed(tmp_path, operation), random.Random(operation)
-    counting = Faulty({}, lambda request: request.writes)
-    OPERATIONS[operation].act(scripted(fresh(tmp_path / "counted", operation).root, counting))
-    for number in range(examples(3)):
-        repository = fresh(tmp_path / str(number), operation)
-        wrong = {rng.randrange(counting.made): rng.choice([*FAULTS.values()]) for _ in range(2)}
-        disturbed(repository, operation, Faulty(wrong, lambda request: request.writes))
-        finished(repository, operation, either)
 
 
 def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
