@@ -14,13 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, conform, evaluate_predicate, read_data_file
+from lance_dagster.datafiles import StagedFiles, conform, evaluate_predicate
+from lance_dagster.edit.staged_files import read_staged
 from lance_dagster.errors import InvalidInputError, Remedy
-from lance_dagster.format import layout
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
-from lance_dagster.placement.base_stores import options_of, spelled
-from lance_dagster.transactions.base_paths import data_folder
 
 # An evaluation costs about two milliseconds, however few rows there are, so the rows of small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
@@ -72,18 +70,10 @@ class PredicateCheck:
             InvalidInputError: A row does not satisfy the predicate.
             StoreError: A file cannot be read.
         """
-        folder, options = f"{context.uri}/{layout.DATA}", context.storage_options
-        if staged.base is not None:
-            base = next((own for own in head.manifest.base_paths if spelled(own.path) == staged.base), None)
-            if base is None:
-                # The commit refuses these files with the error that names the base path.
-                return
-            folder, options = data_folder(base), options_of(context, base)
         # Without a column every row gives the same result; one column of the file tells how many rows there are.
         columns = self._columns or self.schema.names[:1]
-        for file in staged.files:
-            for batch in read_data_file(f"{folder}/{file.name}", columns, options):
-                self._add(batch.select(self._columns))
+        for batch in read_staged(context, head, staged, columns):
+            self._add(batch.select(self._columns))
         self._finish()
 
     def _finish(self) -> None:

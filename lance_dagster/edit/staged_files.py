@@ -1,21 +1,36 @@
-"""Check staged files before a commit names them.
+"""Check staged files before a commit names them, and read their rows.
 
-A description of staged files may come from another process, an older run or a configuration. A version that names a
-file which is missing, cut, or of other rows makes every reader of the table fail. So the files are looked at first: one
-ranged read of each, in parallel. Files that the same call wrote are not looked at again.
+A description of staged files, or a transaction, may come from another process, an older run or a configuration. A
+version that names a file which is missing, cut, or of other rows makes every reader of the table fail. So the files are
+looked at first: one ranged read of each, in parallel. Files that the same call wrote are not looked at again.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from lance_dagster.datafiles import ExpectedFile, StagedFile, StagedFiles, read_shapes, staged_fragments
+import pyarrow as pa
+
+from lance_dagster.datafiles import (
+    ExpectedFile,
+    StagedFile,
+    StagedFiles,
+    read_data_file,
+    read_shapes,
+    staged_fragments,
+)
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import layout
-from lance_dagster.format.file_versions import data_file_version, file_version_name
+from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version, file_version_name
+from lance_dagster.format.model import BasePath, DataFile, Fragment
 from lance_dagster.format.schema import fields_from_arrow
-from lance_dagster.history.context import TableContext
+from lance_dagster.format.transaction import Operation, Overwrite, Rewrite, Transaction
+from lance_dagster.history.context import TableContext, expected_file
+from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
-from lance_dagster.placement.base_stores import base_store, spelled
+from lance_dagster.placement.base_stores import base_store, options_of, spelled
 from lance_dagster.store import Store
+from lance_dagster.transactions.base_paths import data_folder
 
 
 def check_staged(context: TableContext, head: State, staged: StagedFiles) -> None:
@@ -47,10 +62,83 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
             raise InvalidInputError(f"the staged file {file.path} has {wrong}")
 
 
+def check_transaction(context: TableContext, head: State, transaction: Transaction) -> None:
+    """Check the files that a transaction adds to a version, by the rules of `check_staged`.
+
+    Files that the version names already are not looked at again.
+
+    Raises:
+        InvalidInputError: A name cannot be that of a data file, or a file has other rows or columns.
+        CorruptFileError: A file is missing, has another size, or is damaged.
+        BasePathRefusedError: A file lies outside of the table, where it is not allowed.
+        StoreError: The storage failed.
+    """
+    operation = transaction.operation
+    if isinstance(operation, Overwrite) and operation.initial_bases:
+        bases = (*head.manifest.base_paths, *operation.initial_bases)
+        head = replace(head, manifest=replace(head.manifest, base_paths=bases))
+    added = list(_added_files(context, head, operation))
+    # Files of the first format have another layout; of these only the place was looked at.
+    shaped = [each for each in added if data_file_version(each[1]) != LEGACY_FILE_VERSION]
+    for (expected, file, rows), shape in zip(shaped, read_shapes([each[0] for each in shaped]), strict=True):
+        if shape.rows != rows:
+            raise InvalidInputError(f"the file {expected.path} has {shape.rows} rows, and {rows} were announced")
+        last = max(file.column_indices, default=-1)
+        if shape.columns <= last:
+            raise InvalidInputError(f"the file {expected.path} has {shape.columns} columns, and none at {last}")
+
+
+def _added_files(
+    context: TableContext, head: State, operation: Operation
+) -> Iterator[tuple[ExpectedFile, DataFile, int]]:
+    """Return the data files that a version does not name yet, with the rows of their fragments."""
+    known = {(file.path, file.base_id) for fragment in head.manifest.fragments for file in fragment.files}
+    for fragment in _named_fragments(operation):
+        for file in fragment.files:
+            if (file.path, file.base_id) not in known:
+                _check_name(file.path)
+                yield expected_file(context.versions, head, file), file, fragment.physical_rows
+        before = head.manifest.fragments.find(fragment.id)
+        if fragment.deletion is not None and (before is None or before.deletion != fragment.deletion):
+            # Decoding it compares it with the fragment.
+            deleted_offsets(context.versions, head, fragment)
+
+
+def _named_fragments(operation: Operation) -> Iterator[Fragment]:
+    """Return the fragments that an operation describes."""
+    if isinstance(operation, Rewrite):
+        for group in operation.groups:
+            yield from group.new
+        return
+    for name in ("fragments", "updated_fragments", "new_fragments"):
+        yield from getattr(operation, name, ())
+
+
+def read_staged(
+    context: TableContext, head: State, staged: StagedFiles, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Read columns of staged files, where they lie.
+
+    Raises:
+        InvalidInputError: The version has no base path at the place of the files.
+        StoreError: A file cannot be read.
+    """
+    folder, options = f"{context.uri}/{layout.DATA}", context.storage_options
+    if staged.base is not None:
+        base = _base_of(head, staged.base)
+        folder, options = data_folder(base), options_of(context, base)
+    for file in staged.files:
+        yield from read_data_file(f"{folder}/{file.name}", columns, options)
+
+
+def _check_name(name: str) -> None:
+    if not layout.is_file_name(name):
+        raise InvalidInputError(f"{name!r} is not the name of a file in the data folder of a table")
+
+
 def _check_descriptions(files: tuple[StagedFile, ...]) -> None:
     for file in files:
-        if not layout.is_file_name(file.name):
-            raise InvalidInputError(f"{file.name!r} is not the name of a file in the data folder of a table")
+        _check_name(file.name)
         if file.size <= 0:
             raise InvalidInputError(f"the staged file {file.name} has a size of {file.size} bytes; its writer knows it")
     repeated = [name for name, count in Counter(file.name for file in files).items() if count > 1]
@@ -62,7 +150,12 @@ def _place(context: TableContext, head: State, base: str | None) -> tuple[Store,
     """Return the store and the folder of staged files."""
     if base is None:
         return context.store, layout.DATA
-    known = next((own for own in head.manifest.base_paths if spelled(own.path) == base), None)
-    if known is None:
-        raise InvalidInputError(f"{head} has no base path at {base}, where files were staged; add_base adds it")
+    known = _base_of(head, base)
     return base_store(context, known), layout.DATA if known.is_dataset_root else ""
+
+
+def _base_of(head: State, place: str) -> BasePath:
+    known = next((own for own in head.manifest.base_paths if spelled(own.path) == place), None)
+    if known is None:
+        raise InvalidInputError(f"{head} has no base path at {place}, where files were staged; add_base adds it")
+    return known

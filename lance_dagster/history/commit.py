@@ -124,7 +124,14 @@ def now_ns() -> int:
     return time.time_ns()
 
 
-def commit_transaction(versions: Versions, branch: str, transaction: Transaction, read: State | None = None) -> State:
+def commit_transaction(
+    versions: Versions,
+    branch: str,
+    transaction: Transaction,
+    read: State | None = None,
+    *,
+    check: Callable[[], object] = object,
+) -> State:
     """Commit a transaction on top of the compatible versions that landed since it read the table.
 
     The call is idempotent: committing a transaction that landed already returns the version it made.
@@ -134,6 +141,7 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
         branch: The name of the branch.
         transaction: What to commit.
         read: The version that the transaction read, when the caller has it at hand.
+        check: Called before the commit, unless the transaction landed before: its files may be collected since.
 
     Raises:
         CommitConflictError: A version that landed meanwhile conflicts with the transaction.
@@ -147,6 +155,7 @@ def commit_transaction(versions: Versions, branch: str, transaction: Transaction
             return landed
     # After the look for a landed transaction: a retry of what landed must succeed though the branch is protected now.
     refuse_direct_commit(versions.store, branch, transaction)
+    check()
     # Each version is classified once, however often the race for the next number is lost.
     classified = transaction.read_version
     overlapping: list[RowChange] = []

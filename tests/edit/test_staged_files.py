@@ -1,5 +1,6 @@
 """Staged files as a caller describes them, held against the files that are there."""
 
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 from lance_dagster import LanceTable, StagedFile, StagedFiles, write_files
 from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagsterError
+from lance_dagster.format.model import DataFile, DeletionFile, Fragment
+from lance_dagster.format.transaction import Append, Delete, Transaction
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, Script, ScriptedStore
 from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
@@ -129,3 +132,68 @@ def test_staged_files_of_a_base_path_are_looked_for_there(table: LanceTable, tmp
     assert_refused(table, missing, CorruptFileError, "is missing")
     table.append(given)
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
+
+
+# A transaction that a caller made.
+
+
+def transaction_of(table: LanceTable, **changes: object) -> Transaction:
+    """A transaction of another process that adds one file of one row."""
+    given = staged(table, 3).files[0]
+    file = DataFile(path=given.name, fields=(0, 1), column_indices=(0, 1), major=2, minor=2, size=given.size)
+    of_file = {key: value for key, value in changes.items() if key != "physical_rows"}
+    rows = changes.get("physical_rows", 1)
+    assert isinstance(rows, int)
+    fragment = Fragment(id=0, files=(replace(file, **of_file),), physical_rows=rows)  # type: ignore[arg-type]
+    return Transaction(read_version=2, uuid=str(uuid.uuid4()), operation=Append(fragments=(fragment,)))
+
+
+@pytest.mark.parametrize(
+    "changes, error, what",
+    [
+        ({"path": "../x.lance"}, InvalidInputError, "is not the name of a file"),
+        ({"path": ""}, InvalidInputError, "is not the name of a file"),
+        ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
+        ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
+        ({"physical_rows": 2**62}, InvalidInputError, "has 1 rows, and 4611686018427387904 were announced"),
+        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, and none at 2"),
+    ],
+)
+def test_a_transaction_with_a_wrong_file_is_refused(
+    table: LanceTable, changes: dict[str, object], error: type[LanceDagsterError], what: str
+) -> None:
+    """What a transaction says of its files is held against them, as for staged files."""
+    with pytest.raises(error, match=what):
+        table.commit(transaction_of(table, **changes))
+    assert "main@2" == str(LanceTable.open(table.uri).head())
+    assert [("a", 1), ("b", 2)] == contents(table)
+
+
+def test_a_transaction_that_landed_is_found_though_its_files_are_gone(table: LanceTable) -> None:
+    """A later version may have replaced the rows, and a collection removed the files."""
+    transaction = transaction_of(table)
+    made = table.commit(transaction)
+    operation = transaction.operation
+    assert isinstance(operation, Append)
+    Path(table.uri, "data", operation.fragments[0].files[0].path).unlink()
+    assert made == table.commit(transaction)
+
+
+def test_a_transaction_with_a_deletion_file_that_is_not_there_is_refused(table: LanceTable) -> None:
+    """Its rows could not be read."""
+    head = table._context.head("main")  # noqa: SLF001 - the fragment as it is
+    gone = DeletionFile(kind=0, read_version=2, id=7, deleted_rows=1)
+    fragment = replace(head.manifest.fragments[0], deletion=gone)
+    operation = Delete(updated_fragments=(fragment,))
+    with pytest.raises(CorruptFileError, match=r"_deletions/0-2-7.arrow is damaged: it is missing"):
+        table.commit(Transaction(read_version=2, uuid=str(uuid.uuid4()), operation=operation))
+    assert [("a", 1), ("b", 2)] == contents(table)
+
+
+def test_staged_files_of_a_base_path_are_read_there(table: LanceTable, tmp_path: Path) -> None:
+    """Their rows can be looked at before any version names them."""
+    table.maintenance.add_base("cold", str(tmp_path / "cold"))
+    given = table.stage(entries("c", 3, 4), base="cold")
+    assert [3, 4] == [value for batch in table.read_staged(given, ["value"]) for value in batch["value"].to_pylist()]
+    with pytest.raises(InvalidInputError, match="has no base path at"):
+        list(table.read_staged(replace(given, base="/elsewhere"), ["value"]))

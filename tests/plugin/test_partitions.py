@@ -1,6 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import datetime as dt
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -247,16 +248,19 @@ def test_an_append_without_a_partition_column_is_refused(lake: LanceResource) ->
     assert not LanceTable.exists(lake.uri_of(EVENTS))
 
 
-@pytest.mark.parametrize("mode", ["replace", "append"])
-def test_rows_of_another_partition_in_staged_files_are_refused(lake: LanceResource, mode: str) -> None:
-    """Rows of files that the asset wrote itself are checked by their partition column."""
+@pytest.mark.parametrize("mode, base", [("replace", None), ("append", "cold")])
+def test_rows_of_another_partition_in_staged_files_are_refused(
+    lake: LanceResource, tmp_path: Path, mode: str, base: str | None
+) -> None:
+    """Rows of files that the asset wrote itself, also under a base path, are checked by their partition column."""
     columns: dict[str, pa.DataType] = {"day": pa.string(), "n": pa.int64()}
     table = LanceTable.create(lake.uri_of(EVENTS), pa.schema(columns))
+    table.maintenance.add_base("cold", tmp_path / "cold")
     days: list[str | None] = ["2024-01-01", "2024-01-02", None]
 
     @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/partition_expr": "day", "lance/write_mode": mode})
     def events() -> StagedFiles:
-        return table.stage(pa.table({"day": days, "n": range(len(days))}))
+        return table.stage(pa.table({"day": days, "n": range(len(days))}), base=base)
 
     with pytest.raises(InvalidInputError, match=r"returned 2 rows that are .* such as one with day = '2024-01-02'"):
         run(lake, events, partition_key="2024-01-01")

@@ -12,10 +12,9 @@ from typing import Any, assert_never
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
+from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
-from lance_dagster.format.layout import DATA
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
@@ -206,10 +205,11 @@ class _Output:
         table, name, rows = self.branch.table, self.branch.name, self.rows
         if isinstance(rows, StagedFiles):
             # The asset wrote these files itself, so their partition columns are read here.
-            for batch in self._read_staged(rows, tally):
-                tally.add(batch)
             if tally.scope is None:
                 tally.rows = rows.rows
+                return rows
+            for batch in table.read_staged(rows, tally.scope.within.columns, branch=name):
+                tally.add(batch)
             return rows
         target = table.write_target(schema, name)
         if isinstance(rows, SparkRows):
@@ -217,13 +217,6 @@ class _Output:
         # Rows in memory are counted before a file is written; those of a stream only while they are written.
         batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
         return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
-
-    def _read_staged(self, staged: StagedFiles, tally: RowTally) -> Iterator[pa.RecordBatch]:
-        if tally.scope is None:
-            return
-        table, columns = self.branch.table, tally.scope.within.columns
-        for file in staged.files:
-            yield from read_data_file(f"{table.uri}/{DATA}/{file.name}", columns, table.storage_options)
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the columns and types of the table."""
