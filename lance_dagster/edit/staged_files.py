@@ -25,6 +25,7 @@ from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_ve
 from lance_dagster.format.model import BasePath, DataFile, Fragment
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.format.transaction import Operation, Overwrite, Rewrite, Transaction
+from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext, expected_file
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
@@ -60,6 +61,23 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
         )
         if wrong is not None:
             raise InvalidInputError(f"the staged file {file.path} has {wrong}")
+
+
+def commit_given(context: TableContext, branch: str, transaction: Transaction) -> State:
+    """Commit a transaction that a caller made, or find the version it made when it landed before.
+
+    Raises:
+        CommitConflictError: A version committed since it read the table contradicts it.
+        CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
+        ProtectedError: The branch is protected and takes only merges.
+    """
+    # Refuses a branch that does not exist, or whose creation or deletion has not finished.
+    head = context.head(branch)
+
+    def check() -> None:
+        check_transaction(context, head, transaction)
+
+    return commit_transaction(context.versions, branch, transaction, check=check)
 
 
 def check_transaction(context: TableContext, head: State, transaction: Transaction) -> None:

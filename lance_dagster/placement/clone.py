@@ -39,6 +39,7 @@ CLONE = "lance_dagster.clone"
 """The metadata key of a tag that keeps a version for a shallow clone; its value is the URI of the clone."""
 _log = logging.getLogger(__name__)
 _WORKERS = 8
+_PINS = 3
 # The name of a file at the new root that excludes concurrent clones to the same place.
 _CLAIM = ".clone"
 _BLOB = "lance.blob"
@@ -127,14 +128,21 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
         metadata={CLONE: uri},
         manifest_size=size,
     )
-    try:
-        context.refs.add_tag(tag)
-    except AlreadyExistsError:
-        # An interrupted call for the same clone has left the tag.
-        return
-    except StoreError as error:
-        # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
-        _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, error)
+    problem: AlreadyExistsError | StoreError | None = None
+    for _ in range(_PINS):
+        try:
+            context.refs.add_tag(tag)
+            return
+        except AlreadyExistsError as error:
+            # An interrupted call for the same clone has left the tag; a refusal alone does not prove that it is there.
+            if context.refs.tag(tag.name) is not None:
+                return
+            problem = error
+        except StoreError as error:
+            # One request that failed must not leave the files of the clone unprotected.
+            problem = error
+    # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
+    _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, problem)
 
 
 def _allow(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:

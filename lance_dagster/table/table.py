@@ -6,7 +6,7 @@ versions are not affected. Operations on branches, tags, columns, settings and f
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import pyarrow as pa
@@ -15,15 +15,13 @@ from lance_dagster import datafiles
 from lance_dagster.datafiles import StagedFiles
 from lance_dagster.diff import diff
 from lance_dagster.diff.diff import Diff
-from lance_dagster.edit import row_edits, staged_upsert, write
-from lance_dagster.edit.staged_files import check_transaction, read_staged
+from lance_dagster.edit import row_edits, staged_files, staged_upsert, write
 from lance_dagster.edit.upsert import Rules, When, upsert
 from lance_dagster.edit.write import CommitInfo, CreateOptions, Rows, create
 from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import Properties, Ref, TableContext, open_context, schema_of
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.table_uri import is_table_uri
@@ -434,35 +432,13 @@ class LanceTable:
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
         """Commit a transaction, or find the version it made when it landed before.
 
-        The files that it adds are looked at first, by one ranged read of each.
+        The files that it adds are looked at first, by one ranged read of each; then it raises as `append` does.
 
         Raises:
             CommitConflictError: A version committed since it read the table contradicts it.
-            InvalidInputError: A file has other rows or columns than the transaction says, or a name that no file has.
             CorruptFileError: A file is missing, has another size, or is damaged.
         """
-        # Refuses a branch that does not exist, or whose creation or deletion has not finished.
-        head = self._context.head(branch)
-
-        def check() -> None:
-            check_transaction(self._context, head, transaction)
-
-        return self._described(commit_transaction(self._context.versions, branch, transaction, check=check))
-
-    def read_staged(
-        self, staged: StagedFiles, columns: Sequence[str], *, branch: str = MAIN
-    ) -> Iterator[pa.RecordBatch]:
-        """Read columns of staged files, which no version names yet, as a stream of record batches.
-
-        Args:
-            staged: The files; they may lie under a base path that the branch has.
-            columns: The columns wanted.
-            branch: The branch that they are meant for.
-
-        Raises:
-            InvalidInputError: The branch has no base path at the place of the files.
-        """
-        return read_staged(self._context, self._context.head(branch), staged, columns)
+        return self._described(staged_files.commit_given(self._context, branch, transaction))
 
     def preview_merge(
         self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: MergeMode = MERGE_COMMIT

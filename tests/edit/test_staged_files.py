@@ -188,12 +188,3 @@ def test_a_transaction_with_a_deletion_file_that_is_not_there_is_refused(table: 
     with pytest.raises(CorruptFileError, match=r"_deletions/0-2-7.arrow is damaged: it is missing"):
         table.commit(Transaction(read_version=2, uuid=str(uuid.uuid4()), operation=operation))
     assert [("a", 1), ("b", 2)] == contents(table)
-
-
-def test_staged_files_of_a_base_path_are_read_there(table: LanceTable, tmp_path: Path) -> None:
-    """Their rows can be looked at before any version names them."""
-    table.maintenance.add_base("cold", str(tmp_path / "cold"))
-    given = table.stage(entries("c", 3, 4), base="cold")
-    assert [3, 4] == [value for batch in table.read_staged(given, ["value"]) for value in batch["value"].to_pylist()]
-    with pytest.raises(InvalidInputError, match="has no base path at"):
-        list(table.read_staged(replace(given, base="/elsewhere"), ["value"]))

@@ -25,7 +25,10 @@ def _prepare_rivals(folder: Path) -> None:
 
 def _of(act: Callable[[LanceRepository], object]) -> Operation:
     return Operation(
-        act=lambda folder: act(LanceRepository.open(folder, FAST)), atomic=False, tables=("a.lance", "b.lance")
+        act=lambda folder: repository_operations.complete(LanceRepository.open(folder, FAST), act),
+        atomic=False,
+        reads=True,
+        tables=("a.lance", "b.lance"),
     )
 
 

@@ -370,8 +370,12 @@ class Enumeration:
             return act()
         except Violation:
             raise
-        except Exception as error:
+        except LanceDagsterError as error:
             raise Violation(f"{self.name} with {self._told(plan)}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            # Nothing else should come out of the package.
+            error.add_note(f"{self.name} with {self._told(plan)}")
+            raise
 
     def sound(self, plan: object, ended: Ended, found: Found) -> None:
         """Refuse problems that the files did not have before."""

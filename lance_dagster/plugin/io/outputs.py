@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, write_files
+from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.history.versions import Version
@@ -208,7 +208,7 @@ class _Output:
             if tally.scope is None:
                 tally.rows = rows.rows
                 return rows
-            for batch in table.read_staged(rows, tally.scope.within.columns, branch=name):
+            for batch in self._read_staged(rows, tally.scope.within.columns):
                 tally.add(batch)
             return rows
         target = table.write_target(schema, name)
@@ -217,6 +217,23 @@ class _Output:
         # Rows in memory are counted before a file is written; those of a stream only while they are written.
         batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
         return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
+
+    def _read_staged(self, staged: StagedFiles, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read columns of files that the asset wrote itself, where they lie.
+
+        Raises:
+            InvalidInputError: They lie at a place that is no base path of the branch with a name.
+        """
+        table, branch = self.branch.table, self.branch.name
+        names = {base.path: base.name for base in table.maintenance.bases(branch) if base.name}
+        if staged.base is not None and staged.base not in names:
+            raise InvalidInputError(
+                f"{self.write.asset}: files were staged at {staged.base}, and {branch} of {table.uri} has no base path "
+                "with a name there; add_base adds one"
+            )
+        target = table.write_target(branch=branch, base=names.get(staged.base or ""))
+        for file in staged.files:
+            yield from read_data_file(f"{target.data_uri}/{file.name}", columns, target.storage_options)
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the columns and types of the table."""
