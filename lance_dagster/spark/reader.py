@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
 ROW_ADDRESS = "_rowaddr"
+# The columns that Lance has of every row beside those of the table; Spark's largest whole number holds them all.
+ROW_COLUMNS = ("_rowid", ROW_ADDRESS, "_row_created_at_version", "_row_last_updated_at_version")
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
 SPLIT_BYTES = 32 * 1024 * 1024
@@ -91,11 +93,14 @@ class Scan:
         version = table.at(ref)
         whole = table.schema(version)
         chosen = whole.names if columns is None else list(string_list("columns", columns, "id"))
+        for name in ROW_COLUMNS:
+            if name in chosen and name not in whole.names:
+                whole = whole.append(pa.field(name, pa.int64()))
         missing = [name for name in chosen if name not in whole.names]
         if missing:
             raise InvalidInputError(
                 f"no column {', '.join(map(repr, missing))} in {table.uri} at {version}; "
-                f"it has {', '.join(whole.names)}"
+                f"it has {', '.join(table.schema(version).names)}, and of each row {', '.join(ROW_COLUMNS)}"
             )
         if not chosen or len(set(chosen)) < len(chosen):
             raise InvalidInputError(f"name at least one column, and each once; given: {', '.join(chosen) or 'none'}")

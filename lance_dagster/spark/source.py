@@ -61,7 +61,8 @@ def read_table(
         spark: A classic or Spark Connect session.
         table: The table.
         ref: A version, or any ref expression.
-        columns: The columns to read, in this order; None reads all.
+        columns: The columns to read, in this order; None reads all. Those that Lance has of each row can be named too:
+            `_rowid`, `_rowaddr`, `_row_created_at_version` and `_row_last_updated_at_version`.
         filter: A condition in Lance's SQL on columns of the table, such as `x > 3 AND name IS NOT NULL`. It
             may name columns that are not read.
 

@@ -30,6 +30,17 @@ def test_columns_and_a_filter_are_read_and_nothing_else(spark: SparkSession, num
     assert expected == rows(df)
 
 
+def test_row_ids_and_row_versions_are_columns_on_request(spark: SparkSession, numbers: LanceTable) -> None:
+    """As whole numbers of Spark, also under a filter on them; `count` and the like stay right."""
+    numbers.update({"text": "'new'"}, where="id = 3")
+    names = ["_row_last_updated_at_version", "id", "_rowid", "_row_created_at_version"]
+    df = read_table(spark, numbers, columns=names)
+    changed = [row.asDict() for row in df.where("_row_last_updated_at_version > _row_created_at_version").collect()]
+    assert [{**dict.fromkeys(names, 3), "_row_created_at_version": 2, "_row_last_updated_at_version": 4}] == changed
+    assert [10, 4] == [df.count(), df.where("_rowid > 5").count()]
+    assert names == df.columns
+
+
 def test_one_frame_used_twice_keeps_its_rows(spark: SparkSession, numbers: LanceTable) -> None:
     """Spark's own filter pushdown to Python data sources loses rows here."""
     df = read_table(spark, numbers)
