@@ -29,11 +29,11 @@ class Cluster(NamedTuple):
     environment: dict[str, str]
     log: Path
 
-    def start(self, walk: str, table: Path | str, **environment: str) -> "subprocess.Popen[str]":
+    def start(self, walk: str, table: Path) -> "subprocess.Popen[str]":
         """Start one of the programs of `walks.py` as a driver, in a process group of its own."""
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("walks.py")), walk, self.master, str(table)],
-            env=self.environment | environment,
+            env=self.environment,
             cwd=self.log.parent,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -41,9 +41,9 @@ class Cluster(NamedTuple):
             start_new_session=True,
         )
 
-    def run(self, walk: str, table: Path | str, **environment: str) -> tuple[int, str]:
+    def run(self, walk: str, table: Path) -> tuple[int, str]:
         """Run a program to its end; its exit code and what it wrote."""
-        with self.start(walk, table, **environment) as program:
+        with self.start(walk, table) as program:
             output, _ = program.communicate(timeout=PROGRAM_SECONDS)
             return program.returncode, output
 

@@ -14,8 +14,7 @@ import pytest
 from lance_dagster.spark.streaming.stream_sink import EPOCH_ID
 from lance_dagster.table import LanceTable
 from tests.cluster.conftest import PROGRAM_SECONDS, Cluster
-from tests.cluster.walks import ROWS, SETTINGS, STORAGE
-from tests.conftest import S3Storage
+from tests.cluster.walks import ROWS
 
 pytestmark = pytest.mark.cluster
 
@@ -81,24 +80,6 @@ def test_a_driver_that_is_lost_after_staging(cluster: Cluster, table: LanceTable
     assert 0 < unreferenced(table)
     assert 0 == table.count_rows()
     assert table.maintenance.verify(deep=True).ok
-
-
-def test_storage_options_reach_no_event_log(cluster: Cluster, s3_storage: S3Storage, tmp_path: Path) -> None:
-    """Nor the logs of the master, the workers and the executors; they reach the executors all the same."""
-    uri, options = f"{s3_storage.uri}/table", s3_storage.storage_options
-    secret = next(value for name, value in options.items() if "secret" in name).encode()
-    LanceTable.create(uri, pa.schema([("id", pa.int64()), ("square", pa.int64())]), storage_options=options)
-    events = tmp_path / "events"
-    events.mkdir()
-    settings = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
-    environment = {SETTINGS: json.dumps(settings), STORAGE: json.dumps(dict(options))}
-    found = result(cluster.run("object_store", uri, **environment))
-    assert [20, 15] == found["rows"]
-    files = [file for folder in (events, cluster.log.parent) for file in folder.rglob("*") if file.is_file()]
-    logs = [file for file in files if "site" not in file.parts]
-    assert any(b"SparkListenerSQLExecutionStart" in file.read_bytes() for file in logs)
-    # The environment of the driver has them, and Spark's event log shows that of no process.
-    assert [] == [file for file in logs if secret in file.read_bytes()]
 
 
 def test_a_stream_that_is_killed(cluster: Cluster, table: LanceTable, tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ import lance_dagster
 from lance_dagster import LanceTable, compact_table, delete_keys, local_session, read_table, stage, upsert_frame
 
 ROWS, PARTITIONS = 400_000, 8
-SETTINGS, STORAGE = "LANCE_TEST_SPARK_SETTINGS", "LANCE_TEST_STORAGE_OPTIONS"
-"""The environment variables with further settings of Spark, and the storage options of the table, as JSON."""
 
 
 def session(master: str) -> SparkSession:
@@ -30,7 +28,6 @@ def session(master: str) -> SparkSession:
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         "spark.speculation": "true",
         "spark.sql.shuffle.partitions": "4",
-        **json.loads(os.environ.get(SETTINGS, "{}")),
     }
     return local_session("lance_dagster on a cluster", master, config)
 
@@ -99,17 +96,6 @@ def killed_executor(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
     return {"killed": (folder / "killed").exists()}
 
 
-def object_store(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
-    """Write and read a table on an object store in each way."""
-    options = {f"storage.{name}": value for name, value in table.storage_options.items()}
-    table.append(stage(spark.range(10).selectExpr("id", "id AS square"), table))
-    rows = spark.range(10, 20).selectExpr("id", "id AS square")
-    rows.write.format("lance_dagster").options(**options).mode("append").save(table.uri)
-    compact_table(spark, table)
-    read = spark.read.format("lance_dagster").options(**options).load(table.uri)
-    return {"rows": [read.count(), read_table(spark, table).where("id > 4").count()]}
-
-
 def killed_driver(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
     """Stage rows and die before they are committed."""
     staged = stage(numbers(spark), table)
@@ -131,13 +117,13 @@ def stream(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
 
 
 WALKS: dict[str, Callable[[SparkSession, LanceTable], dict[str, Any]]] = {
-    walk.__name__: walk for walk in (work, killed_executor, object_store, killed_driver, stream)
+    walk.__name__: walk for walk in (work, killed_executor, killed_driver, stream)
 }
 
 if __name__ == "__main__":
     _, walk, master, place = sys.argv
     installed = Path(lance_dagster.__file__).is_relative_to(os.environ["PYTHONPATH"])
     spark = session(master)
-    found = WALKS[walk](spark, LanceTable.open(place, json.loads(os.environ.get(STORAGE, "null"))))
+    found = WALKS[walk](spark, LanceTable.open(place))
     spark.stop()
     sys.stdout.write(json.dumps({"installed": installed, **found}) + "\n")
