@@ -17,6 +17,8 @@ from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError
 from lance_dagster.history.context import Ref
+from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
+from lance_dagster.repository import LanceRepository, TableView
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS
 from lance_dagster.spark.frame import TableFrame
 from lance_dagster.spark.narrowing import whole_frame
@@ -44,7 +46,7 @@ _STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation")
 
 def read_table(
     spark: SparkSession,
-    table: LanceTable,
+    table: LanceTable | TableView,
     ref: Ref = "main",
     columns: Sequence[str] | None = None,
     *,
@@ -59,7 +61,8 @@ def read_table(
 
     Args:
         spark: A classic or Spark Connect session.
-        table: The table.
+        table: The table; or a table of a repository at a commit, such as `repository.at("production")["shop/orders"]`,
+            of which that version is read.
         ref: A version, or any ref expression.
         columns: The columns to read, in this order; None reads all. Those that Lance has of each row can be named too:
             `_rowid`, `_rowaddr`, `_row_created_at_version` and `_row_last_updated_at_version`.
@@ -71,6 +74,10 @@ def read_table(
         InvalidInputError: A column does not exist, Lance cannot parse the filter, or Spark has no type for a
             column.
     """
+    if isinstance(table, TableView):
+        if ref != "main":
+            raise InvalidInputError(f"{table.name} is read at the commit of its view, and not at {ref}")
+        table, ref = LanceTable.open(table.uri, table.storage_options), table.ref
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
@@ -110,6 +117,9 @@ class LanceDataSource(DataSource):
     Both take storage options as `storage.<key>`. Classic Spark shows them nowhere, but a Spark Connect server
     writes the options of every read and write to its event log: there, give the server credentials of its own
     or use `read_table` and `stage`, which keep those of the table out of it.
+
+    The path may be the URI of a version, such as `lance+s3://lake?table=shop/orders&ref=production`, which names the
+    ref too: of a table, or of a repository.
 
     Example:
         spark.dataSource.register(LanceDataSource)
@@ -194,9 +204,13 @@ class LanceDataSource(DataSource):
     def _plan(self, columns: Sequence[str] | None = None, known: Sequence[str] = _READ_OPTIONS) -> Scan:
         uri, storage_options = self._place(known)
         named = columns if columns is not None else _names(self.options.get("columns"))
-        ref = self._version or self.options.get("ref", "main")
+        ref = self.options.get("ref", "main")
+        if is_table_uri(uri):
+            if "ref" in self.options:
+                raise InvalidInputError("the URI of a version names its ref: leave out the option ref")
+            uri, ref = _version_of(uri, storage_options)
         table = LanceTable.open(uri, storage_options)
-        return Scan.plan(table, ref, columns=named, filter=self.options.get("filter"))
+        return Scan.plan(table, self._version or ref, columns=named, filter=self.options.get("filter"))
 
     def _place(self, known: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Return the table's URI and storage options; refuse unknown options."""
@@ -210,6 +224,15 @@ class LanceDataSource(DataSource):
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
         return path, given
+
+
+def _version_of(uri: str, storage_options: Mapping[str, str]) -> tuple[str, str]:
+    """Return the URI of a table and the ref of the version that the URI of a version names."""
+    found = parse_version_uri(uri)
+    if found.table is None:
+        return found.location, found.ref
+    view = LanceRepository.open_uri(uri, storage_options)
+    return view.uri, view.ref
 
 
 def _names(text: str | None) -> list[str] | None:

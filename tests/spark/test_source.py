@@ -3,12 +3,15 @@ import io
 import pickle
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
+from lance_dagster import InvalidInputError, LanceRepository
+from lance_dagster.history.table_uri import table_uri
 from lance_dagster.spark import read_table, stage
 from lance_dagster.spark.writer import WRITE_PROPERTY, LanceWriter
 from lance_dagster.table import LanceTable
@@ -37,6 +40,23 @@ def test_overwrite_replaces_rows_and_columns(spark: SparkSession, tmp_table_uri:
     table = LanceTable.open(tmp_table_uri)
     assert [{"name": "a"}] == table.read().to_pylist()
     assert 5 == spark.read.format(FORMAT).option("ref", "main@2").load(tmp_table_uri).count()
+
+
+def test_a_table_of_a_repository_is_read_at_a_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """By the URI of its version, and by the view of all tables; the option `ref` does not stand beside them."""
+    lake = LanceRepository.create(tmp_path)
+    orders = lake.create_table("shop/orders", pa.schema([("id", pa.int64())]))
+    for number, channel in ((1, "production"), (2, None)):
+        lake.fork("shop/orders", "run/1").append(pa.table({"id": [number]}), branch="run/1")
+        lake.publish("run/1", channel=channel)
+    uri = lake.uri("shop/orders", "production")
+    assert 1 == spark.read.format(FORMAT).load(uri).count()
+    assert 2 == spark.read.format(FORMAT).load(table_uri(orders.uri, "main")).count()
+    assert [1] == [row.id for row in read_table(spark, lake.at("production")["shop/orders"]).collect()]
+    with pytest.raises(AnalysisException, match="names its ref"):
+        spark.read.format(FORMAT).option("ref", "main").load(uri)
+    with pytest.raises(InvalidInputError, match="at the commit of its view"):
+        read_table(spark, lake.at("production")["shop/orders"], "main@1")
 
 
 def test_a_save_is_one_version_with_its_own_uuid(spark: SparkSession, tmp_table_uri: str) -> None:
