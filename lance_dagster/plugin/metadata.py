@@ -41,6 +41,8 @@ ROWS_CHANGED = "lance/rows_changed"
 BYTES = "lance/bytes"
 PREVIEW = "lance/preview"
 PUBLISHED_RUN = "lance/published_run"
+# On evaluations of checks: the version of each other table that the check read, as `version_mark` writes it.
+READ = "lance/read"
 
 # On definitions, written by the user. `lance/table` is the path of the table below the root, `lance/schema` its folder.
 TABLE = "lance/table"
@@ -81,6 +83,13 @@ AUDITED_AGAIN = "lance/audited_again"
 # On a commit of `main` that restores the content of an older version: that version.
 ROLLED_BACK_TO = "lance/rolled_back_to"
 
+# On promoted nodes: the commit of the repository and the entry of the channel's log that promoted it.
+REPOSITORY_COMMIT = "lance/repository_commit"
+CHANNEL_ENTRY = "lance/channel_entry"
+LAGGING = "lance/lagging"
+# In an entry of a channel: the tables whose promoted nodes its publisher materializes, so that no sensor does it too.
+REPORTED = "lance/reported"
+
 MetadataMap = Mapping[str, object]
 
 
@@ -110,6 +119,11 @@ def version_metadata(version: "Version") -> dict[str, str]:
     """Return the entries that identify the version an event is about."""
     # The number as text: Dagster plots every number over time, and this one says nothing.
     return {BRANCH: version.branch, VERSION: str(version.number), TRANSACTION: version.transaction}
+
+
+def version_mark(version: "Version") -> str:
+    """Return a text that names one version, also when a table is dropped and gets the same numbers again."""
+    return f"{version} {version.transaction[:8]}"
 
 
 def column_schema(schema: "pa.Schema") -> dg.TableSchema:

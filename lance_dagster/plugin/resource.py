@@ -9,13 +9,14 @@ S3 and servers with its interface are the only object storage that a table can b
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, StoreError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.environment import environment_folder, open_forked
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
     from lance_dagster.history.context import Ref
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository import LanceRepository, RepositoryView
     from lance_dagster.table import LanceTable
 
 
@@ -151,9 +152,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
 
     repository: bool = Field(
-        default=False,
-        description="Publish all tables of a run as one commit of the repository at the root, which is made at its "
-        "first use. Readers of a promoted node see all tables of one run at the same commit.",
+        default=True,
+        description="Publish all tables of a run as one commit of the repository at the root, which the first "
+        "publication makes. Readers of a promoted node see all tables of one run at the same commit. False publishes "
+        "each table by itself.",
     )
 
     _root_uri: str = PrivateAttr(default="")
@@ -230,11 +232,25 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return open_forked(uri, shared, self.environment_from, self.connection_options)
 
     def open_repository(self) -> "LanceRepository | None":
-        """Return the repository at the root, which is made if there is none; None unless `repository` is set."""
-        if not self.repository:
-            return None
+        """Return the repository at the root; None where there is none yet, or `repository` is False.
+
+        Nothing is written: what only reads tables needs no right to write, and makes no repository by looking.
+        """
+        return self.repository_there() if self.repository else None
+
+    def repository_there(self) -> "LanceRepository | None":
+        """Return the repository at the root, if there is one, also where `repository` is False."""
         if self._repository is None:
             # Imported here, as by most processes it is not needed.
+            from lance_dagster.repository import LanceRepository
+
+            with suppress(NotFoundError):
+                self._repository = LanceRepository.open(self._own_root(), self.connection_options)
+        return self._repository
+
+    def create_repository(self) -> "LanceRepository | None":
+        """Return the repository at the root, which is made if there is none; None if `repository` is False."""
+        if self.open_repository() is None and self.repository:
             from lance_dagster.repository import LanceRepository
 
             self._repository = LanceRepository.create(self._own_root(), self.connection_options)
@@ -244,20 +260,27 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return the version of a table that a tag or another ref names for a run.
 
         In a repository, all steps of a run read a channel such as `production` at the commit that the first of them
-        saw, so that tables read one after the other belong together.
+        saw, so that tables read one after the other belong together. A table that the channel does not name is read
+        at its own tag: it was published by itself, and nobody has published it through the repository yet.
 
         Raises:
-            RefNotFoundError: There is no such ref; or the channel never had the table.
+            RefNotFoundError: There is no such ref; or the channel never had the table, or not where it is.
         """
         # Most reads are of `main`, or of a version or branch: no channel has such a name.
         repository = None if ref == "main" or not _CHANNEL.fullmatch(ref) else self.open_repository()
-        view = None if repository is None else repository.pinned(run_id, ref)
+        view = None if repository is None else _pinned(repository, ref, run_id)
         if repository is None or view is None:
             return table.at(ref)
         name = repository.name_of(table)
-        if name not in view:
+        if name in view:
+            return view[name].version
+        from lance_dagster.repository import COMMIT
+
+        tag = table.tags.list().get(ref)
+        if tag is None or COMMIT in tag.metadata:
+            # The channel went back to before it had the table, and its tag is what that left behind.
             raise RefNotFoundError(ref, [], table.uri, "channel", f"{name} was not published to it")
-        return view[name].version
+        return table.at(ref)
 
     def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> "LanceTable":
         """Open an asset's table.
@@ -339,6 +362,18 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         except InvalidInputError as error:
             raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
         return self._root_uri
+
+
+def _pinned(repository: "LanceRepository", channel: str, run_id: str | None) -> "RepositoryView | None":
+    """Return all tables as a channel names them for a run; None when there is no such channel."""
+    try:
+        return repository.pinned(run_id, channel)
+    except StoreError as error:
+        # Whoever may only read cannot leave the mark that keeps the steps of a run together. A storage that is down
+        # fails the next line too.
+        view = repository.pinned(None, channel)
+        dg.get_dagster_logger().warning("each step of this run sees %s as it is then: %s", channel, error)
+        return view
 
 
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]

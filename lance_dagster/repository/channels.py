@@ -16,6 +16,7 @@ from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
     InvalidInputError,
+    NotFoundError,
     RefMovedError,
     RefNotFoundError,
     Remedy,
@@ -38,7 +39,6 @@ from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
     RefEntry,
-    RepositoryCommit,
     TableVersion,
     new_commit,
 )
@@ -66,6 +66,7 @@ class RollbackOptions(TypedDict, total=False):
     to: str | None
     hold: bool
     who: str
+    properties: Mapping[str, str]
     tags: bool
 
 
@@ -128,6 +129,28 @@ class Channels:
 
         return self._moves.move(name, entry, create=True)
 
+    def entries_after(self, name: str, number: int) -> tuple[RefEntry, ...]:
+        """Return the entries of a channel after one, oldest first, also the one that deleted it.
+
+        Two requests when there is nothing new, however long the log is. Entries that were collected are left out.
+
+        Args:
+            name: The channel; without any entry where it never existed.
+            number: The number of the last entry that is known; 0 for none.
+        """
+        newest = self._repository.logs.newest("channel", name)
+        if newest is None or newest.number <= number:
+            return ()
+        if newest.number == number + 1:
+            return (newest,)
+        found = []
+        for each in self._repository.logs.numbers("channel", name):
+            if number < each < newest.number:
+                # Collected between the listing and this read.
+                with suppress(NotFoundError):
+                    found.append(self._repository.logs.entry("channel", name, each))
+        return (*reversed(found), newest)
+
     def promote(
         self,
         name: str,
@@ -171,7 +194,13 @@ class Channels:
         create = options.get("create", name == DEFAULT_CHANNEL)
         return self._moves.move(name, entry, create=create, tags=options.get("tags", True))
 
-    def advance(self, name: str, at: str, tables: Collection[str], **options: Unpack[PromoteOptions]) -> Channel:
+    def advance(
+        self,
+        name: str,
+        at: str,
+        tables: Collection[str] | Mapping[str, TableVersion],
+        **options: Unpack[PromoteOptions],
+    ) -> Channel:
         """Let a channel name some tables as a commit has them, and every other table as before.
 
         What was audited is promoted this way: `main` of the repository may have commits of other tables that no check
@@ -181,18 +210,19 @@ class Channels:
         Args:
             name: The channel.
             at: The commit, as a ref expression.
-            tables: The tables to promote.
+            tables: The tables to promote; with the version of each, where that is not the one of the commit.
             **options: As for `promote`.
 
         Raises:
             ProtectedError: The channel is held.
         """
         commit, properties = self._repository.resolve(at), options.get("properties") or {}
+        offered = tables if isinstance(tables, Mapping) else {one: commit.tables[one] for one in tables}
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
-            wanted = {**named, **{one: commit.tables[one] for one in tables if _is_newer(commit, named, one)}}
+            wanted = {**named, **{one: at for one, at in offered.items() if _is_newer(at, named.get(one))}}
             if before is not None and wanted == named:
                 return None
             if before is not None:
@@ -224,6 +254,7 @@ class Channels:
             to: The commit to go back to, as a ref expression, in place of steps.
             hold: Hold the channel there, so that the next publication does not bring back what was withdrawn.
             who: Who did it; empty for the committer.
+            properties: Kept in the history.
 
         Raises:
             RefNotFoundError: There is no such channel, or there were fewer promotions.
@@ -249,7 +280,8 @@ class Channels:
                 return None
             target = target or earlier_promotions(self._repository.logs, name, before, steps)[-1]
             held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC")) if hold else None
-            return next_entry(before, "rollback", target, reason=given, hold=held, by=who)
+            made = next_entry(before, "rollback", target, reason=given, hold=held, by=who)
+            return with_properties(made, options.get("properties") or {})
 
         # Looked up once: each further look would go back from what another process made of the channel meanwhile.
         return self._moves.move(name, entry, once=True, tags=options.get("tags", True))
@@ -350,11 +382,10 @@ class Channels:
         return commit_id != entry.commit and is_ancestor(self._repository.logs, commit_id, entry.commit)
 
 
-def _is_newer(commit: RepositoryCommit, named: Mapping[str, TableVersion], table: str) -> bool:
-    """Return whether a commit has a table at a version that a channel shall name from now on."""
-    offered, present = commit.tables.get(table), named.get(table)
-    if offered is None or present is None or offered.id != present.id:
-        return offered is not None
+def _is_newer(offered: TableVersion, present: TableVersion | None) -> bool:
+    """Return whether a channel shall name a version of a table from now on, in place of another one."""
+    if present is None or offered.id != present.id:
+        return True
     # A slower publication must not undo a faster one. Where a version is not on `main` its place is unknown.
     return offered.lands == NEVER or offered.lands >= present.lands
 

@@ -39,7 +39,7 @@ from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
-from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request
+from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table, touched_tables
 from lance_dagster.repository.publish.publish_branch import Publication, Published, PublishOptions, publish_branch
 from lance_dagster.repository.publish.revert_commit import revert_request
@@ -335,13 +335,14 @@ class LanceRepository:
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
         """
-        request = exact_request(
-            self._context.registry, wanted, plan_again, message=message, properties=properties or {}
-        )
+        current, registry = dict(wanted), self._context.registry
+        request = exact_request(registry, current, plan_again, message=message, properties=properties or {})
         done = commit_tables(self._context.logs, request)
-        options = {name: _options(one.message, one.properties, None) for name, one in wanted.items()}
-        lagging = project(self._context.registry, done.commit, wanted, tag=None, options=options)
-        return Published(commit=done.commit, changed=done.changed, lagging=lagging)
+        # What was planned again lands with its own record of what was audited.
+        options = {name: _options(one.message, one.properties, None) for name, one in current.items()}
+        lagging = project(registry, done.commit, current, tag=None, options=options)
+        versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
+        return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
 
     def name_of(self, table: LanceTable) -> str:
         """Return the name of a table in the repository.

@@ -29,7 +29,7 @@ def text(shop: Shop, instance: dg.DagsterInstance, **options: Any) -> str:
 
 def branches(shop: Shop) -> list[str]:
     """The branches of the orders."""
-    return sorted(shop.table().branches.list())
+    return sorted(name for name in shop.table().branches.list() if not name.startswith("published/"))
 
 
 def failed(shop: Shop, instance: dg.DagsterInstance) -> str:

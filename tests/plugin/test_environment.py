@@ -95,12 +95,12 @@ def test_many_processes_fork_one_table(lake: LanceResource, shop: Shop, instance
 
 def test_repository_of_an_environment(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """The commits of an environment are in a repository of its own."""
-    shared = shop_at(lake.root, repository=True)
+    shared = shop_at(lake.root)
     assert shared.run(instance).success
     repository = shared.lance.open_repository()
     assert repository is not None
     before = repository.channels.get("production").commit
-    branch, own = shop_at(lake.root, repository=True, environment="pr-1"), dg.DagsterInstance.ephemeral()
+    branch, own = shop_at(lake.root, environment="pr-1"), dg.DagsterInstance.ephemeral()
     branch.play(orders=[7, 8])
     assert branch.run(own).success
     assert [7, 8] == branch.ids("production")

@@ -59,7 +59,7 @@ class Shop:
             *build_table_checks(LINES, [Unique("id")]),
         ]
         self.resources = {
-            "lance": (lance := LanceResource(root=str(root), repository=True)),
+            "lance": (lance := LanceResource(root=str(root))),
             "io_manager": LanceIOManager(lance=lance),
         }
 
@@ -252,8 +252,9 @@ def test_other_tables_are_not_promoted_unaudited(shop: Shop) -> None:
     table.append(pa.table({"id": [1]}))
     shop.repository.commit("a foreign row, twice the same id")
     # The rows of the run are good; its check of `lines` fails by the foreign row.
-    assert not shop.run(2, publish=False).success
-    assert shop.act(selection=PROMOTED[:1]).success
+    written = shop.run(2, publish=False)
+    assert not written.success
+    assert shop.act(selection=PROMOTED[:1], ref=f"run/{written.run_id}").success
     view = shop.repository.at("production")
     assert ([1, 2], [1]) == tuple(ids_of(view[name].read()) for name in ("shop/orders", "shop/lines"))
     assert [1] == ids_of(table.read("production"))

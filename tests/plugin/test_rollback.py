@@ -4,7 +4,17 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
+from lance_dagster import LanceResource
+from tests.plugin.shop import (
+    CUSTOMERS,
+    ORDERS,
+    PRODUCTION_CUSTOMERS,
+    PRODUCTION_ORDERS,
+    Shop,
+    failure,
+    recorded,
+    shop_at,
+)
 from tests.plugin.test_publish import CANDIDATES, reasons
 
 BACK = {"ref": "main@2", "reason": "wrong prices"}
@@ -12,7 +22,12 @@ BACK = {"ref": "main@2", "reason": "wrong prices"}
 
 @pytest.fixture
 def rolled(shop: Shop, instance: dg.DagsterInstance) -> Shop:
-    """A shop with two publications: [1, 2, 3] at main@2, and [4] appended at main@3."""
+    """A shop with two publications."""
+    return twice_published(shop, instance)
+
+
+def twice_published(shop: Shop, instance: dg.DagsterInstance) -> Shop:
+    """Publish [1, 2, 3] at main@2, and [4] appended at main@3."""
     shop.play(mode="append")
     assert shop.run(instance).success
     shop.play(mode="append", orders=[4])
@@ -33,7 +48,7 @@ def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInsta
     metadata = recorded(instance, PRODUCTION_ORDERS).metadata
     assert ("revert", "main@4") == (metadata["lance/rollback"], metadata["lance/to"])
     assert ["main@3"] == [line.split(":")[0] for line in metadata["lance/withdrawn"]]
-    assert {} == rolled.table().branches.list()
+    assert {} == rolled.table().branches.list("run/*")
     rolled.play(mode="append", orders=[5])
     assert rolled.run(instance).success
     assert [1, 2, 3, 5] == rolled.ids("production")
@@ -87,8 +102,9 @@ def test_a_reason_is_asked_for(
     assert ("main@3", "main@3") == (rolled.tag(), str(rolled.table().head()))
 
 
-def test_a_held_table_waits_for_its_release(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """The tag moves back and stays; main keeps its rows; the run's other table is published; then it is released."""
+def test_a_held_table_waits_for_its_release(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Table by table, the tag moves back and stays, main keeps its rows, and the run's other table is published."""
+    rolled = twice_published(shop_at(lake.root, repository=False), instance)
     assert rolled.publish(instance, **BACK, rollback="hold").success
     assert ("main@2", [1, 2, 3], "main@3") == (rolled.tag(), rolled.ids("production"), str(rolled.table().head()))
     assert "hold" == recorded(instance, PRODUCTION_ORDERS).metadata["lance/rollback"]

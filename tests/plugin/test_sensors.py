@@ -18,7 +18,7 @@ from lance_dagster import (
     build_ref_sensor,
     ref_asset_specs,
 )
-from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
+from tests.plugin.shop import CUSTOMERS, ORDERS, Shop, shop_at
 
 ROWS = pa.table({"id": [1]})
 
@@ -98,8 +98,9 @@ def test_published_versions_name_their_run(shop: Shop, instance: dg.DagsterInsta
     assert merged.metadata["lance/run_id"].value == run_id
 
 
-def test_foreign_move_of_a_tag(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Somebody promotes outside of Dagster: the promoted node is materialized, once for each move."""
+def test_foreign_move_of_a_tag(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Somebody promotes a table by itself: the promoted node is materialized, once for each move."""
+    shop = shop_at(lake.root, repository=False)
     shop.run(instance)
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"]), shop.lance, instance)
     assert ticks.announced() == []

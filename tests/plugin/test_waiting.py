@@ -60,7 +60,7 @@ def test_every_waiting_append_is_published(lake: LanceResource, instance: dg.Dag
     for number in (1, 2, 3):
         stall.write(instance, number)
     assert stall.publish(instance).success
-    assert ([1, 2, 3], "main@2", {}) == (stall.published(), str(stall.table.head()), stall.table.branches.list())
+    assert ([1, 2, 3], "main@2", {}) == (stall.published(), str(stall.table.head()), stall.table.branches.list("run/*"))
 
 
 def test_a_held_table_is_not_published_by_the_button(lake: LanceResource, instance: dg.DagsterInstance) -> None:
@@ -112,7 +112,7 @@ def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instanc
     assert "nothing to be discarded" in failure(stall.publish(instance, discard="ffffffffffff", reason="x"))
     assert "is no run id" in failure(stall.publish(instance, discard="*", reason="x"))
     assert stall.publish(instance, discard=short, reason="wrong prices").success
-    assert {} == stall.table.branches.list()
+    assert {} == stall.table.branches.list("run/*")
     (seen,) = instance.fetch_observations(PRODUCTION_ITEMS, limit=5).records
     observed = seen.asset_observation
     assert observed is not None

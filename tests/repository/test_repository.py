@@ -110,6 +110,35 @@ def test_a_rollback_goes_back_for_all_tables_and_holds(tmp_path: Path) -> None:
     assert {"a": [1, 2, 3], "b": [1, 2]} == ids(repository, "production")
 
 
+def test_a_held_channel_goes_further_back_and_never_forward(tmp_path: Path) -> None:
+    """A second rollback for another reason goes back from there; one that would go forward, or free it, is refused."""
+    repository = new_repository(tmp_path, "a")
+    for number in (1, 2, 3):
+        repository.publish(run(repository, number, "a"), channel="production")
+    newest = repository.head("production").id
+    repository.channels.rollback("production", reason="3 is wrong")
+    repository.channels.rollback("production", reason="3 is wrong")
+    assert [1, 2] == ids(repository, "production")["a"]
+    repository.channels.rollback("production", reason="2 is wrong too")
+    assert [1] == ids(repository, "production")["a"]
+    with pytest.raises(ProtectedError, match="2 is wrong too"):
+        repository.channels.rollback("production", to=newest, reason="forward")
+    with pytest.raises(ProtectedError, match="2 is wrong too"):
+        repository.channels.rollback("production", to=newest, reason="free", hold=False)
+    assert [1] == repository.table("a").read("production")["id"].to_pylist()
+
+
+def test_the_entries_after_one_are_read_by_their_numbers(tmp_path: Path) -> None:
+    """A program that watches a channel sees each entry once, oldest first, and none of a channel that never was."""
+    repository = new_repository(tmp_path, "a")
+    assert () == repository.channels.entries_after("production", 0)
+    for number in (1, 2, 3):
+        repository.publish(run(repository, number, "a"), channel="production")
+    assert [1, 2, 3] == [entry.number for entry in repository.channels.entries_after("production", 0)]
+    assert [3] == [entry.number for entry in repository.channels.entries_after("production", 2)]
+    assert () == repository.channels.entries_after("production", 3)
+
+
 def test_the_history_says_who_and_why(tmp_path: Path) -> None:
     """Each move of a channel is an entry with its action and reason, newest first."""
     repository = new_repository(tmp_path, "a")

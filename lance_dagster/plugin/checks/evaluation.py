@@ -140,8 +140,13 @@ def evaluate_check(
     """
     try:
         bound = bound.described(context)
-        read = {key: (others or {}).get(key) or _open_other(lance, context, key) for key in bound.check.reads}
-        return bound.check.evaluate(_audit(bound, version, partition_keys, read))
+        read = {key: (others or {}).get(key) or open_other(lance, context, key) for key in bound.check.reads}
+        outcome = bound.check.evaluate(_audit(bound, version, partition_keys, read))
+        if not read:
+            return outcome
+        # The publisher asks again when one of these tables is at another version by then.
+        marks = {key.to_user_string(): md.version_mark(table.version) for key, table in read.items()}
+        return replace(outcome, counts={**outcome.counts, md.READ: dg.MetadataValue.json(marks)})
     except StoreError:
         raise
     except _broken() as error:
@@ -232,7 +237,8 @@ def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
     return found if isinstance(found, BoundCheck) else None
 
 
-def _open_other(lance: LanceResource, context: CheckContext, asset: dg.AssetKey) -> PinnedTable:
+def open_other(lance: LanceResource, context: CheckContext, asset: dg.AssetKey) -> PinnedTable:
+    """Open another table that a check reads, at the version that the current run reads."""
     metadata, _ = describe_asset(context, asset)
     return lance.open(context, asset, metadata)
 

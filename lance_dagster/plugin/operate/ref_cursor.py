@@ -20,7 +20,8 @@ _MARK_FIELDS = 2
 class BranchMark(NamedTuple):
     """The last version of a branch that was reported: its number, and the first part of its transaction's uuid.
 
-    The number alone does not identify the version: a table that is dropped and created again reuses the numbers.
+    The number alone does not identify the version: a table that is dropped and created again reuses the numbers. Of a
+    channel it is the last entry: its number, and the commit of the repository that it names.
     """
 
     number: int
@@ -38,11 +39,13 @@ class RefCursor:
     Attributes:
         seen: The marks of each table by its name. A table without an entry was never looked at; an entry without
             marks is a table that did not exist.
+        channels: The marks of the channels of a repository, by name.
         next: The index of the table that the next tick starts with.
         announce_all: Whether the versions that exist at the first look at a table are reported.
     """
 
     seen: dict[str, Marks] = field(default_factory=dict)
+    channels: dict[str, BranchMark] = field(default_factory=dict)
     next: int = 0
     announce_all: bool = False
 
@@ -64,7 +67,9 @@ class RefCursor:
         if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("seen"), dict):
             raise ValueError
         seen = {str(name): _marks(marks) for name, marks in found["seen"].items()}
-        return cls(seen=seen, next=_number(found.get("next")), announce_all=found.get("all") is True)
+        # Absent in the cursor of a sensor that watched tables only.
+        channels = {str(name): _branch_mark(mark) for name, mark in dict(found.get("channels") or {}).items()}
+        return cls(seen=seen, channels=channels, next=_number(found.get("next")), announce_all=found.get("all") is True)
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Drop the marks of tables that are no longer watched; without this the cursor would only grow."""
@@ -73,7 +78,9 @@ class RefCursor:
 
     def to_json(self) -> str:
         """Return the text that Dagster stores."""
-        state = {"format": _FORMAT, "next": self.next, "all": self.announce_all, "seen": self.seen}
+        state: dict[str, object] = {"format": _FORMAT, "next": self.next, "all": self.announce_all, "seen": self.seen}
+        if self.channels:
+            state["channels"] = self.channels
         return json.dumps(state, separators=(",", ":"))
 
 

@@ -19,6 +19,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence, string_list
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.channel_look import ChannelMove
 from lance_dagster.plugin.operate.ref_cursor import RefCursor
 from lance_dagster.plugin.operate.ref_tick import News, RefTick, WatchedTable
 from lance_dagster.plugin.resource import LanceResource
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 BUDGET_SECONDS = 20.0
 _DATA_VERSION = "dagster/data_version"
 _USER_PROVIDED = "dagster/data_version_is_user_provided"
+_ID_DIGITS = 12
+_NAMED = 50
 
 
 class SensorOptions(TypedDict, total=False):
@@ -66,7 +69,11 @@ def build_ref_sensor(
     the promoted node `<tag>/<candidate's key>`, unless the publisher moved it. A table that was dropped and created
     again is reported from its first version on, with the metadata `lance/recreated`.
 
-    With `job`, the sensor also requests one run for each table that changed, with a run key that contains the
+    Where the tables are in a repository and a ref is a channel of it, the log of the channel is watched: one look for
+    all tables. Each table that an entry changed is reported with the entry, the commit, and who moved the channel why.
+
+    With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel,
+    with a run key that contains the
     version, so that a repeated report starts no second run. Dagster's list of ticks shows what was reported, and
     the refs that some tables lack. The log of the tick names the tables that could not be read.
 
@@ -175,20 +182,42 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
 
 
 def run_requests(news: Iterable[News]) -> list[dg.RunRequest]:
-    """Return a run for the newest version of each table; it replaces the request for an earlier version."""
-    return list({found.table.name: _request(found) for found in news}.values())
+    """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier ones."""
+    by_place = {found.ref if found.move else (found.table.name,): found for found in news}
+    return [_request(found) for found in by_place.values()]
 
 
 def _request(found: News) -> dg.RunRequest:
-    name, version = found.table.name, found.version
+    name, version, move = found.table.name, found.version, found.move
+    if move is not None:
+        about = {md.REF: move.ref, md.REPOSITORY_COMMIT: move.commit}
+        return dg.RunRequest(run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}", tags=about)
     # The transaction, because a table that was created again has other versions under the same numbers.
     key = f"lance:{name}@{found.ref}={version.number}:{version.transaction[:8]}"
     return dg.RunRequest(run_key=key, tags={md.CANDIDATE: name, md.REF: str(version)})
 
 
 def _materialization(found: News) -> dg.AssetMaterialization:
-    extra = {"lance/tag": found.ref if found.is_tag else None, "lance/recreated": found.is_recreated or None}
+    extra: dict[str, str | bool | None] = {
+        "lance/tag": found.ref if found.is_tag else None,
+        "lance/recreated": found.is_recreated or None,
+    }
+    if found.move is not None:
+        extra |= _about(found.move)
     return version_materialization(dg.AssetKey([found.ref, *found.table.key.path]), found.version, **extra)
+
+
+def _about(move: ChannelMove) -> dict[str, str | bool | None]:
+    """Return the metadata about an entry of a channel, which is the same for all tables that it changed."""
+    named = ", ".join(move.tables[:_NAMED]) + (f" and {len(move.tables) - _NAMED} more" if move.tables[_NAMED:] else "")
+    return {
+        md.CHANNEL_ENTRY: move.ref,
+        md.REPOSITORY_COMMIT: move.commit,
+        "lance/action": move.action,
+        md.WHO: move.who or None,
+        md.REASON: move.why or None,
+        "lance/tables": named,
+    }
 
 
 def version_materialization(

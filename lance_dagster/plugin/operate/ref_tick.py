@@ -1,5 +1,7 @@
 """One tick of a ref sensor: look at the tables in several threads, until the time budget is used up.
 
+A ref that is a channel of a repository is looked up in the log of the channel, once for all tables (`channel_look`).
+
 An unchanged table costs two listings and one manifest for a branch, and one listing for each tag. On object storage
 nearly all of that is waiting, which threads do at the same time.
 
@@ -18,6 +20,7 @@ import dagster as dg
 from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.channel_look import ChannelLook, ChannelMove
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
 from lance_dagster.plugin.resource import LanceResource
 
@@ -53,6 +56,7 @@ class News(NamedTuple):
     version: "Version"
     is_tag: bool = False
     is_recreated: bool = False
+    move: ChannelMove | None = None
 
     def __str__(self) -> str:
         """Return the table and the version, such as `shop/orders main@7`."""
@@ -163,10 +167,18 @@ class RefTick:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
+    moves: list[ChannelMove] = field(default_factory=list)
     visited: int = 0
 
     def run(self, watched: Sequence[WatchedTable]) -> None:
-        """Look at every table once, starting where the last tick stopped; a damaged table does not stop the others."""
+        """Look at every channel and table once, starting with the table at which the last tick stopped.
+
+        Where all refs are channels of a repository, no table is looked at. A damaged table does not stop the others.
+        """
+        self.refs = [ref for ref in self.refs if not self._look_at_channel(ref, watched)]
+        if not self.refs:
+            self.visited = len(watched)
+            return
         first = self.cursor.next % len(watched)
         order = [*watched[first:], *watched[:first]]
         self.cursor.keep_only(one.name for one in watched)
@@ -179,6 +191,34 @@ class RefTick:
                     break
                 self._add(look)
         self.cursor.next = (first + self.visited) % len(watched)
+
+    def _look_at_channel(self, ref: str, watched: Sequence[WatchedTable]) -> bool:
+        """Report what a channel did; return False when the ref is none."""
+        if ref == MAIN:
+            return False
+        try:
+            repository = self.lance.open_repository()
+            if repository is None:
+                return False
+            tables = {str(self.lance.address_of(one.key, one.metadata)): one for one in watched}
+            marks = {name: self.cursor.seen[one.name] for name, one in tables.items() if one.name in self.cursor.seen}
+            look = ChannelLook(
+                repository=repository,
+                channel=ref,
+                cursor=self.cursor,
+                watched=tables,
+                tag_marks=marks,
+                until=self.until,
+            )
+            is_channel = look.run()
+        except LanceDagsterError as error:
+            self.problems.append(f"channel {ref}: {error}")
+            return True
+        self.moves += look.moves
+        self.notes += look.notes
+        found = [News(tables[name], ref, version, is_tag=True, move=move) for move, name, version in look.found]
+        self.news += found
+        return is_channel
 
     def _look(self, place: int, one: WatchedTable) -> _Look | None:
         # Each tick looks at one table at least; otherwise a short budget would stop all progress.
@@ -221,6 +261,8 @@ class RefTick:
             yield f"{_counted(len(self.news), 'version')} of {_counted(changed, 'table')}: {_listed(newest.values())}"
         else:
             yield f"nothing new in {_counted(self.visited, 'table')}"
+        if self.moves:
+            yield _listed(map(str, self.moves))
         yield from self.notes[:_NAMED]
         for ref, count in self.missing.items():
             yield f"{_counted(count, 'table')} of {self.visited} have no branch or tag {ref!r}"

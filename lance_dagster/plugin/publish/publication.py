@@ -73,6 +73,12 @@ class Publication:
         return self.candidate.to_user_string()
 
     @property
+    def lagging(self) -> list[str]:
+        """What could not follow the channel of a repository, and why."""
+        found = self.about.get(md.LAGGING, [])
+        return [str(one) for one in found] if isinstance(found, list) else []
+
+    @property
     def version(self) -> Version:
         """The version of `main` to promote; valid after the merge."""
         if self.landed is None:

@@ -20,25 +20,26 @@ class PublishConfig(dg.Config):
 
     ref: str = Field(
         default="",
-        description="Empty: what this run wrote, or what waits when it wrote nothing. main@3: promote or roll back to "
-        "that version. run/<id>: publish a branch that was left behind; the first characters of the id are enough.",
+        description="Empty: what this run wrote, or what waits when it wrote nothing. production~1, or the id of a "
+        "commit of the repository: promote the tables as they were then, or roll back. main@3: the same for one table. "
+        "run/<id>: publish a branch that was left behind; the first characters of the id are enough.",
     )
     reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
     rollback: Rollback = Field(
         default=Rollback.revert,
         description="When ref is older than the tag. revert: a commit on main restores that version, so that what was "
-        "withdrawn does not come back. hold: the tag moves back and stays there until it is released. Needs a reason.",
+        "withdrawn does not come back. hold: all tables go back and stay there until a release. Needs a reason.",
     )
     hold: bool = Field(
         default=False,
-        description="Keep the tag where it is: nothing is published until it is released. Needs a reason.",
+        description="Keep the channel where it is: nothing is published until it is released. Needs a reason.",
     )
     discard: str = Field(
         default="",
         description="Delete the branch of a run that is given up: run/<id> or the first characters of the id. Needs a "
         "reason.",
     )
-    release: bool = Field(default=False, description="Release a held tag; with ref, publish that next. Needs a reason.")
+    release: bool = Field(default=False, description="Release a hold; with ref, publish that next. Needs a reason.")
     dry_run: bool = Field(default=False, description="Look at the checks and say what would happen, and stop there.")
     ignore_failed_checks: bool = Field(
         default=False, description="Publish although checks failed or did not run. Needs a reason."

@@ -14,7 +14,7 @@ another run, such as a check that a person executed alone, counts when it names 
 A check that did not run counts as failed, and so does a table without blocking checks.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import dagster as dg
@@ -91,6 +91,7 @@ class AuditLog:
         self.instance = instance
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._events: dict[str, dict[dg.AssetKey, list[_Event]]] = {}
+        self._planned: dict[str, set[dg.AssetKey]] = {}
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""
@@ -113,12 +114,26 @@ class AuditLog:
         """Return whether a run materialized an asset."""
         return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
 
+    def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
+        """Return the assets that runs were to materialize and did not; none when the newest of the runs succeeded."""
+        newest = self.instance.get_run_by_id(family[-1])
+        if newest is None or newest.is_success:
+            return []
+        made = {asset for run_id in family for asset in assets if self.was_materialized(asset, run_id)}
+        planned = set().union(*(self._planned[run_id] for run_id in family))
+        return [asset for asset in assets if asset in planned - made]
+
     def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[_Event]]:
         if run_id not in self._events:
-            kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
+            planning = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+            kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION, planning}
             found: dict[dg.AssetKey, list[_Event]] = {}
+            planned = self._planned.setdefault(run_id, set())
             for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
                 entry = record.event_log_entry
+                if entry.dagster_event and entry.dagster_event.event_type == planning:
+                    planned.add(entry.dagster_event.asset_materialization_planned_data.asset_key)
+                    continue
                 event = entry.dagster_event and _event_of((0, record.storage_id), entry.timestamp, entry.dagster_event)
                 if event:
                     found.setdefault(event.asset, []).append(event)
@@ -169,6 +184,27 @@ def reasons_against(
             newest = alone
         reasons += _failed(check, subject, newest)
     return reasons
+
+
+def tables_read(
+    subject: Subject, check: dg.AssetCheckKey, *, log: AuditLog, chain: RunChain
+) -> Mapping[str, object] | None:
+    """Return the version of each other table that a check read when it passed; None when it did not say.
+
+    Args:
+        subject: The version that it was evaluated on.
+        check: The check.
+        log: The event log.
+        chain: The run that publishes.
+    """
+    family = log.family(subject.run_id, chain)
+    evaluations = [event for event in log.events(subject.asset, family) if event.check == check]
+    newest = max(evaluations, key=lambda event: event.order, default=None)
+    alone = _evaluated_alone(check, subject, family, log.instance)
+    if alone is not None and (newest is None or alone.at > newest.at):
+        newest = alone
+    found = None if newest is None else md.plain(newest.metadata.get(md.READ))
+    return found if isinstance(found, Mapping) else None
 
 
 def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:

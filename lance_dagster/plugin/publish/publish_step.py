@@ -4,7 +4,7 @@ The order is that of `publication`: find, audit, merge, move, retire. Nothing is
 and no tag moves before every table is merged.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from lance_dagster.plugin.publish.publication import (
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
-from lance_dagster.plugin.publish.publish_together import Together
+from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
 from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
     audited_behind,
@@ -44,11 +44,11 @@ from lance_dagster.plugin.publish.rollback import (
     revert_to,
     withdrawn_by,
 )
-from lance_dagster.plugin.publish.waiting import discard, find_by_backfill, find_waiting, resolve_run
+from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunChain, run_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of
 from lance_dagster.plugin.version_report import change_entries
-from lance_dagster.repository import ChannelHold, RepositoryCommit
+from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView
 from lance_dagster.table import LanceTable
 
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
@@ -68,11 +68,11 @@ class _Search:
     found: list[Publication] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
     nothing_new: bool = False
-    hold: ChannelHold | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PublishStep:
     """One execution of the publisher's step.
 
@@ -84,15 +84,22 @@ class PublishStep:
     lance: LanceResource
     tag: str
     checks: Sequence[dg.AssetCheckKey]
-    candidates: Sequence[dg.AssetKey]
+    nodes: Sequence[Node]
     partitioned: bool
     unchecked: bool
     accept_stale: bool = False
     log: AuditLog = field(init=False)
+    together: Together | None = field(init=False)
+    hold: ChannelHold | None = field(init=False)
+    chosen: RepositoryView | None = field(init=False, default=None)
+    # What speaks against each table of a candidate, by the runs that wrote it.
+    candidates: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Share one reading of the event log among all tables."""
-        object.__setattr__(self, "log", AuditLog(self.instance))
+        """Read the event log and the channel once for all tables."""
+        self.log = AuditLog(self.instance)
+        self.together = self._together(self.lance.open_repository())
+        self.hold = None if self.together is None else self.together.hold
 
     def execute(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
@@ -104,13 +111,15 @@ class PublishStep:
         self._check_config()
         changes: dict[str, Callable[[LanceTable], str]] = {
             "discarded": self._discard,
-            "held": self._hold,
-            "released": self._release,
+            "held": self._hold_tag,
+            "released": self._release_tag,
         }
         asked = (bool(self.config.discard), self.config.hold, self.config.release)
         for (done, change), wanted in zip(changes.items(), asked, strict=True):
             if wanted:
-                self._change_each(nodes, done, change)
+                # A candidate is given up whole: what is left of it could be published without the rest.
+                whole = done == "discarded" and self.lance.repository
+                self._change_each(self.nodes if whole else nodes, done, change)
         if self.config.ref or not any(asked):
             yield from self._publish(nodes)
 
@@ -130,13 +139,11 @@ class PublishStep:
             raise InvalidInputError("discard stands alone: it deletes the branch of a run, and publishes nothing")
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        together = self._together()
-        if together is not None and self._is_alone and not self.config.dry_run:
-            together.catch_up([str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes])
+        if self.together is not None and self._is_alone and not self.config.dry_run:
+            self.together.catch_up([str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes])
         found, ignored = self._gate(self._find(nodes))
         found, refused = self.reaudit.plan(found)
         merged: list[Publication] = []
-        commit: RepositoryCommit | None = None
         try:
             ignored += self._refuse(found, refused)
             if self.config.dry_run:
@@ -144,13 +151,10 @@ class PublishStep:
                     verb = "roll back to" if is_rollback(one) else "publish"
                     self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, one.audited)))
                 return
-            commit, merged = self._merge(found, together)
+            merged = self._merge(found)
         finally:
             # After the merge, `main` contains the previews.
             self.reaudit.drop([*found, *merged])
-        if together is not None and commit is not None:
-            named = together.promote(commit, merged, self.config.ref)
-            merged = [replace(one, about={**one.about, "lance/repository_commit": named}) for one in merged]
         for one in self._move(merged):
             origin = one.previous.ref if one.previous else "nowhere"
             self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
@@ -169,7 +173,9 @@ class PublishStep:
         Raises:
             PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
         """
-        search = _Search(hold=self._channel_hold())
+        search = _Search()
+        if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
+            self.chosen = self.together.view_of(self.config.ref)
         for node in nodes:
             try:
                 self._sort(self._look(node), search)
@@ -178,6 +184,7 @@ class PublishStep:
                 # must exist in every table.
                 reason = f"{node.candidate.to_user_string()}: {error}"
                 (search.missing if self._by_run else search.wrong).append(reason)
+        self._keep_together(search)
         if search.wrong or not (search.found or search.nothing_new):
             hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
             raise PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
@@ -188,11 +195,19 @@ class PublishStep:
                 self.context.log.warning("%s: it waits: %s", one.name, wait)
         return search.found
 
+    def _keep_together(self, search: "_Search") -> None:
+        """Leave out everything that a run wrote when one of its tables is held: in a repository, all or none."""
+        if self.lance.repository and search.held and not (self.config.ref or self._is_alone):
+            search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
+            search.found.clear()
+
     def _sort(self, one: Publication, search: "_Search") -> None:
         """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
-        hold = (one.previous.hold if one.previous else None) or search.hold
-        if one.audited and hold:
+        hold = (one.previous.hold if one.previous else None) or self.hold
+        # A rollback that holds may take a held channel further back.
+        if one.audited and hold and not self._rolls_back_all:
             # Neither merged nor promoted: the branch waits, and is published after the release.
+            search.held.append(one.name)
             search.missing.append(
                 f"{one.name}: {self.tag} is {hold}; set release: true and a reason to publish it again"
             )
@@ -215,17 +230,15 @@ class PublishStep:
         if self.config.ref:
             by_run = run_of(self.config.ref) is not None
             ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
-            together = None if by_run else self._together()
-            version = None if together is None else together.version_at(ref, empty)
-            if version is not None:
-                return replace(empty, landed=version, chosen=True)
+            if self.together is not None and self.chosen is not None:
+                return replace(empty, landed=self.together.version_in(self.chosen, empty), chosen=True)
             return find_by_ref(empty, ref, instance=self.instance)
         one = find_by_run(empty, self.chain, instance=self.instance)
         if one.audited:
             return one
 
         def audit(head: Version) -> list[str]:
-            return self._audit_of(one, head)[1]
+            return self._audit_of(one, head)[1] or self._held_back(one, head)
 
         if self.chain.backfill_id is not None and not self.partitioned:
             by_backfill = find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance)
@@ -237,20 +250,42 @@ class PublishStep:
         within = tuple(self.context.partition_keys) if self.partitioned and self.context.has_partition_key else ()
         return find_waiting(empty, audit, instance=self.instance, within=within)
 
-    def _channel_hold(self) -> ChannelHold | None:
-        """Return the hold of the repository's channel, which is one for all tables."""
-        repository = self.lance.open_repository()
-        try:
-            return None if repository is None else repository.channels.get(self.tag).hold
-        except RefNotFoundError:
-            # Nothing was ever promoted.
-            return None
+    @property
+    def _rolls_back_all(self) -> bool:
+        return self.chosen is not None and self.config.rollback is Rollback.hold
 
     @property
     def _is_alone(self) -> bool:
         """Whether the publisher was launched by itself, so that its run writes no candidate."""
         executed = self.context.job_def.asset_layer.executable_asset_keys
-        return not self.config.ref and not any(key in executed for key in self.candidates)
+        return not self.config.ref and not any(node.candidate in executed for node in self.nodes)
+
+    def _held_back(self, one: Publication, head: Version) -> list[str]:
+        """Return what speaks against the other tables of the same candidate, which is published whole or not at all."""
+        if not self.lance.repository:
+            return []
+        run_id = run_of(head.branch) or ""
+        if run_id not in self.candidates:
+            candidate = Candidate.of(run_id, self.instance, self.nodes)
+            self.candidates |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
+        against = self.candidates[run_id]
+        others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
+        return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
+
+    def _look_at(self, node: Node, run_ids: Sequence[str]) -> list[str]:
+        """Return what speaks against what some runs wrote of one table."""
+        table = self._table(node)
+        chain = RunChain(run_ids=tuple(reversed(run_ids)))
+        head = RunBranch(table=table, chain=chain).written()
+        if head is None:
+            return []
+        previous = find_tag(table, self.tag)
+        one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
+        merge = table.preview_merge(head)
+        if merge.already_merged:
+            return []
+        held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
+        return [*held, *self._audit_of(one, head)[1], *map(str, merge.conflicts)]
 
     def _gate(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Verify the audit of every version, and return the reasons against it that the config ignores.
@@ -289,25 +324,38 @@ class PublishStep:
             self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
         return reasons
 
-    def _merge(
-        self, found: Sequence[Publication], together: Together | None
-    ) -> tuple[RepositoryCommit | None, list[Publication]]:
-        """Merge run branches into `main`, and commit the rollbacks that are reverts; in a repository as one commit."""
+    def _merge(self, found: Sequence[Publication]) -> list[Publication]:
+        """Merge run branches into `main`, and commit the rollbacks that are reverts; in a repository as one commit.
+
+        In a repository the channel moves too, and the publications have the version that it names.
+        """
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if withdrawn:
             require_reason(self.config.reason, "a rollback")
             found = [self._about_rollback(one, withdrawn.get(one.name)) for one in found]
         reverts = self.config.rollback is Rollback.revert
+        together = self._begin(found)
         if together is not None:
             if withdrawn and not reverts:
-                together.roll_back(self.config.ref)
-                return None, list(found)
-            return together.commit(found, self._plan_again)
+                return together.roll_back(self.chosen, found)
+            return together.promote(together.commit(found, self._plan_again), self.chosen if withdrawn else None)
         if not withdrawn:
-            return None, merge_all(found, self.chain, self._plan_again)
-        return None, [
+            return merge_all(found, self.chain, self._plan_again)
+        return [
             revert_to(one, self.chain, self._about_move) if reverts and one.name in withdrawn else one for one in found
         ]
+
+    def _begin(self, found: Sequence[Publication]) -> Together | None:
+        """Return how tables are published as one commit, from a repository that has them; None without a repository."""
+        together = self.together or self._together(self.lance.create_repository())
+        if together is None:
+            refuse_named_by_channel(self.lance, self.tag, found)
+            return None
+        if adopted := together.adopt(found):
+            named = ", ".join(f"{name} at {version}" for name, version in adopted.items())
+            root = together.repository.root
+            self.context.log.info("%s of the repository %s begins with what the tags name: %s", self.tag, root, named)
+        return together
 
     def _about_rollback(self, one: Publication, withdrawn: list[str] | None) -> Publication:
         """Return a publication with what the page of the promoted node says about a rollback."""
@@ -319,9 +367,7 @@ class PublishStep:
             self.context.log.warning("%s: the rollback moves all partitions, not one", one.name)
         return replace(one, about=about)
 
-    def _together(self) -> Together | None:
-        """Return how tables are published as one commit; None where each table is published by itself."""
-        repository = self.lance.open_repository()
+    def _together(self, repository: LanceRepository | None) -> Together | None:
         if repository is None:
             return None
         return Together(repository=repository, channel=self.tag, chain=self.chain, about=self._about_move)
@@ -339,7 +385,12 @@ class PublishStep:
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
         for one in merged:
-            if is_rollback(one):
+            if one.promoted_to is not None:
+                # The channel moved for all tables at once, and the tags follow it.
+                for reason in one.lagging:
+                    self.context.log.warning("%s lags behind the channel: %s", one.name, reason)
+                yield one
+            elif is_rollback(one):
                 # A revert has a new version of `main` by now, so this one is to be held.
                 yield hold_at(one, self.tag, self._about_move)
             else:
@@ -352,7 +403,7 @@ class PublishStep:
             PublishRefusedError: No table has what is to be changed.
         """
         missing = []
-        self._change_channel(done)
+        change = self._change_channel(done) or change
         for node in nodes:
             try:
                 changed = change(self._table(node))
@@ -365,22 +416,27 @@ class PublishStep:
         if len(missing) == len(nodes):
             raise PublishRefusedError(f"nothing to be {done}", missing)
 
-    def _change_channel(self, done: str) -> None:
-        """Hold or release the channel of the repository, which is one for all tables."""
-        repository = self.lance.open_repository()
-        if repository is None or self.tag not in repository.channels.list():
-            return
-        if done == "held":
-            # The tags of the selected tables are held one by one.
-            repository.channels.hold(self.tag, reason=self.config.reason, who=self.who, tags=False)
-        elif done == "released":
-            # The tags of the selected tables are released one by one; the others stay held.
-            repository.channels.release(self.tag, reason=self.config.reason, who=self.who, tags=False)
+    def _change_channel(self, done: str) -> Callable[[LanceTable], str] | None:
+        """Hold or release the channel, which is one for all tables; return what then names the version of a table.
 
-    def _hold(self, table: LanceTable) -> str:
+        Returns:
+            None where there is no channel: then the tag of each selected table is held or released.
+        """
+        together = self.together
+        present = None if together is None or done == "discarded" else together.channel_now()
+        if together is None or present is None:
+            return None
+        channels, reason = together.repository.channels, self.config.reason
+        # The tags of all its tables are held and released with it, here as by the command.
+        moved = channels.hold if done == "held" else channels.release
+        self.hold = moved(self.tag, reason=reason, who=self.who).hold
+        view = together.repository.at(present.commit)
+        return lambda table: str(view[together.repository.name_of(table)].version)
+
+    def _hold_tag(self, table: LanceTable) -> str:
         return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref
 
-    def _release(self, table: LanceTable) -> str:
+    def _release_tag(self, table: LanceTable) -> str:
         return table.tags.release(self.tag, reason=self.config.reason, who=self.who).ref
 
     def _discard(self, table: LanceTable) -> str:
@@ -457,6 +513,7 @@ class PublishStep:
             lance=self.lance,
             chain=self.chain,
             checks=self.checks,
+            log=self.log,
             accept_stale=self.accept_stale,
         )
 

@@ -4,12 +4,17 @@ Without a repository the tables of a run are merged one after the other (`public
 see one of them first. With one, what was audited is staged in every table where no reader looks, and one put in the
 storage makes all of it happen: the commit of the repository. `main` of each table follows, then the channel moves for
 all tables at once, and the tag of each table follows the channel.
+
+A root may have tables from before there was a repository. Its first publication makes one, and takes the tables that it
+publishes into the channel at the versions that their tags name, so that a rollback leads back there. Other tables are
+left alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lance_dagster.errors import ConflictError, InvalidInputError, VersionNotFoundError
+from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.versions import Version
@@ -24,8 +29,28 @@ from lance_dagster.plugin.publish.rollback import (
     rollback_message,
     rollback_properties,
 )
+from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain
-from lance_dagster.repository import RESTORES, LanceRepository, RepositoryCommit, VersionToPublish
+from lance_dagster.repository import (
+    RESTORES,
+    Channel,
+    ChannelHold,
+    LanceRepository,
+    RepositoryCommit,
+    RepositoryView,
+    TableVersion,
+    VersionToPublish,
+)
+from lance_dagster.transactions.commit_id import COMMIT_PREFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A commit of the repository, the publications that it has, and the version of each table to promote."""
+
+    commit: RepositoryCommit
+    published: tuple[Publication, ...]
+    versions: Mapping[str, TableVersion]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,33 +69,58 @@ class Together:
     chain: RunChain
     about: Mapping[str, str]
 
-    def version_at(self, ref: str, publication: Publication) -> Version | None:
-        """Return the version that a table has where an expression of the channel points, such as `production~1`.
+    def channel_now(self) -> Channel | None:
+        """Return the channel; None before the first promotion."""
+        try:
+            return self.repository.channels.get(self.channel)
+        except RefNotFoundError:
+            return None
+
+    @property
+    def hold(self) -> ChannelHold | None:
+        """The hold of the channel, which is one for all tables."""
+        found = self.channel_now()
+        return None if found is None else found.hold
+
+    def view_of(self, ref: str) -> RepositoryView | None:
+        """Return all tables at a commit: of an expression of the channel, such as `production~1`, or by its id.
 
         Returns:
-            The version on `main`; None when the expression is about another ref, one of the table.
+            None when the ref is another one, which each table resolves for itself.
 
         Raises:
             RefNotFoundError: The channel cannot be followed back so far.
-            VersionNotFoundError: The table was not part of the repository then, or its version is not on `main`.
         """
         read = parse(ref)
-        if read.name != self.channel or not (read.steps or read.suffix):
+        if read.name == self.channel:
+            if not (read.steps or read.suffix):
+                return None
+            # A step that is executed again goes back no further: the rollback of its reason is there.
+            return self.repository.at(self.channel if self._is_rolled_back() else ref)
+        if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
             return None
-        # A step that is executed again goes back no further: the rollback of its reason is there.
-        ref = self.channel if self._is_rolled_back() else ref
-        view, name = self.repository.at(ref), self.repository.name_of(publication.table)
+        try:
+            return self.repository.at(ref)
+        except RefNotFoundError:
+            # The id of a version of a table begins in the same way.
+            return None
+
+    def version_in(self, view: RepositoryView, publication: Publication) -> Version:
+        """Return the version of `main` that a table has at a commit.
+
+        Raises:
+            VersionNotFoundError: The table was not part of the repository then, or its version is not on `main`.
+        """
+        name, commit = self.repository.name_of(publication.table), view.commit.short_id
         if name not in view:
-            raise VersionNotFoundError(f"{name} was not in the repository at {ref}")
+            raise VersionNotFoundError(f"{name} was not in the repository at commit {commit}")
         version = view[name].version
         if version.branch != MAIN:
-            raise VersionNotFoundError(f"{name} at {ref} is not on main: another program committed there just then")
+            raise VersionNotFoundError(f"{name} at {commit} is not on main: another program committed there just then")
         return version
 
-    def commit(
-        self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication]
-    ) -> tuple[RepositoryCommit, list[Publication]]:
-        """Commit what was audited of all tables, and return the publications with the versions that were published.
+    def commit(self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication]) -> Committed:
+        """Commit what was audited of all tables; nothing is promoted yet.
 
         Args:
             found: The tables, each with the version that was audited; an older version of `main` is restored.
@@ -104,34 +154,43 @@ class Together:
         if done.lagging:
             which = "; ".join(map(str, done.lagging))
             raise ConflictError(f"published as commit {done.commit.short_id}, but main could not follow: {which}")
-        # The version on `main`, or the staged one where another program committed to `main` before it could follow.
         view = self.repository.at(done.commit.id)
-        return done.commit, [replace(one, landed=view[name].version, chosen=False) for name, one in current.items()]
+        published = tuple(
+            # A version that is older than the one in the commit is promoted as it is: the newer one was not audited.
+            replace(one, landed=view[name].version if view[name].at == done.versions[name] else one.landed)
+            for name, one in current.items()
+        )
+        return Committed(commit=done.commit, published=published, versions=done.versions)
 
-    def promote(self, commit: RepositoryCommit, published: Sequence[Publication], ref: str) -> str:
-        """Let the channel name the tables of a publication at a commit, all at once; return the commit that it names.
+    def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
+        """Take tables that have the tag already into the channel, at the version of the tag; return these versions."""
+        present = self.channel_now()
+        named = () if present is None else self.repository.at(present.commit)
+        tagged = [self.repository.name_of(one.table) for one in found if one.previous is not None]
+        new = [name for name in tagged if name not in named]
+        adopted = self.repository.adopt(new, channels=[self.channel]).channels.get(self.channel) if new else None
+        return {} if adopted is None else adopted.tables
 
-        The tags of the tables are left to the caller. Other tables stay as they are: what of them was not audited by
-        this publisher, or is held by its tag, is not promoted with these.
+    def promote(self, done: Committed, restored: RepositoryView | None) -> list[Publication]:
+        """Let the channel name what was published, all tables at once, and their tags follow.
+
+        Other tables stay as they are: what of them was not audited by this publisher is not promoted with these.
 
         Args:
-            commit: The commit of the publication.
-            published: The tables.
-            ref: The ref of the config; an expression of the channel says what a rollback restores.
+            done: The commit.
+            restored: For a rollback of all tables, what it restores.
         """
-        properties = dict(self.about)
-        if ref and parse(ref).name == self.channel and not self._is_rolled_back():
-            properties[RESTORES] = self.repository.head(ref).id
+        properties = {**self.about, md.REPORTED: _names(done.versions)}
+        if restored is not None and not self._is_rolled_back():
+            properties[RESTORES] = restored.commit.id
         moved = self.repository.channels.advance(
             self.channel,
-            commit.id,
-            [self.repository.name_of(one.table) for one in published],
-            reason=self.about.get(md.REASON, commit.message),
+            done.commit.id,
+            done.versions,
+            reason=self.about.get(md.REASON, done.commit.message),
             properties=properties,
-            tags=False,
         )
-        self._seen_from_now_on(moved.commit)
-        return moved.commit
+        return self._promoted(moved, done.published)
 
     def catch_up(self, names: Sequence[str]) -> None:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
@@ -140,34 +199,49 @@ class Together:
 
     def _is_rolled_back(self) -> bool:
         """Return whether the newest entry of the channel is the rollback of this reason."""
-        reason = self.about.get(md.REASON)
-        newest = self.repository.channels.history(self.channel, 1)[0]
-        return newest.action == "rollback" and newest.reason == reason
+        present = self.channel_now()
+        return (
+            present is not None
+            and present.entry.action == "rollback"
+            and present.entry.reason == self.about.get(md.REASON)
+        )
 
-    def roll_back(self, ref: str) -> None:
-        """Move the channel back and hold it there, for all tables at once.
+    def roll_back(self, to: RepositoryView | None, found: Sequence[Publication]) -> list[Publication]:
+        """Move the channel back and hold it there, for all tables at once, also for those that are not selected.
 
         Raises:
-            InvalidInputError: The ref is a version of one table: a channel names a commit of all tables.
+            InvalidInputError: A version of one table was chosen: a channel names a commit of all tables.
         """
-        read = parse(ref)
-        if read.name != self.channel:
+        if to is None:
             raise InvalidInputError(
-                f"in a repository a rollback that holds is one of all tables: set ref to {self.channel}~1, or roll "
-                "this table back with rollback: revert"
+                f"in a repository a rollback that holds is one of all tables: set ref to {self.channel}~1 or to the id "
+                "of a commit, or roll this table back with rollback: revert"
             )
-        to = self.repository.head(ref)
-        channels = self.repository.channels
-        # A retried step finds the channel where it wants it.
-        if channels.get(self.channel).commit != to.id:
-            reason, who = self.about[md.REASON], self.about.get(md.WHO, "")
-            channels.rollback(self.channel, reason=reason, to=to.id, who=who, tags=False)
-        self._seen_from_now_on(to.id)
+        properties = {**self.about, md.REPORTED: _names(self.repository.name_of(one.table) for one in found)}
+        moved = self.repository.channels.rollback(
+            self.channel,
+            reason=self.about[md.REASON],
+            to=to.commit.id,
+            who=self.about.get(md.WHO, ""),
+            properties=properties,
+        )
+        return self._promoted(moved, found)
 
-    def _seen_from_now_on(self, commit: str) -> None:
-        # Readers of the same run come after the publisher, and want what it published.
+    def _promoted(self, moved: Channel, published: Sequence[Publication]) -> list[Publication]:
+        """Return the publications with what the channel names now, and with the entry that says so."""
+        view = self.repository.at(moved.commit)
+        about = {
+            md.REPOSITORY_COMMIT: moved.commit,
+            md.CHANNEL_ENTRY: f"{self.channel}@{moved.entry.number}",
+            md.LAGGING: [str(one) for one in moved.lagging],
+        }
         if self.chain.run_id is not None:
-            self.repository.pin_again(self.chain.run_id, self.channel, commit)
+            # Readers of the same run come after the publisher, and want what it published.
+            self.repository.pin_again(self.chain.run_id, self.channel, moved.commit)
+        return [
+            replace(one, promoted_to=view[self.repository.name_of(one.table)].version, about={**one.about, **about})
+            for one in published
+        ]
 
     def _wanted(self, one: Publication) -> VersionToPublish:
         if is_rollback(one):
@@ -178,3 +252,30 @@ class Together:
             return VersionToPublish(version=one.version, message="")
         message, about = landing_message(one), landing_properties(one, self.chain)
         return VersionToPublish(version=one.planned or one.sources[0], message=message, properties=about)
+
+
+def _names(tables: Iterable[str]) -> str:
+    return json.dumps(sorted(tables))
+
+
+def refuse_named_by_channel(lance: LanceResource, channel: str, found: Sequence[Publication]) -> None:
+    """Refuse to publish tables by themselves that the channel of a repository names.
+
+    Their tags would move and the channel would not, so that its readers would never see what was published.
+
+    Raises:
+        InvalidInputError: The channel names such a table.
+    """
+    repository = lance.repository_there()
+    present = None if repository is None else repository.channels.list().get(channel)
+    if repository is None or present is None:
+        return
+    view = repository.at(present.commit)
+    names = [name for name in (repository.name_of(one.table) for one in found) if name in view]
+    if names:
+        raise InvalidInputError(
+            f"{', '.join(names)} cannot be published with repository=False: channel {channel!r} of the repository "
+            f"{repository.root} names it, and its readers would not see the publication. Leave repository=True, or let "
+            f"the readers follow the tags again: LanceRepository.open({repository.root!r}).channels.delete("
+            f"{channel!r}, reason='...')"
+        )

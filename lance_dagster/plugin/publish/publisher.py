@@ -27,12 +27,13 @@ POOL = "lance_publish"
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
 _ABOUT = """`{table}` as readers of `{tag}` see it.
 
-*Materialize* publishes the branches that wait and passed their checks, or says that there is nothing new. To roll back
-or to promote another version, choose *Open launchpad* beside it and set `ref`, for example to `main@2`; *Events* lists
-where the tag has been. `discard` deletes the branch of a run that is given up.
+*Materialize* publishes the runs that wait and passed their checks, or says that there is nothing new. To roll back or
+to promote another version, choose *Open launchpad* beside it and set `ref`, for example to `{tag}~1`, or to `main@2`
+for this table alone; *Events* lists where it has been. `discard` deletes what a run that is given up wrote.
 
 A rollback needs a `reason`. `rollback: revert` commits the older content to `main`, so that what was withdrawn stays
-away; `rollback: hold` moves only the tag, and nothing is published until someone sets `release: true` with a reason."""
+away; `rollback: hold` takes all tables of `{tag}` back, and nothing is published until someone sets `release: true`
+with a reason."""
 _ALL_PARTITIONS = """
 
 A rollback moves all partitions, whichever partition is chosen to launch it: a tag names one version of the table."""
@@ -81,9 +82,13 @@ def build_publisher(
     """Build the asset that merges audited run branches into `main` and moves a tag to the result.
 
     It publishes only when every blocking check of every selected table passed on exactly the version to publish;
-    the config `ignore_failed_checks` overrides this and demands a reason. All tables are merged before the first
-    tag moves. Tables have no common transaction, so a reader may see one tag moved before the next. The step is
-    idempotent: a retry after a crash does the rest.
+    the config `ignore_failed_checks` overrides this and demands a reason. All tables are published by one commit of
+    the repository at the root, whose channel of the tag's name moves for all of them at once; the tags of the tables
+    follow. With `LanceResource(repository=False)` all tables are merged before the first tag moves, and a reader may
+    see one tag moved before the next. The step is idempotent: a retry after a crash does the rest.
+
+    Launched by itself, it publishes what waits. A candidate, which is what one run wrote of these tables, is published
+    whole or not at all; `ref: run/<id>` publishes the selected tables of a run alone.
 
     The promoted nodes have the owners, tags, kinds and column descriptions of their candidates' definitions, and
     column lineage to them.
@@ -148,7 +153,7 @@ def build_publisher(
             tag=tag,
             checks=blocking_checks(context, keys, named),
             unchecked=unchecked,
-            candidates=keys,
+            nodes=nodes,
             partitioned=partitions_def is not None,
             accept_stale=options.get("stale_checks") == "accept",
         )

@@ -10,6 +10,7 @@ Audited again are:
 
 - a source whose merge is no fast-forward
 - several sources, as after a backfill: they are merged one after another into one preview and published at once
+- a source whose checks read another table that is at another version by now, or is published with it at another one
 - a source whose checks saw its own partitions only, when `main` has foreign commits after the tag's version
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
@@ -18,7 +19,7 @@ passes by the policy `stale_checks="accept"`, which is recorded.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import dagster as dg
@@ -30,9 +31,16 @@ from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.evaluation import BoundCheck, check_values, evaluate_check, partitions_of
+from lance_dagster.plugin.checks.evaluation import (
+    BoundCheck,
+    check_values,
+    evaluate_check,
+    open_other,
+    partitions_of,
+)
 from lance_dagster.plugin.checks.table_check import CheckOutcome
 from lance_dagster.plugin.publish.publication import Publication, merge_properties, named_conflicts
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, tables_read
 from lance_dagster.plugin.publish.rollback import PREVIEWS, drop_branch, is_rollback, preview_branch
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunChain, is_written
@@ -47,6 +55,7 @@ class Reaudit:
     lance: LanceResource
     chain: RunChain
     checks: Sequence[dg.AssetCheckKey]
+    log: AuditLog
     accept_stale: bool = False
 
     def plan(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
@@ -58,18 +67,26 @@ class Reaudit:
         Raises:
             MergeConflictError: Some merges have conflicts; the error lists those of all tables.
         """
+        planned = self._previewed(found, lambda one: self._is_needed(one, alone=len(found) == 1))
+        # Until none is added: a preview of one table may be what the checks of another one have to read.
+        while moved := [one for one in planned if self._others_moved(one, planned)]:
+            planned = self._previewed(planned, moved.__contains__)
+        audited = [self.audit(one, planned) if one.planned else (one, []) for one in planned]
+        return [one for one, _ in audited], [reason for _, reasons in audited for reason in reasons]
+
+    def _previewed(self, found: Sequence[Publication], is_needed: Callable[[Publication], bool]) -> list[Publication]:
+        """Return the publications, some of them with a preview; all conflicts at once."""
         conflicts: list[Conflict] = []
         planned: list[Publication] = []
         for one in found:
             try:
-                planned.append(self.preview(one) if self._is_needed(one, alone=len(found) == 1) else one)
+                planned.append(self.preview(one) if is_needed(one) else one)
             except MergeConflictError as error:
                 conflicts += [found for found in error.conflicts if isinstance(found, Conflict)]
         if conflicts:
             self.drop(planned)
             raise MergeConflictError("cannot merge, so no table was merged and no tag moved:", conflicts)
-        audited = [self.audit(one, planned) if one.planned else (one, []) for one in planned]
-        return [one for one, _ in audited], [reason for _, reasons in audited for reason in reasons]
+        return planned
 
     def preview(self, one: Publication) -> Publication:
         """Merge the sources of a publication into a branch forked from `main`.
@@ -110,11 +127,7 @@ class Reaudit:
         if one.planned is None:
             return one, []
         foreign = foreign_commits(one.table, one.previous, one.base)
-        others = {
-            each.candidate: PinnedTable(table=each.table, version=each.planned or each.audited[-1])
-            for each in all_of
-            if each.audited and each.candidate != one.candidate
-        }
+        others = _others(one, all_of)
         reasons, record = self._evaluate(one, one.planned, keys=_partitions(one), foreign=foreign, others=others)
         return _with_record(one, record, reasons), reasons
 
@@ -147,6 +160,23 @@ class Reaudit:
         if alone:
             return False
         return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
+
+    def _others_moved(self, one: Publication, all_of: Sequence[Publication]) -> bool:
+        """Return whether a check of a source read another table at another version than the publication would meet."""
+        if one.planned is not None or one.landed is not None or len(one.sources) != 1 or is_rollback(one):
+            return False
+        checks = {key: bound for key, bound in check_values(self.context, [one.candidate]).items() if bound.check.reads}
+        subject = Subject.of(one.candidate, one.sources[0]) if checks else ""
+        if isinstance(subject, str):
+            return False
+        others = _others(one, all_of)
+        for key in (key for key in checks if key in self.checks):
+            read = tables_read(subject, key, log=self.log, chain=self.chain)
+            for asset in checks[key].check.reads:
+                other = others.get(asset) or open_other(self.lance, self.context, asset)
+                if read is None or read.get(asset.to_user_string()) != md.version_mark(other.version):
+                    return True
+        return False
 
     def _has_unseen_rows(self, one: Publication, source: Version) -> bool:
         """Return whether a branch has foreign rows of `main` that its checks left out: they see partitions only."""
@@ -214,6 +244,15 @@ class Reaudit:
                 metadata={**outcome.counts, **md.version_metadata(version), md.PUBLISHED_BY: self.chain.run_id or ""},
             )
         )
+
+
+def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
+    """Return the other tables of a publication at the versions that it would publish."""
+    return {
+        each.candidate: PinnedTable(table=each.table, version=each.planned or each.audited[-1])
+        for each in all_of
+        if each.audited and each.candidate != one.candidate
+    }
 
 
 def recorded_reasons(version: Version) -> list[str] | None:

@@ -7,17 +7,28 @@ one supersedes the older one, so a repaired run takes the place of the broken on
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
-from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError
+from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import partitions_of
+from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.publication import Publication, landed_as
+from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.resource import PinnedTable
-from lance_dagster.plugin.run_branch import BACKFILL_TAG, branch_of, is_written, run_of, started_at
+from lance_dagster.plugin.run_branch import (
+    BACKFILL_TAG,
+    RunChain,
+    branch_of,
+    family_of,
+    is_written,
+    run_of,
+    started_at,
+)
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import decode_claims
 
@@ -30,6 +41,41 @@ class Choice:
 
     heads: tuple[Version, ...] = ()
     waits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What a run and the re-executions that continue it wrote of the tables of one publisher.
+
+    In a repository it is published whole or not at all: a table that failed its checks, cannot be merged, is held, or
+    was not written because the run failed before, keeps the others back. `run_ids` are oldest first.
+    """
+
+    run_ids: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+    @classmethod
+    def of(cls, run_id: str, instance: dg.DagsterInstance, nodes: Sequence[Node]) -> "Candidate":
+        """Return the candidate that a run belongs to."""
+        first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
+        # Without its record, a run is known by its branch only.
+        return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
+
+    def reasons(self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
+        """Return what speaks against each table, by the key of its asset.
+
+        Args:
+            look: Returns what speaks against what the runs wrote of one table.
+            log: The event log.
+        """
+        # Outputs that an asset may skip are missing on purpose.
+        needed = [node.candidate for node in self.nodes if not node.spec.skippable]
+        missing = log.unwritten(needed, self.run_ids)
+        found = {key.to_user_string(): [f"run {self.run_ids[-1]} failed before it wrote it"] for key in missing}
+        for node in self.nodes:
+            with suppress(TableNotFoundError):
+                found.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
 while it contains everything that `main` of its table has. When `main` moved, the caller plans and audits again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -12,7 +12,7 @@ from lance_dagster.errors import ConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.merge_commit import MergeOptions
-from lance_dagster.repository.commits.snapshot import TableVersion
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import TableChange, capture, stage_merge
 from lance_dagster.repository.registry import Registry
@@ -33,14 +33,13 @@ class VersionToPublish:
 
 def exact_request(
     registry: Registry,
-    wanted: Mapping[str, VersionToPublish],
+    current: MutableMapping[str, VersionToPublish],
     plan_again: PlanAgain,
     *,
     message: str,
     properties: Mapping[str, str],
 ) -> CommitRequest:
-    """Return the commit that names exactly these versions."""
-    current = dict(wanted)
+    """Return the commit that names exactly these versions; one that is planned again replaces the one in `current`."""
     # What the caller does to audit again need not be made for threads.
     lock = Lock()
 
@@ -65,4 +64,13 @@ def exact_request(
                 current[name] = plan_again(name)
         raise ConflictError(f"main of {name} moved each of {_TRIES} times while its merge was audited; publish again")
 
-    return CommitRequest(branch=MAIN, stage=stage, names=tuple(wanted), message=message, properties=properties)
+    return CommitRequest(branch=MAIN, stage=stage, names=tuple(current), message=message, properties=properties)
+
+
+def version_in(registry: Registry, commit: RepositoryCommit, name: str, wanted: VersionToPublish) -> TableVersion:
+    """Return how a version that was published is named: as the commit does, or by itself where that has a newer one."""
+    at = commit.tables[name]
+    if wanted.version.branch != MAIN or wanted.version.number >= at.lands:
+        return at
+    context = registry.context(name)
+    return capture(context, at.id, context.at(wanted.version))

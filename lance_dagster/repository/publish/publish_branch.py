@@ -32,6 +32,7 @@ class Published:
         channel: The channel that names the commit now, or None.
         lagging: The branches and tags of tables that could not follow; `repair` tries again.
         kept: The branches of tables that were not deleted, and why.
+        versions: The version of each table that was asked for; the commit names a newer one where `main` went on.
     """
 
     commit: RepositoryCommit
@@ -39,6 +40,7 @@ class Published:
     channel: Channel | None = None
     lagging: tuple[Lagging, ...] = ()
     kept: tuple[str, ...] = ()
+    versions: Mapping[str, TableVersion] = field(default_factory=dict)
 
 
 class PublishOptions(TypedDict, total=False):

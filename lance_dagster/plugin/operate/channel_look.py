@@ -1,0 +1,139 @@
+"""What a channel of a repository did since the last tick, read from its log.
+
+An entry of the log is one promotion, rollback, hold or release of all tables, with who and why. So a channel that did
+not move costs one look at its newest entry, however many tables it names, and one that moved costs the versions of the
+tables that changed. Tags are not looked at: they follow the channel.
+"""
+
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from lance_dagster.errors import NotFoundError, RefNotFoundError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+    from lance_dagster.repository import LanceRepository, RefEntry, RepositoryView
+
+
+class ChannelMove(NamedTuple):
+    """An entry of a channel that was not reported yet, and the tables that it changed."""
+
+    channel: str
+    number: int
+    commit: str
+    action: str
+    who: str
+    why: str
+    tables: tuple[str, ...]
+
+    @property
+    def ref(self) -> str:
+        """The entry as a ref expression of the repository, such as `production@17`."""
+        return f"{self.channel}@{self.number}"
+
+    def __str__(self) -> str:
+        """Return what was done by whom and why, with the number of tables that changed."""
+        why = f": {self.why}" if self.why else ""
+        return f"{self.ref} {self.action} by {self.who}{why} ({len(self.tables)} tables changed)"
+
+
+@dataclass(slots=True, kw_only=True)
+class ChannelLook:
+    """One look at one channel; it changes the mark in the cursor as it goes, so that it can stop after any entry.
+
+    `watched` are the names of the tables in the repository. `found` are the versions that they have by an entry.
+    """
+
+    repository: "LanceRepository"
+    channel: str
+    cursor: RefCursor
+    watched: Collection[str]
+    tag_marks: Mapping[str, Marks]
+    until: float
+    moves: list[ChannelMove] = field(default_factory=list)
+    found: "list[tuple[ChannelMove, str, Version]]" = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> bool:
+        """Look, and return whether there is such a channel; without one the tables are asked for a tag or branch."""
+        try:
+            newest = self.repository.channels.get(self.channel).entry
+        except RefNotFoundError:
+            if self.cursor.channels.pop(self.channel, None) is not None:
+                self.notes.append(f"channel {self.channel} was deleted, so the tags of that name are watched")
+            return False
+        mark = self.cursor.channels.get(self.channel)
+        if mark == _mark_of(newest):
+            return True
+        if mark is None and not self.tag_marks and not self.cursor.announce_all:
+            self.cursor.channels[self.channel] = _mark_of(newest)
+            return True
+        if mark is None and self.cursor.announce_all:
+            # What the channel names now, and not each promotion of the past.
+            self._report(newest, None)
+            return True
+        if mark is not None and mark.number >= newest.number:
+            self.notes.append(f"channel {self.channel} begins anew: the repository was dropped and made again")
+            mark = None
+        self._report_after(mark or BranchMark(0, ""), newest)
+        return True
+
+    def _report_after(self, mark: BranchMark, newest: "RefEntry") -> None:
+        before = self._view(mark.transaction) if mark.transaction else None
+        entries: Sequence[RefEntry] = (
+            (newest,)
+            if newest.number == mark.number + 1
+            else self.repository.channels.entries_after(self.channel, mark.number)
+        )
+        for entry in entries:
+            # At least one entry in each tick; otherwise a short budget would stop all progress.
+            if self.moves and time.monotonic() >= self.until:
+                return
+            before = self._report(entry, before) or before
+
+    def _report(self, entry: "RefEntry", before: "RepositoryView | None") -> "RepositoryView | None":
+        view = None if entry.deleted else self._view(entry.commit)
+        if view is None:
+            # Deleted, or collected since: the next entry is compared with the last one that was there.
+            self.cursor.channels[self.channel] = _mark_of(entry)
+            return None
+        changed = view.commit.changed_from(None if before is None else before.commit)
+        tables = tuple(name for name in changed if name in view)
+        who, why = entry.properties.get(md.WHO) or entry.by, entry.properties.get(md.REASON) or entry.reason
+        move = ChannelMove(self.channel, entry.number, entry.commit, entry.action, who, why, tables)
+        self.moves.append(move)
+        reported = _names_in(entry.properties.get(md.REPORTED, ""))
+        for name in tables:
+            if name not in self.watched or name in reported:
+                continue
+            version = view[name].version
+            # A table that was adopted is where its tag was, which was reported then. From there on the log counts.
+            tag = self.tag_marks.get(name, {}).pop(self.channel, "")
+            if not str(tag).startswith(f"{version} "):
+                self.found.append((move, name, version))
+        self.cursor.channels[self.channel] = _mark_of(entry)
+        return view
+
+    def _view(self, commit: str) -> "RepositoryView | None":
+        try:
+            return self.repository.at(commit)
+        except NotFoundError:
+            return None
+
+
+def _mark_of(entry: "RefEntry") -> BranchMark:
+    return BranchMark(entry.number, entry.commit)
+
+
+def _names_in(text: str) -> frozenset[str]:
+    """Return the tables that a publisher reports itself; none when the text is not what a publisher writes."""
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return frozenset()
+    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()

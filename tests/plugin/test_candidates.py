@@ -1,0 +1,105 @@
+"""A candidate, what one run wrote under one publisher, is published whole or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from lance_dagster import InRange, LanceTable, build_table_checks
+from tests.plugin.shop import failure
+from tests.plugin.test_repository_default import KEYS, Location
+
+
+class Strict(Location):
+    """Rows of `lines` must not be negative; `orders` may have any; `break_lines` lets the asset of `lines` fail."""
+
+    break_lines = False
+
+    def __init__(self, root: Path, instance: dg.DagsterInstance, **fields: Any) -> None:  # noqa: ANN401
+        """Add the check of `lines`."""
+        super().__init__(root, instance=instance, **fields)
+        self.checks += build_table_checks(KEYS[1], [InRange("id", minimum=0)])
+
+    def value(self, name: str) -> int:
+        """The id that a run appends."""
+        if name == "lines" and self.break_lines:
+            raise ValueError("lines are not at home")
+        return abs(self.number) if name == "orders" else self.number
+
+
+@pytest.fixture
+def strict(tmp_path: Path, instance: dg.DagsterInstance) -> Strict:
+    """A location with one published run."""
+    made = Strict(tmp_path / "lake", instance)
+    assert made.run(1).success
+    return made
+
+
+def production(location: Location) -> tuple[list[int], list[int]]:
+    """What readers see of both tables."""
+    return location.seen(), location.seen("lines")
+
+
+def test_a_failed_check_keeps_the_other_tables_of_its_run(strict: Strict) -> None:
+    """*Materialize* alone publishes nothing of a run in which one table failed, also where only the other is chosen."""
+    broken = strict.run(-2)
+    assert not broken.success
+    for selection in ([], [dg.AssetKey(["production", "shop", "orders"])]):
+        done = strict.act(*selection)
+        assert done.success
+        said = [entry.user_message for entry in strict.instance.all_logs(done.run_id)]
+        assert any(f"run/{broken.run_id}@3 waits with shop/lines" in text for text in said)
+    assert ([1], [1]) == production(strict)
+
+
+def test_a_table_of_a_failed_run_is_published_when_it_is_asked_for(strict: Strict) -> None:
+    """By naming the run and selecting the node."""
+    broken = strict.run(-2)
+    assert strict.act(dg.AssetKey(["production", "shop", "orders"]), ref=f"run/{broken.run_id}").success
+    assert ([1, 2], [1]) == production(strict)
+
+
+def test_a_run_that_died_before_a_table_keeps_the_others(strict: Strict) -> None:
+    """A table that was to be written and was not counts as failed."""
+    strict.break_lines = True
+    assert not strict.run(2).success
+    assert strict.act().success
+    assert ([1], [1]) == production(strict)
+
+
+def test_other_runs_are_published_meanwhile(strict: Strict) -> None:
+    """What waits keeps back its own run only."""
+    assert not strict.run(-2).success
+    assert strict.run(3, publish=False).success
+    assert strict.act().success
+    assert ([1, 3], [1, 3]) == production(strict)
+
+
+def test_a_tag_that_is_held_keeps_the_whole_run(strict: Strict) -> None:
+    """In the job and by the button; after the release both tables are published."""
+    table = LanceTable.open(strict.lance.uri_of(KEYS[0]))
+    table.tags.hold("production", reason="under audit")
+    assert "it waits with shop/orders" in failure(strict.run(2))
+    strict.act()
+    assert ([1], [1]) == production(strict)
+    table.tags.release("production", reason="audited")
+    assert strict.act().success
+    assert ([1, 2], [1, 2]) == production(strict)
+
+
+def test_a_candidate_is_discarded_whole(strict: Strict) -> None:
+    """From the node of one table the branches of all are deleted."""
+    broken = strict.run(-2)
+    assert strict.act(dg.AssetKey(["production", "shop", "lines"]), discard=broken.run_id, reason="wrong").success
+    for key in KEYS:
+        assert {} == strict.lance.table(key).branches.list("run/*")
+
+
+def test_without_a_repository_each_table_is_published_by_itself(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """What passed is published, as it was asked for with `repository=False`."""
+    alone = Strict(tmp_path / "lake", instance, repository=False)
+    assert not alone.run(-2).success
+    assert alone.act().success
+    assert [2] == alone.seen()
+    assert not alone.lance.table(KEYS[1]).tags.list()

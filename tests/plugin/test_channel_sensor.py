@@ -1,0 +1,168 @@
+"""A sensor over a repository reports what its channel did, from the log of the channel."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from benchmarks.measure import requests
+from lance_dagster import LanceRepository, LanceResource, build_ref_sensor
+from tests.plugin.test_repository_default import Location
+from tests.plugin.test_sensors import Ticks
+
+READS = ("get", "get_with_etag", "list", "list_some", "folders")
+NAMES = ("shop/orders", "shop/lines")
+
+
+def repository_of(root: Path, *names: str) -> LanceRepository:
+    """A repository with one row in each table, promoted."""
+    repository = LanceRepository.create(root)
+    for name in names or NAMES:
+        repository.create_table(name, pa.schema({"id": pa.int64()}))
+    promote(repository, 1, *(names or NAMES))
+    return repository
+
+
+def promote(repository: LanceRepository, number: int, *names: str) -> None:
+    """Append a row to tables and promote them, outside of Dagster."""
+    branch = f"run/{number}"
+    for name in names or NAMES:
+        repository.fork(name, branch).append(pa.table({"id": [number]}), branch=branch)
+    repository.publish(branch, channel="production", message=f"day {number}")
+
+
+def watching(root: Path, instance: dg.DagsterInstance, *names: str, **options: Any) -> Ticks:  # noqa: ANN401
+    """A sensor that watches production."""
+    sensor = build_ref_sensor("moves", names or NAMES, refs=["production"], **options)
+    return Ticks(sensor, LanceResource(root=str(root)), instance)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder without tables."""
+    return tmp_path / "lake"
+
+
+def test_an_entry_names_all_tables_and_who_and_why(root: Path, instance: dg.DagsterInstance) -> None:
+    """One promotion of two tables is one entry; a hold is named and materializes nothing."""
+    repository = repository_of(root)
+    ticks = watching(root, instance)
+    assert [] == ticks.announced()
+    promote(repository, 2)
+    found = ticks.tick()
+    head = repository.head("production")
+    assert {("production/shop/lines", "3"), ("production/shop/orders", "3")} == {
+        (event.asset_key.to_user_string(), event.metadata["lance/version"].value) for event in found.asset_events
+    }
+    for event in found.asset_events:
+        said = {key: value.value for key, value in event.metadata.items()}
+        assert ("production@2", head.id, "promote") == (
+            said["lance/channel_entry"],
+            said["lance/repository_commit"],
+            said["lance/action"],
+        )
+        assert ("day 2", "shop/lines, shop/orders") == (said["lance/reason"], said["lance/tables"])
+    repository.channels.hold("production", reason="freeze", who="Ada")
+    held = ticks.tick()
+    assert [] == held.asset_events
+    assert "production@3 hold by Ada: freeze (0 tables changed)" in str(held.skip_message)
+    assert [] == ticks.announced()
+
+
+def test_only_what_changed_is_reported(root: Path, instance: dg.DagsterInstance) -> None:
+    """Each entry between two ticks is reported, with the tables that it changed and that are watched."""
+    repository = repository_of(root)
+    ticks, lines = watching(root, instance), watching(root, instance, "shop/lines")
+    for one in (ticks, lines):
+        assert [] == one.announced()
+    promote(repository, 2, "shop/orders")
+    promote(repository, 3, "shop/lines")
+    repository.channels.rollback("production", reason="wrong", steps=2)
+    expected = [("shop/orders", 3), ("shop/lines", 3), ("shop/lines", 2), ("shop/orders", 2)]
+    assert [(f"production/{name}", number) for name, number in expected] == ticks.announced()
+    assert [("production/shop/lines", 3), ("production/shop/lines", 2)] == lines.announced()
+
+
+def test_an_unchanged_channel_costs_one_look(root: Path, instance: dg.DagsterInstance) -> None:
+    """However many tables are watched: the marker of the repository, one listing and one read."""
+    names = [f"t{number}" for number in range(40)]
+    repository_of(root, *names)
+    ticks = watching(root, instance, *names)
+    ticks.tick()
+    with requests(READS) as made:
+        assert [] == ticks.announced()
+    assert 3 >= len(made)
+
+
+def test_what_a_publisher_promoted_is_not_reported_twice(root: Path, instance: dg.DagsterInstance) -> None:
+    """It materializes the nodes of its tables; tables of others that a rollback moved are left to the sensor."""
+    both, orders = Location(root, instance=instance), Location(root, "orders", instance=instance)
+    ticks = watching(root, instance)
+    assert [] == ticks.announced()
+    assert both.run(1).success
+    assert both.run(2).success
+    assert [] == ticks.announced()
+    assert orders.act(ref="production~1", rollback="hold", reason="wrong").success
+    assert [("production/shop/lines", 2)] == ticks.announced()
+
+
+def test_a_root_that_becomes_a_repository(root: Path, instance: dg.DagsterInstance) -> None:
+    """Tags are watched before; the adoption of what they name is no news."""
+    before = Location(root, instance=instance, repository=False)
+    assert before.run(1).success
+    ticks = watching(root, instance)
+    assert [] == ticks.announced()
+    assert Location(root, instance=instance).run(2).success
+    assert [] == ticks.announced()
+    repository = LanceRepository.open(root)
+    repository.channels.rollback("production", reason="by hand")
+    assert [("production/shop/lines", 2), ("production/shop/orders", 2)] == ticks.announced()
+
+
+def test_one_run_for_an_entry(root: Path, instance: dg.DagsterInstance) -> None:
+    """With a job, the newest entry requests one run for all tables, with a key that starts no second one."""
+    repository = repository_of(root)
+
+    @dg.job
+    def report() -> None:
+        """Do nothing."""
+
+    ticks = watching(root, instance, job=report)
+    ticks.tick()
+    promote(repository, 2)
+    (request,) = ticks.tick().run_requests
+    commit = repository.head("production").id
+    assert f"lance:production@2:{commit[:12]}" == request.run_key
+    assert ("production@2", commit) == (request.tags["lance/ref"], request.tags["lance/repository_commit"])
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [
+        {"production": [99, "0" * 64]},
+        {"production": [1, "not a commit"]},
+        {"production": "x"},
+        [1],
+        {"production": [-1]},
+    ],
+)
+def test_a_hostile_cursor_stops_nothing(root: Path, instance: dg.DagsterInstance, channels: object) -> None:
+    """An entry that is not there, a commit that never was, or no mark at all: later promotions are reported."""
+    repository = repository_of(root)
+    ticks = watching(root, instance)
+    ticks.cursor = json.dumps({"format": 2, "next": 0, "all": False, "seen": {}, "channels": channels})
+    ticks.tick()
+    promote(repository, 2)
+    assert [("production/shop/lines", 3), ("production/shop/orders", 3)] == ticks.announced()
+
+
+def test_an_old_cursor_goes_on(root: Path, instance: dg.DagsterInstance) -> None:
+    """A cursor from before there were channels knows the tables, so what the channel did is news."""
+    repository_of(root)
+    ticks = watching(root, instance)
+    ticks.cursor = json.dumps({"format": 2, "next": 0, "all": False, "seen": {"shop/orders": {}, "shop/lines": {}}})
+    assert [("production/shop/lines", 2), ("production/shop/orders", 2)] == ticks.announced()
+    assert [] == ticks.announced()

@@ -1,0 +1,112 @@
+"""A check that reads another table speaks for the version of it that it read."""
+
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    KeysExist,
+    LanceIOManager,
+    LanceResource,
+    PinnedTable,
+    RowCount,
+    build_publisher,
+    build_table_checks,
+    table_check,
+)
+from tests.plugin.shop import failure
+from tests.plugin.test_repository_publish import ids_of
+
+ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
+
+
+class Shop:
+    """Orders that are replaced, and lines that are appended; each line is of an order."""
+
+    def __init__(self, lake: LanceResource, instance: dg.DagsterInstance) -> None:
+        """Make the definitions."""
+        self.lake, self.instance = lake, instance
+        self.orders, self.lines, self.evaluated = [1], [1], 0
+        shop = self
+
+        @dg.asset(key=ORDERS)
+        def orders() -> pa.Table:
+            return pa.table({"id": shop.orders})
+
+        @dg.asset(key=LINES, metadata={"lance/write_mode": "append"}, deps=[orders])
+        def lines() -> pa.Table:
+            return pa.table({"id": shop.lines})
+
+        @table_check(asset=lines, reads=[orders])
+        def counted(lines: PinnedTable, orders: PinnedTable) -> bool:
+            shop.evaluated += 1
+            return lines.count_rows() >= 0 and orders.count_rows() > 0
+
+        self.checks = {
+            ORDERS: build_table_checks(orders, [RowCount(minimum=1)]),
+            LINES: [*build_table_checks(lines, [KeysExist("id", in_table="shop/orders", key="id")]), counted],
+        }
+        self.assets = [orders, lines, *self.checks[ORDERS], *self.checks[LINES], build_publisher([orders, lines])]
+
+    def run(self, *keys: dg.AssetKey, publish: bool = True) -> dg.ExecuteInProcessResult:
+        """Write tables, check them, publish them."""
+        promoted = [dg.AssetKey(["production", *key.path]) for key in keys] if publish else []
+        return self._execute(selection=dg.AssetSelection.assets(*keys, *promoted))
+
+    def publish(self, *keys: dg.AssetKey, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401
+        """Press the publisher's button."""
+        selection = dg.AssetSelection.assets(*[dg.AssetKey(["production", *key.path]) for key in keys])
+        return self._execute(selection=selection, run_config={"ops": {"publish_production": {"config": config}}})
+
+    def seen(self, key: dg.AssetKey = LINES) -> list[int]:
+        """The ids that readers see."""
+        return ids_of(self.lake.table(key).read("production"))
+
+    def _execute(self, **options: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401
+        resources = {"lance": self.lake, "io_manager": LanceIOManager(lance=self.lake)}
+        return dg.materialize(self.assets, resources=resources, instance=self.instance, raise_on_error=False, **options)
+
+
+@pytest.fixture(params=[True, False], ids=["repository", "table by table"])
+def shop(request: pytest.FixtureRequest, lake: LanceResource, instance: dg.DagsterInstance) -> Shop:
+    """Order 1 and a line of it, published."""
+    made = Shop(LanceResource(root=lake.root, repository=request.param), instance)
+    assert made.run(ORDERS, LINES).success
+    return made
+
+
+def test_the_other_table_moved_after_the_check(shop: Shop) -> None:
+    """The line passed against order 1, which another run took away before the line was published."""
+    waiting = shop.run(LINES, publish=False)
+    assert waiting.success
+    shop.orders = [2]
+    assert shop.run(ORDERS).success
+    said = failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
+    assert "'keys_exist_id' failed on the merge of" in said
+    assert [1] == shop.seen()
+    shop.orders = [1, 2]
+    assert shop.run(ORDERS).success
+    assert shop.publish(LINES, ref=f"run/{waiting.run_id}").success
+    assert [1, 1] == shop.seen()
+
+
+def test_the_other_table_of_the_run_is_not_published_with_it(shop: Shop) -> None:
+    """The line is of an order that the same run wrote, and that readers would not have."""
+    shop.orders, shop.lines = [1, 5], [5]
+    waiting = shop.run(ORDERS, LINES, publish=False)
+    assert waiting.success
+    assert "'keys_exist_id' failed on the merge of" in failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
+    assert shop.publish(ORDERS, LINES, ref=f"run/{waiting.run_id}").success
+    assert ([1, 5], [1, 5]) == (shop.seen(ORDERS), shop.seen())
+
+
+def test_without_movement_nothing_is_evaluated_again(shop: Shop) -> None:
+    """Tables that are published as the checks saw them cost no second evaluation."""
+    shop.evaluated = 0
+    shop.orders, shop.lines = [1, 6], [6]
+    assert shop.run(ORDERS, LINES).success
+    assert 1 == shop.evaluated
+    assert shop.run(LINES).success
+    assert 2 == shop.evaluated

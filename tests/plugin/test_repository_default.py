@@ -1,0 +1,203 @@
+# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+"""What the repository, which is the default, means for tables that were there before, and for those who only read."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from lance_dagster import (
+    LanceIOManager,
+    LanceRepository,
+    LanceResource,
+    RowCount,
+    build_publisher,
+    build_table_checks,
+)
+from lance_dagster.errors import RefNotFoundError
+from tests.plugin.shop import failure
+from tests.plugin.test_repository_publish import ids_of
+
+KEYS = [dg.AssetKey(["shop", name]) for name in ("orders", "lines")]
+
+
+class Location:
+    """A code location that appends one row to tables, and promotes them by a tag."""
+
+    def __init__(
+        self, root: Path, *names: str, instance: dg.DagsterInstance, tag: str = "production", **fields: Any
+    ) -> None:
+        self.lance, self.instance, self.number, self.tag = LanceResource(root=str(root), **fields), instance, 0, tag
+        self.assets = [self._asset(name) for name in names or ("orders", "lines")]
+        self.publisher = build_publisher(self.assets, tag=tag)
+        self.checks = [one for asset in self.assets for one in build_table_checks(asset, [RowCount(minimum=1)])]
+
+    def _asset(self, name: str) -> dg.AssetsDefinition:
+        @dg.asset(key=["shop", name], metadata={"lance/write_mode": "append"})
+        def rows() -> pa.Table:
+            return pa.table({"id": [self.value(name)]})
+
+        return rows
+
+    def value(self, name: str) -> int:
+        """The id that a run appends to a table."""
+        del name
+        return self.number
+
+    def run(self, number: int, *, publish: bool = True) -> dg.ExecuteInProcessResult:
+        """Write a row, check it, publish it."""
+        self.number = number
+        return self._execute([*self.assets, *self.checks, *([self.publisher] if publish else [])])
+
+    def act(self, *selection: dg.AssetKey, **config: object) -> dg.ExecuteInProcessResult:
+        """Press the publisher's button."""
+        return self._execute(
+            [*self.assets, *self.checks, self.publisher],
+            selection=list(selection or self.publisher.keys),
+            run_config={"ops": {self.publisher.node_def.name: {"config": config}}},
+        )
+
+    def seen(self, name: str = "orders") -> list[int]:
+        """The ids that a run which reads the tag sees."""
+        table = self.lance.table(f"shop/{name}")
+        return ids_of(table.read(self.lance.version_at(table, self.tag, None)))
+
+    def _execute(self, assets: list[Any], **options: Any) -> dg.ExecuteInProcessResult:
+        resources = {"lance": self.lance, "io_manager": LanceIOManager(lance=self.lance)}
+        return dg.materialize(assets, resources=resources, instance=self.instance, raise_on_error=False, **options)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder without tables."""
+    return tmp_path / "lake"
+
+
+def repository_at(root: Path) -> LanceRepository:
+    """The repository of a root, which must be there."""
+    return LanceRepository.open(root)
+
+
+def test_tables_that_were_published_before_are_adopted(root: Path, instance: dg.DagsterInstance) -> None:
+    """The channel begins where the tags are, so a rollback leads back there; the log says so once; nothing moves."""
+    before = Location(root, instance=instance, repository=False)
+    assert before.run(1).success
+    assert before.run(2).success
+    assert not (root / "_repository").exists()
+    after = Location(root, instance=instance)
+    assert ([1, 2], [1, 2]) == (after.seen(), after.seen("lines"))
+    done = after.run(3)
+    assert done.success
+    said = [entry for entry in instance.all_logs(done.run_id) if "begins with what the tags name" in entry.user_message]
+    assert ["shop/lines at main@3, shop/orders at main@3"] == [
+        ", ".join(sorted(entry.user_message.rpartition("name: ")[2].split(", "))) for entry in said
+    ]
+    assert after.run(4).success
+    view = repository_at(root).at("production~2")
+    assert ([1, 2], [1, 2]) == tuple(ids_of(view[f"shop/{key.path[-1]}"].read()) for key in KEYS)
+    assert after.act(ref="production~2", rollback="hold", reason="as it was").success
+    assert ([1, 2], [1, 2]) == (after.seen(), after.seen("lines"))
+
+
+def test_a_table_that_nobody_published_is_left_alone(root: Path, instance: dg.DagsterInstance) -> None:
+    """Tables of others below the root are neither registered nor changed, and are read at their own tags."""
+    assert Location(root, "lines", instance=instance, repository=False).run(1).success
+    files = sorted(path for path in (root / "shop" / "lines.lance").rglob("*") if path.is_file())
+    orders = Location(root, "orders", instance=instance)
+    assert orders.run(2).success
+    assert ["shop/orders"] == repository_at(root).tables()
+    assert files == sorted(path for path in (root / "shop" / "lines.lance").rglob("*") if path.is_file())
+    assert [1] == orders.seen("lines")
+
+
+def test_whoever_only_reads_makes_no_repository(root: Path, instance: dg.DagsterInstance) -> None:
+    """Neither reading a tag nor a dry run writes below the root."""
+    assert Location(root, instance=instance, repository=False).run(1).success
+    location = Location(root, instance=instance)
+    assert [1] == location.seen()
+    assert location.run(2, publish=False).success
+    assert location.act(dry_run=True).success
+    assert not (root / "_repository").exists()
+
+
+def test_a_reader_without_the_right_to_write(root: Path, instance: dg.DagsterInstance) -> None:
+    """The mark that keeps the steps of a run together cannot be written, so each step reads the channel itself."""
+    location = Location(root, instance=instance)
+    assert location.run(1).success
+    # A file in place of the folder: whoever runs the tests may have every right.
+    for one in (pins := root / "_repository" / "pins").glob("*"):
+        one.unlink()
+    pins.rmdir()
+    pins.write_text("")
+    table = location.lance.table(KEYS[0])
+    assert 1 == location.lance.version_at(table, "production", "a run").rows
+
+
+def test_a_table_that_the_channel_went_back_before_is_not_read(root: Path, instance: dg.DagsterInstance) -> None:
+    """Its tag is what the rollback left behind, and names rows that were withdrawn."""
+    first, both = Location(root, "orders", instance=instance), Location(root, instance=instance)
+    assert first.run(1).success
+    assert both.run(2).success
+    assert first.act(ref="production~1", rollback="hold", reason="wrong").success
+    assert [1] == both.seen()
+    with pytest.raises(RefNotFoundError, match="shop/lines was not published to it"):
+        both.seen("lines")
+
+
+def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: dg.DagsterInstance) -> None:
+    """Readers of the channel would never see it; the error says how to go on, and that works."""
+    assert Location(root, instance=instance).run(1).success
+    alone = Location(root, instance=instance, repository=False)
+    said = failure(alone.run(2))
+    assert "shop/lines, shop/orders cannot be published with repository=False" in said.replace(
+        "shop/orders, shop/lines", "shop/lines, shop/orders"
+    )
+    assert [1] == alone.seen()
+    repository_at(root).channels.delete("production", reason="table by table")
+    assert alone.act().success
+    assert [1, 2] == alone.seen() == Location(root, instance=instance).seen()
+
+
+def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:
+    """Other channels may be ahead: what they published later is not promoted with it."""
+    staging = Location(root, instance=instance, tag="staging")
+    for number in (1, 2, 3):
+        assert staging.run(number).success
+    production = Location(root, instance=instance)
+    assert production.act(ref="main@3").success
+    assert ([1, 2], [1, 2]) == (production.seen(), production.seen("lines"))
+    assert [1, 2, 3] == staging.seen()
+    commit = repository_at(root).head("staging")
+    assert production.act(ref=commit.short_id).success
+    assert ([1, 2, 3], [1, 2, 3]) == (production.seen(), production.seen("lines"))
+
+
+def test_a_commit_of_the_repository_is_a_ref(root: Path, instance: dg.DagsterInstance) -> None:
+    """Its id promotes or rolls back all tables, and further back while the channel is held."""
+    location = Location(root, instance=instance)
+    commits = []
+    for number in (1, 2, 3):
+        assert location.run(number).success
+        commits.append(repository_at(root).head("production").id)
+    assert location.act(ref=commits[1], rollback="hold", reason="3 is wrong").success
+    assert ([1, 2], [1, 2]) == (location.seen(), location.seen("lines"))
+    assert location.act(ref=commits[0][:12], rollback="hold", reason="2 is wrong too").success
+    assert ([1], [1]) == (location.seen(), location.seen("lines"))
+    assert "held by" in failure(location.act(ref=commits[2]), "publish_production")
+    repository_at(root).channels.release("production", reason="they were right")
+    assert location.act(ref=commits[2]).success
+    assert ([1, 2, 3], [1, 2, 3]) == (location.seen(), location.seen("lines"))
+
+
+def test_a_branch_deployment_has_a_repository_of_its_own(root: Path, instance: dg.DagsterInstance) -> None:
+    """What it publishes reaches neither the shared channel nor the shared tables."""
+    shared = Location(root, instance=instance)
+    assert shared.run(1).success
+    preview = Location(root, instance=instance, environment="pr-17")
+    assert [1] == preview.seen()
+    assert preview.run(2).success
+    assert ([1, 2], [1]) == (preview.seen(), shared.seen())
+    assert ["production"] == list(LanceRepository.open(root / ".environments" / "pr-17").channels.list())
+    assert 1 == len(repository_at(root).channels.history("production"))
