@@ -81,7 +81,7 @@ class RunChain:
         """Return the chain of the run of a Dagster context, empty when the context belongs to no run."""
         try:
             run, instance = getattr(context, "run", None), getattr(context, "instance", None)
-        except dg.DagsterError:  # the context of an asset or check that is called directly raises for `run`
+        except dg.DagsterError:  # `run` raises in the context of an asset or check that is called directly
             return cls()
         return cls.of(run if isinstance(run, dg.DagsterRun) else None, instance)
 
@@ -115,8 +115,7 @@ class RunChain:
             md.RUN_ID: self.run_id,
             md.ROOT_RUN_ID: self.root_run_id,
             md.JOB_NAME: self.job_name,
-            # The publisher of a backfill is a run of its own without a parent; it finds the branches by this
-            # id.
+            # The publisher of a backfill is a run of its own without a parent. It finds the branches by this id.
             md.BACKFILL_ID: self.backfill_id,
         }
         return {key: value for key, value in found.items() if value}
@@ -270,8 +269,8 @@ def waiting_version(table: "LanceTable", asset: dg.AssetKey, instance: dg.Dagste
 def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a run and the re-executions that continue it, oldest first.
 
-    Their check evaluations count for the run too: a check that failed for lack of memory may have passed in one
-    of them.
+    Their check evaluations count for the run too: a check that failed for lack of memory may have passed in a
+    re-execution.
 
     Args:
         run_id: The run.
@@ -305,7 +304,7 @@ def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterat
         if parent_id is None or not _continues_parent(current, instance):
             return
         current = instance.get_run_by_id(parent_id) if instance else None
-        if current is None:  # the record of the run was deleted, its branches may still exist
+        if current is None:  # the record of the parent was deleted, but its branches may still exist
             yield parent_id
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # resources or for the selection of a job, but never the function, so that the attribute survives.
 LANCE_CHECK = "lance_check"
 _PARTITION_TAG = "dagster/partition"
-# What a check, and the function of a user, raise because of the rows or of a mistake. Not OSError and not Dagster's own
-# errors: they may ask for a retry, and they stop the step, which blocks the publication too.
+# What a check or the function of a user raises because of the rows or of a mistake. OSError and Dagster's own errors
+# are missing on purpose: they may ask for a retry, and they stop the step, which blocks the publication too.
 _BROKEN = (
     ArithmeticError,
     AssertionError,
@@ -70,6 +70,7 @@ def describe_asset(
     context: CheckContext, asset: dg.AssetKey
 ) -> tuple[Mapping[str, object], dg.PartitionsDefinition | None]:
     """Return the metadata and the partitions of an asset's definition; empty when the code location has none."""
+    # The graph of the job lacks assets that the run leaves out; the one it was cut out of has them.
     graph = context.job_def.asset_layer.asset_graph
     for known in (graph, graph.source_asset_graph):
         if known.has(asset):
@@ -148,6 +149,7 @@ def evaluate_check(
         marks = {key.to_user_string(): md.version_mark(table.version) for key, table in read.items()}
         return replace(outcome, counts={**outcome.counts, md.READ: dg.MetadataValue.json(marks)})
     except StoreError:
+        # A StoreError is a LanceDagsterError too, and must not count as a failure of the check.
         raise
     except _broken() as error:
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
@@ -220,7 +222,7 @@ def _asset_checks(
     context: CheckContext, assets: Collection[dg.AssetKey]
 ) -> dict[dg.AssetCheckKey, dg.AssetsDefinition]:
     """Return the definitions of the checks of some assets, including checks that the current run leaves out."""
-    # Not `context.repository_def`: under `dg.materialize` that one is only a placeholder.
+    # `context.repository_def` would have them all, but under `dg.materialize` it is only a placeholder.
     graph = context.job_def.asset_layer.asset_graph
     # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
     return {
@@ -232,6 +234,7 @@ def _asset_checks(
 
 
 def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
+    # Checks that Dagster builds itself may have a plain function, without a decorated one behind it.
     function = getattr(definition.op.compute_fn, "decorated_fn", None)
     found = getattr(function, LANCE_CHECK, None)
     return found if isinstance(found, BoundCheck) else None
@@ -248,6 +251,7 @@ def _audit(
 ) -> Audit:
     if bound.check.scope == "table" or not keys:
         return Audit(candidate=version, others=others, partition_keys=tuple(keys))
+    # One filter for all partitions, for a single scan, and one for each, so that a failure names its partition.
     union, *each = [_partitions(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
     return Audit(
         candidate=replace(version, filter=union.predicate),
@@ -258,6 +262,7 @@ def _audit(
 
 
 def _partitions(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> "PartitionFilter":
+    # Imported for an evaluation only, since filters need pyarrow and definitions load without it.
     from lance_dagster.plugin.io.partitions import partition_filter
 
     try:

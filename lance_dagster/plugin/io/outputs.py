@@ -68,7 +68,8 @@ class OutputWriter:
         place = self.lance.address_of(target.key, target.metadata)
         table = self._table(write, place, with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
-        # Before the fork: a table of another asset is refused without a trace.
+        # Both tests come before the fork: a table of another asset is refused without a trace, and the new branch would
+        # be taken for one that an earlier run left.
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded()
         if write.mode == "append":
             self._refuse_published(write.asset, branch)
@@ -89,6 +90,7 @@ class OutputWriter:
                 **content_entries(table, version, self.defaults.preview_rows),
             }
         )
+        # The transaction and not the number: each branch counts its own versions, so two runs produce equal numbers.
         set_data_version(context, version.transaction)
 
     def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
@@ -99,6 +101,7 @@ class OutputWriter:
         """
         with suppress(TableNotFoundError):
             return self.lance.open_at(place)
+        # Called for its errors: a wrong partition column must not leave an empty table behind.
         write.partitions(schema)
         return LanceTable.create(
             self.lance.uri_at(place),
@@ -116,7 +119,8 @@ class OutputWriter:
             InvalidInputError: Such a run appended to the asset and was published.
         """
         earlier = branch.chain.run_ids[1:]
-        # A branch that is left has the rows of the earlier run, so it was not retired; the commit removes them.
+        # A publisher deletes what it published. A branch that is left was not published, so the commit of this run can
+        # take back the rows that are on it.
         if not earlier or self.instance is None or branch.head() is not None:
             return
         since = started_at(dg.RunsFilter(run_ids=list(earlier)), self.instance)
@@ -161,11 +165,13 @@ class _Output:
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
-        # Without the asset's key among the properties: a retried append takes back the commit that has it.
+        # The run id alone: a retried append takes back the newest commit that names its step and its asset, which must
+        # be the one with the rows.
         owner = {key: value for key, value in write.properties.items() if key == md.RUN_ID}
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
         change.apply(table, name, owner)
+        # An overwrite brings its columns itself. Any other mode needs a table that has the new ones.
         if change.replaced and write.mode != "overwrite":
             table.overwrite(change.schema.empty_table(), branch=name, message="columns", properties=owner)
         elif not change.replaced:
@@ -186,6 +192,7 @@ class _Output:
             known = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
             known_vectors = {name: length for name, length in self.vectors.items() if not _is_null(known, name)}
             given = with_vectors(pa.schema(known), known_vectors)
+        # Nobody has read the columns of a table without a write, so the first write may replace them.
         fresh = self._never_written()
         return Evolution(
             policy="replace" if fresh else self.write.evolution,
@@ -195,7 +202,7 @@ class _Output:
 
     def _never_written(self) -> bool:
         """Return whether the IO manager created the table for the asset and no run has written it."""
-        # The columns of a table that someone else created are meant as they are.
+        # Someone else may have created the table, with columns that are meant as they are.
         if self.head.rows or not self.is_owned:
             return False
         return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(self.head))
@@ -214,7 +221,8 @@ class _Output:
         target = table.write_target(schema, name)
         if isinstance(rows, SparkRows):
             return rows.stage(target, tally)
-        # Rows in memory are counted before a file is written; those of a stream only while they are written.
+        # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
+        # converted while it is written.
         batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
         return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
 
@@ -250,7 +258,7 @@ class _Output:
     def _keyed(self, schema: pa.Schema, tally: RowTally, predicate: str) -> StagedUpsert | pa.Table:
         """Return the rows of an upsert: matched and written by Spark, or in memory."""
         table, name, write = self.branch.table, self.branch.name, self.write
-        # Before the columns of the table change, its rows cannot be matched with those of the output.
+        # Spark matches the output with the table as it is. Where columns are to change, that has not happened yet.
         if isinstance(self.rows, SparkRows) and schema == table.schema(name):
             with self._errors_of_upsert():
                 staged = self.rows.stage_upsert(table, name, write.on, when=self._missing(predicate), tally=tally)
@@ -266,6 +274,7 @@ class _Output:
         """Return what an upsert does with the rows of the table whose key is not in the output."""
         if not self.write.deletes_missing:
             return {}
+        # Within the partitions of the run only: the output has no rows of the others.
         return {"when_missing": "delete", **({"missing_where": predicate} if self.write.keys else {})}
 
     @contextmanager
@@ -304,8 +313,8 @@ class _Output:
             return self._upserted(rows, predicate, message)
         match write.mode:
             case "append":
-                # The other modes are idempotent by themselves. A repeated append has to remove the rows of the
-                # earlier attempt, in the same commit, so that no reader sees them twice.
+                # The other modes are idempotent. A repeated append has to remove the rows of the earlier attempt in the
+                # same commit, so that no reader sees them twice.
                 earlier = self.branch.earlier_attempt(props)
                 return table.append(
                     rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier

@@ -67,6 +67,7 @@ class PartitionPoints:
         """Return the points of some keys of a definition; without one, keys are plain values."""
         if not isinstance(definition, dg.MultiPartitionsDefinition):
             return cls(points=frozenset((key,) for key in keys), windows=(_windows_of(definition),), names=None)
+        # Sorted, so that the order in which the user wrote the dimensions changes no predicate.
         parts = sorted(definition.partitions_defs, key=lambda part: part.name)
         names = tuple(part.name for part in parts)
         found = [_coordinates(definition, key) for key in keys]
@@ -82,6 +83,7 @@ class PartitionPoints:
         Raises:
             InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
         """
+        # Before the case without keys: a wrong expression is an error there too.
         given = expressions_of(asset, self.names, partition_expr)
         values = [PartitionValues.of(one, schema, asset) for one in given]
         if not self.points:
@@ -90,11 +92,13 @@ class PartitionPoints:
 
     def encoded(self) -> dict[str, object]:
         """Return the points as values of JSON, with the window of each key."""
+        # A function cannot be sent to another process; the windows of these keys can.
         windows = [
             None if of is None else {key: _encoded_window(of(key)) for key in {point[number] for point in self.points}}
             for number, of in enumerate(self.windows)
         ]
         return {
+            # Sorted: the order of a set differs between two processes.
             "points": sorted(map(list, self.points)),
             "windows": windows,
             "names": None if self.names is None else list(self.names),
@@ -115,13 +119,14 @@ class PartitionPoints:
 
 
 def _windows_of(definition: dg.PartitionsDefinition | None) -> Windows | None:
+    # The keys of static and dynamic partitions, and those without a definition, are compared as values.
     if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
         return None
     return definition.time_window_for_partition_key
 
 
 def _encoded_window(window: dg.TimeWindow) -> list[str]:
-    # The zone beside the instants: the bounds of a column without a time zone are the local times of the partitions.
+    # ISO text keeps an offset but not the zone, which gives the local times for a column without a time zone.
     return [window.start.isoformat(), window.end.isoformat(), str(window.start.tzinfo)]
 
 
@@ -183,6 +188,7 @@ def expressions_of(asset: str, dimensions: Sequence[str] | None, partition_expr:
 
 
 def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[str, str]:
+    # A key that comes from a tag or from JSON is plain text.
     found = key if isinstance(key, dg.MultiPartitionKey) else definition.get_partition_key_from_str(key)
     return found.keys_by_dimension
 
@@ -201,9 +207,11 @@ def _select_points(
     rests: dict[str, set[tuple[str, ...]]] = {}
     for value, *rest in points:
         rests.setdefault(value, set()).add(tuple(rest))
+    # Frozen sets, since values are grouped by the whole set of their other coordinates.
     values_by_rest: dict[frozenset[tuple[str, ...]], list[str]] = {}
     for value, rest_points in rests.items():
         values_by_rest.setdefault(frozenset(rest_points), []).append(value)
+    # Sorted, so that the predicate of the same partitions is the same text in each run.
     ordered = sorted(values_by_rest.items(), key=lambda item: sorted(item[1]))
     return any_of(
         [

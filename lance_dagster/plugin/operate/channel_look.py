@@ -70,13 +70,15 @@ class ChannelLook:
         mark = self.cursor.channels.get(self.channel)
         if mark == _mark_of(newest):
             return True
+        # A cursor with marks of tags was written before there was a channel: what the channel did since is news.
         if mark is None and not self.tag_marks and not self.cursor.announce_all:
             self.cursor.channels[self.channel] = _mark_of(newest)
             return True
         if mark is None and self.cursor.announce_all:
-            # What the channel names now, and not each promotion of the past.
+            # `announce_all` asks for what the channel names at present, and not for each promotion of the past.
             self._report(newest, None)
             return True
+        # The numbers of one log only grow, and `newest` is not the entry of the mark.
         if mark is not None and mark.number >= newest.number:
             self.notes.append(f"channel {self.channel} begins anew: the repository was dropped and made again")
             mark = None
@@ -84,7 +86,9 @@ class ChannelLook:
         return True
 
     def _report_after(self, mark: BranchMark, newest: "RefEntry") -> None:
+        # The mark of a channel has the commit of its entry. When that was collected, every table counts as changed.
         before = self._view(mark.transaction) if mark.transaction else None
+        # In the usual case `newest` is the only new entry, and the log need not be listed.
         entries: Sequence[RefEntry] = (
             (newest,)
             if newest.number == mark.number + 1
@@ -99,7 +103,8 @@ class ChannelLook:
     def _report(self, entry: "RefEntry", before: "RepositoryView | None") -> "RepositoryView | None":
         view = None if entry.deleted else self._view(entry.commit)
         if view is None:
-            # Deleted, or collected since: the next entry is compared with the last one that was there.
+            # The entry deleted the channel, or its commit was collected. The next entry is compared with the last one
+            # that could be read.
             self.cursor.channels[self.channel] = _mark_of(entry)
             return None
         changed = view.commit.changed_from(None if before is None else before.commit)
@@ -112,10 +117,12 @@ class ChannelLook:
             if name not in self.watched or name in reported:
                 continue
             version = view[name].version
-            # A table that was adopted is where its tag was, which was reported then. From there on the log counts.
+            # A table is adopted at the version of its tag, which was reported when the tag moved. The mark of the tag
+            # is removed, because only the log of the channel counts from here on.
             tag = self.tag_marks.get(name, {}).pop(self.channel, "")
             if not str(tag).startswith(f"{version} "):
                 self.found.append((move, name, version))
+        # Last: where a table cannot be read, the next tick reports the entry again.
         self.cursor.channels[self.channel] = _mark_of(entry)
         return view
 

@@ -82,7 +82,7 @@ class _Look:
         try:
             table = self.lance.table(self.watched.key, self.watched.metadata)
         except TableNotFoundError:
-            # Without marks, so that a table that is created later is reported from its first version on.
+            # The table stays known, but without marks: when it is created again, its first version is news.
             if self.marks:
                 self.notes.append(f"{self.watched.name} was dropped")
             self.marks.clear()
@@ -97,6 +97,7 @@ class _Look:
                 self.problem = f"{self.watched.name}: {error}"
 
     def _look_at(self, table: "LanceTable", ref: str) -> None:
+        # Imported in a tick only: a code location is loaded without the merge.
         from lance_dagster.plugin.publish.publication import find_tag
 
         tag = None if ref == MAIN else find_tag(table, ref)
@@ -117,6 +118,7 @@ class _Look:
         mark = self.marks.get(branch)
         if mark == _mark_of(head):
             return
+        # What was there before the sensor is no news, so the readers are not started for it.
         if self.is_first:
             self.marks[branch] = _mark_of(head)
             return
@@ -179,14 +181,15 @@ class RefTick:
         if not self.refs:
             self.visited = len(watched)
             return
+        # Modulo, because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
         order = [*watched[first:], *watched[:first]]
         self.cursor.keep_only(one.name for one in watched)
         with ThreadPoolExecutor(max_workers=min(_THREADS, len(order))) as threads:
             looks = threads.map(self._look, range(len(order)), order)
             for look in looks:
-                # The first table that no time was left for; the daemon discards the events of a tick that exceeds
-                # its limit, so the next tick starts here.
+                # No time was left for this table, so the next tick starts here. The daemon would discard all events of
+                # a tick that takes longer than it allows.
                 if look is None:
                     break
                 self._add(look)
@@ -213,6 +216,7 @@ class RefTick:
             is_channel = look.run()
         except LanceDagsterError as error:
             self.problems.append(f"channel {ref}: {error}")
+            # With False the tags of this name would be reported now, and the same moves at a later tick from the log.
             return True
         self.moves += look.moves
         self.notes += look.notes
@@ -229,7 +233,7 @@ class RefTick:
             lance=self.lance,
             refs=self.refs,
             watched=one,
-            # A copy: a look that is not gathered, because an earlier table had no time left, must leave no marks.
+            # A copy: when an earlier table had no time left, this look is not gathered and must leave no marks.
             marks=dict(known or {}),
             is_first=known is None and not self.cursor.announce_all,
             until=self.until,

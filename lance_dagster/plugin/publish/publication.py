@@ -98,8 +98,8 @@ def find_by_run(publication: Publication, chain: RunChain, *, instance: dg.Dagst
     head = RunBranch(table=table, chain=chain).written()
     if head is not None and run_of(head.branch) in (None, chain.run_id):
         return replace(publication, sources=(head,))
-    # The branch found belongs to an older run of the chain. A newer run may be published already and its branch
-    # deleted; then the log of main has the newer rows.
+    # No branch was found, or that of an older run of the chain. A newer run may be published already and its branch
+    # deleted; then the log of `main` has the newer rows.
     runs = dg.RunsFilter(run_ids=list(chain.run_ids))
     landed = landed_as(table, {md.RUN_ID: chain.run_ids}, started_at(runs, instance))
     if landed is not None and (head is None or _is_newer(landed, head, chain)):
@@ -129,7 +129,7 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     if run_id is not None and not table.branches.list(ref):
         since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
         landed = landed_as(table, {md.RUN_ID: _run_ids_like(table, run_id)}, since)
-        # The run was published and its branch deleted. Its merge is in the log of main, so the tag can follow.
+        # The run was published and its branch deleted. Its merge is in the log of `main`, so the tag can move there.
         if landed is not None:
             return replace(publication, landed=landed)
     version = table.at(ref)
@@ -144,6 +144,7 @@ def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
     Raises:
         InvalidInputError: There are several.
     """
+    # The branch is deleted, so only the commits of `main` still have the whole id.
     numbers = table.branches.version_numbers()[-_SEARCHED:]
     found = {run for number in numbers for run in _values(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
     like = sorted(run for run in found if run.startswith(beginning))
@@ -189,12 +190,14 @@ def _merged(
     refusal: str,
 ) -> Publication:
     for _ in range(_TRIES):
+        # A version of `main`, or sources that an interrupted publication merged: there is nothing to merge.
         if publication.planned is None and (publication.landed is not None or not publication.sources):
             return publication
         try:
             return replace(publication, landed=_fast_forward(publication, chain))
         except MergeConflictError as error:
             source = publication.planned or publication.sources[-1]
+            # `main` has moved, which a new plan answers. Any other conflict would be met again.
             moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
             if not moved or plan_again is None:
                 raise MergeConflictError(refusal, named_conflicts(publication, source, error.conflicts)) from error
@@ -316,7 +319,7 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
     for publication in publications:
         runs = [run_of(source.branch) for source in publication.sources]
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
-        # The sources may be branches of other runs: of a backfill, or of a run that a person named.
+        # The sources may be branches of other runs: of those of a backfill, or of one that a person named.
         retired = replace(chain, run_ids=tuple(run_ids))
         branches = RunBranch(table=publication.table, chain=retired)
         kept += [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
@@ -338,6 +341,7 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
             it is unknown.
     """
     wanted = {key: frozenset(values) for key, values in made_by.items()}
+    # Newest first: a run that was published twice is found where its later rows are.
     for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):
         version = table.at(f"{MAIN}@{number}")
         if all(not values.isdisjoint(_values(version, key)) for key, values in wanted.items()):

@@ -116,6 +116,7 @@ class AuditLog:
 
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
         """Return the assets that runs were to materialize and did not; none when the newest of the runs succeeded."""
+        # A run that succeeded left out an output on purpose; Dagster plans optional outputs too.
         newest = self.instance.get_run_by_id(family[-1])
         if newest is None or newest.is_success:
             return []
@@ -171,8 +172,7 @@ def reasons_against(
     of_table = [check for check in checks if check.asset_key == subject.asset]
     if not of_table and not unchecked:
         return [f"{name}: no blocking check guards it; add one, or build the publisher with unchecked=True"]
-    # An evaluation before the last materialization was of an earlier attempt of the step, whose rows are
-    # gone.
+    # An evaluation before the last materialization saw an earlier attempt of the step, whose rows are gone.
     after = [event for event in events if event.check is not None and event.order > last.order]
     reasons: list[str] = []
     for check in of_table:
@@ -201,6 +201,7 @@ def tables_read(
     evaluations = [event for event in log.events(subject.asset, family) if event.check == check]
     newest = max(evaluations, key=lambda event: event.order, default=None)
     alone = _evaluated_alone(check, subject, family, log.instance)
+    # The one that `reasons_against` counts, because the tables that it read are those behind the verdict.
     if alone is not None and (newest is None or alone.at > newest.at):
         newest = alone
     found = None if newest is None else md.plain(newest.metadata.get(md.READ))

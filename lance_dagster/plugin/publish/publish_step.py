@@ -114,12 +114,14 @@ class PublishStep:
             "held": self._hold_tag,
             "released": self._release_tag,
         }
+        # In the order of `changes`.
         asked = (bool(self.config.discard), self.config.hold, self.config.release)
         for (done, change), wanted in zip(changes.items(), asked, strict=True):
             if wanted:
                 # A candidate is given up whole: what is left of it could be published without the rest.
                 whole = done == "discarded" and self.lance.repository
                 self._change_each(self.nodes if whole else nodes, done, change)
+        # Last: `release` beside `ref` frees the tag, so that this publication may move it.
         if self.config.ref or not any(asked):
             yield from self._publish(nodes)
 
@@ -139,12 +141,16 @@ class PublishStep:
             raise InvalidInputError("discard stands alone: it deletes the branch of a run, and publishes nothing")
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        # Before the search, which reads `main` and the tags: a publisher that died after it moved the channel left them
+        # behind.
         if self.together is not None and self._is_alone and not self.config.dry_run:
             self.together.catch_up([str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes])
+        # The gate comes first because it reads the event log only; the audit of a planned merge reads rows.
         found, ignored = self._gate(self._find(nodes))
         found, refused = self.reaudit.plan(found)
         merged: list[Publication] = []
         try:
+            # Inside the `try`, because a refusal has to drop the previews too.
             ignored += self._refuse(found, refused)
             if self.config.dry_run:
                 for one in found:
@@ -153,7 +159,7 @@ class PublishStep:
                 return
             merged = self._merge(found)
         finally:
-            # After the merge, `main` contains the previews.
+            # After the merge, `main` contains the previews; without it, nobody needs them.
             self.reaudit.drop([*found, *merged])
         for one in self._move(merged):
             origin = one.previous.ref if one.previous else "nowhere"
@@ -174,6 +180,7 @@ class PublishStep:
             PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
         """
         search = _Search()
+        # A run is looked up in each table by itself. Any other ref may name one commit of all tables.
         if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
         for node in nodes:
@@ -197,6 +204,7 @@ class PublishStep:
 
     def _keep_together(self, search: "_Search") -> None:
         """Leave out everything that a run wrote when one of its tables is held: in a repository, all or none."""
+        # With `ref` a person chose the tables; alone, `_held_back` has decided for each candidate.
         if self.lance.repository and search.held and not (self.config.ref or self._is_alone):
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
@@ -217,6 +225,7 @@ class PublishStep:
         # deleted, or the run wrote under another root.
         elif runs := [run for run in self.chain.run_ids if self.log.was_materialized(one.candidate, run)]:
             search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
+        # No error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
             search.missing += [f"{one.name}: nothing new", *(f"{one.name}: it waits: {wait}" for wait in _waits(one))]
@@ -237,14 +246,18 @@ class PublishStep:
         if one.audited:
             return one
 
+        # The other tables of a candidate are opened only where this one passed.
         def audit(head: Version) -> list[str]:
             return self._audit_of(one, head)[1] or self._held_back(one, head)
 
+        # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if self.chain.backfill_id is not None and not self.partitioned:
             by_backfill = find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance)
+            # Raise here: `_sort` would say only that there is no branch, and not why each one was refused.
             if _waits(by_backfill) and not by_backfill.sources:
                 raise PublishRefusedError(f"refused to publish {one.name}", _waits(by_backfill))
             return by_backfill
+        # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
         if not self._is_alone:
             return one
         within = tuple(self.context.partition_keys) if self.partitioned and self.context.has_partition_key else ()
@@ -257,6 +270,7 @@ class PublishStep:
     @property
     def _is_alone(self) -> bool:
         """Whether the publisher was launched by itself, so that its run writes no candidate."""
+        # All candidates count, not only those of the selected nodes: a run that writes any of them is a whole job.
         executed = self.context.job_def.asset_layer.executable_asset_keys
         return not self.config.ref and not any(node.candidate in executed for node in self.nodes)
 
@@ -267,6 +281,7 @@ class PublishStep:
         run_id = run_of(head.branch) or ""
         if run_id not in self.candidates:
             candidate = Candidate.of(run_id, self.instance, self.nodes)
+            # Under each run of the candidate: the branches of its tables may belong to different re-executions.
             self.candidates |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
         against = self.candidates[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
@@ -275,6 +290,7 @@ class PublishStep:
     def _look_at(self, node: Node, run_ids: Sequence[str]) -> list[str]:
         """Return what speaks against what some runs wrote of one table."""
         table = self._table(node)
+        # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
         head = RunBranch(table=table, chain=chain).written()
         if head is None:
@@ -282,6 +298,7 @@ class PublishStep:
         previous = find_tag(table, self.tag)
         one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         merge = table.preview_merge(head)
+        # A publisher that died merged this table; its other tables must not wait for it.
         if merge.already_merged:
             return []
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
@@ -295,6 +312,7 @@ class PublishStep:
         """
         gated: list[Publication] = []
         reasons: list[str] = []
+        # All tables are audited before one is refused, so that the error has every reason.
         for one in found:
             passing = one
             for version in one.audited:
@@ -307,6 +325,7 @@ class PublishStep:
         """Return the reasons against one version, and the publication with what was evaluated to find them."""
         version = audited_behind(one.table, version)
         recorded = recorded_reasons(version)
+        # What a person ignored still speaks against the version, so nobody promotes it again unseen.
         if recorded is not None:
             return one, recorded
         subject = Subject.of(one.candidate, version)
@@ -329,6 +348,7 @@ class PublishStep:
 
         In a repository the channel moves too, and the publications have the version that it names.
         """
+        # Listed before a revert adds its own commit to the log of `main`.
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if withdrawn:
             require_reason(self.config.reason, "a rollback")
@@ -336,6 +356,7 @@ class PublishStep:
         reverts = self.config.rollback is Rollback.revert
         together = self._begin(found)
         if together is not None:
+            # A rollback that holds makes no commit: the channel names an earlier one again.
             if withdrawn and not reverts:
                 return together.roll_back(self.chosen, found)
             return together.promote(together.commit(found, self._plan_again), self.chosen if withdrawn else None)
@@ -347,6 +368,7 @@ class PublishStep:
 
     def _begin(self, found: Sequence[Publication]) -> Together | None:
         """Return how tables are published as one commit, from a repository that has them; None without a repository."""
+        # Created only here, when every audit has passed: a refused publication leaves no repository behind.
         together = self.together or self._together(self.lance.create_repository())
         if together is None:
             refuse_named_by_channel(self.lance, self.tag, found)
@@ -379,11 +401,13 @@ class PublishStep:
         try:
             self._refuse([one], reasons)
         except PublishRefusedError:
+            # `_publish` drops the previews that it knows; this one was made since.
             self.reaudit.drop([planned])
             raise
         return planned
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
+        # One by one: Dagster records the event of a table before the next tag moves.
         for one in merged:
             if one.promoted_to is not None:
                 # The channel moved for all tables at once, and the tags follow it.
@@ -412,6 +436,7 @@ class PublishStep:
                 continue
             self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
             about = {f"lance/{done}": changed, **self._about_move}
+            # A materialization would start the readers, although no row changed.
             self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
         if len(missing) == len(nodes):
             raise PublishRefusedError(f"nothing to be {done}", missing)
@@ -427,8 +452,9 @@ class PublishStep:
         if together is None or present is None:
             return None
         channels, reason = together.repository.channels, self.config.reason
-        # The tags of all its tables are held and released with it, here as by the command.
+        # The tags of all its tables are held and released with it, as by the command line.
         moved = channels.hold if done == "held" else channels.release
+        # `_sort` reads the hold: a release and a publication may be asked for at once.
         self.hold = moved(self.tag, reason=reason, who=self.who).hold
         view = together.repository.at(present.commit)
         return lambda table: str(view[together.repository.name_of(table)].version)
@@ -475,19 +501,20 @@ class PublishStep:
             **{key: value for key, value in about.items() if value},
         }
         again = one.about.get(md.AUDITED_AGAIN)
+        # What was ignored when a preview was made again (`_plan_again`) is in the record of that audit only.
         found = [*ignored, *(again.get("ignored", ()) if isinstance(again, dict) else ())]
         if found:
             metadata["lance/ignored"] = list(dict.fromkeys(found))
         return dg.MaterializeResult(
             asset_key=one.promoted,
             metadata=metadata,
-            # As for the candidate: the uuid of the transaction is the data version, and staleness follows the
-            # tag.
+            # The uuid of the transaction, as for the candidate: the staleness of readers follows the tag.
             data_version=dg.DataVersion(version.transaction),
         )
 
     def _links(self, one: Publication, version: Version) -> dict[str, Any]:
         """Return what leads from the page of the promoted node to its rows: the candidate, the run, the changes."""
+        # A run may have been deleted from the instance, or belong to another one.
         runs = [run for run in runs_of(version) if self.instance.has_run(run)]
         since = {one.previous.ref: one.previous.ref} if one.previous else {}
         return {

@@ -93,16 +93,17 @@ class Together:
         """
         read = parse(ref)
         if read.name == self.channel:
+            # The bare name is the channel as it is now, which each table resolves by its tag.
             if not (read.steps or read.suffix):
                 return None
-            # A step that is executed again goes back no further: the rollback of its reason is there.
+            # A retried step must not go back a second time: `production~1` would be counted from the rollback.
             return self.repository.at(self.channel if self._is_rolled_back() else ref)
         if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
             return None
         try:
             return self.repository.at(ref)
         except RefNotFoundError:
-            # The id of a version of a table begins in the same way.
+            # The versions of a table have ids of the same form, so each table is asked for this one.
             return None
 
     def version_in(self, view: RepositoryView, publication: Publication) -> Version:
@@ -131,10 +132,12 @@ class Together:
             ConflictError: `main` of a table moved each time its merge was audited; or all was published, and commits
                 of another program to `main` of a table conflict with it.
         """
+        # `again` replaces entries, so that what is returned is what was committed.
         current = {self.repository.name_of(one.table): one for one in found}
 
         def again(name: str) -> VersionToPublish:
             one = current[name]
+            # A person chose what to withdraw; what has landed since was not part of the choice.
             if is_rollback(one):
                 raise moved_meanwhile(one, one.table.head(MAIN))
             current[name] = plan_again(one)
@@ -148,15 +151,17 @@ class Together:
                 properties=self.about,
             )
         finally:
+            # `_wanted` made these branches, also for a commit that was refused.
             for one in current.values():
                 if is_rollback(one):
                     drop_branch(one.table, preview_branch(self.chain, "rollback"))
+        # Nothing is promoted then: the tags of a channel must not name versions that `main` lacks.
         if done.lagging:
             which = "; ".join(map(str, done.lagging))
             raise ConflictError(f"published as commit {done.commit.short_id}, but main could not follow: {which}")
         view = self.repository.at(done.commit.id)
         published = tuple(
-            # A version that is older than the one in the commit is promoted as it is: the newer one was not audited.
+            # The commit may have a newer version of a table, which was not audited: then the chosen one is promoted.
             replace(one, landed=view[name].version if view[name].at == done.versions[name] else one.landed)
             for name, one in current.items()
         )
@@ -166,6 +171,7 @@ class Together:
         """Take tables that have the tag already into the channel, at the version of the tag; return these versions."""
         present = self.channel_now()
         named = () if present is None else self.repository.at(present.commit)
+        # A table without the tag was never published, and enters the channel with this publication.
         tagged = [self.repository.name_of(one.table) for one in found if one.previous is not None]
         new = [name for name in tagged if name not in named]
         adopted = self.repository.adopt(new, channels=[self.channel]).channels.get(self.channel) if new else None
@@ -180,7 +186,9 @@ class Together:
             done: The commit.
             restored: For a rollback of all tables, what it restores.
         """
+        # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
         properties = {**self.about, md.REPORTED: _names(done.versions)}
+        # A retried step finds its rollback as the newest entry, and records no second one.
         if restored is not None and not self._is_rolled_back():
             properties[RESTORES] = restored.commit.id
         moved = self.repository.channels.advance(
@@ -200,6 +208,7 @@ class Together:
     def _is_rolled_back(self) -> bool:
         """Return whether the newest entry of the channel is the rollback of this reason."""
         present = self.channel_now()
+        # The reason tells a retry from another rollback: a person gives each rollback a reason of its own.
         return (
             present is not None
             and present.entry.action == "rollback"
@@ -236,7 +245,7 @@ class Together:
             md.LAGGING: [str(one) for one in moved.lagging],
         }
         if self.chain.run_id is not None:
-            # Readers of the same run come after the publisher, and want what it published.
+            # Downstream steps of this run read what it published, even if the run read the channel before.
             self.repository.pin_again(self.chain.run_id, self.channel, moved.commit)
         return [
             replace(one, promoted_to=view[self.repository.name_of(one.table)].version, about={**one.about, **about})
@@ -248,6 +257,7 @@ class Together:
             restored = restore_on_branch(one, one.table.head(MAIN), self.chain, self.about)
             about = rollback_properties(one, self.chain, self.about)
             return VersionToPublish(version=restored, message=rollback_message(one, self.about), properties=about)
+        # A version of `main` is committed as it is; no merge commit means no message.
         if one.planned is None and (one.landed is not None or not one.sources):
             return VersionToPublish(version=one.version, message="")
         message, about = landing_message(one), landing_properties(one, self.chain)
@@ -266,6 +276,7 @@ def refuse_named_by_channel(lance: LanceResource, channel: str, found: Sequence[
     Raises:
         InvalidInputError: The channel names such a table.
     """
+    # Looked for despite `repository=False`: other code locations may publish through the repository of this root.
     repository = lance.repository_there()
     present = None if repository is None else repository.channels.list().get(channel)
     if repository is None or present is None:

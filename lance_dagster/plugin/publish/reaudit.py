@@ -68,9 +68,10 @@ class Reaudit:
             MergeConflictError: Some merges have conflicts; the error lists those of all tables.
         """
         planned = self._previewed(found, lambda one: self._is_needed(one, alone=len(found) == 1))
-        # Until none is added: a preview of one table may be what the checks of another one have to read.
+        # Repeat until no table is added: the preview of one table may be what the checks of another one have to read.
         while moved := [one for one in planned if self._others_moved(one, planned)]:
             planned = self._previewed(planned, moved.__contains__)
+        # Audit only when every preview is made: the checks of one table read the previews of the others.
         audited = [self.audit(one, planned) if one.planned else (one, []) for one in planned]
         return [one for one, _ in audited], [reason for _, reasons in audited for reason in reasons]
 
@@ -79,6 +80,7 @@ class Reaudit:
         conflicts: list[Conflict] = []
         planned: list[Publication] = []
         for one in found:
+            # After a conflict the other tables are tried too, so that one error names all conflicts.
             try:
                 planned.append(self.preview(one) if is_needed(one) else one)
             except MergeConflictError as error:
@@ -95,7 +97,9 @@ class Reaudit:
             MergeConflictError: A source conflicts with `main` or with a source before it.
         """
         table, name = one.table, preview_branch(self.chain, "merge")
+        # A killed attempt of this step left its preview under the name that is needed now.
         drop_stale_previews(table, self.chain, self.context.instance)
+        # Read once: `base` has to be what the preview was forked from, even if `main` moves meanwhile.
         head = table.head(MAIN)
         about = {md.PUBLISHED_BY: self.chain.run_id or "", PREVIEW_OF: str(one.sources[-1])}
         table.branches.create(name, at=head, metadata=about)
@@ -108,10 +112,11 @@ class Reaudit:
             except MergeConflictError as error:
                 drop_branch(table, name)
                 raise MergeConflictError(str(error), named_conflicts(one, source, error.conflicts)) from error
-            # A source that an interrupted publication merged already; the newest such version contains the others.
+            # An interrupted publication merged this source already; the newest such version contains the others.
             if merged.branch == MAIN and (landed is None or merged.number > landed.number):
                 landed = merged
         version = table.head(name)
+        # `main` contains every source already: there is no merge to audit, and only the tag has to move.
         if not is_written(version):
             drop_branch(table, name)
             return replace(one, landed=landed, planned=None)
@@ -139,9 +144,12 @@ class Reaudit:
             version: The version.
             problem: Why the event log has no audit of the version.
         """
+        # Without a check nothing can refute the reason that the event log gave.
         if not any(check.asset_key == one.candidate for check in self.checks):
             return one, [problem]
+        # On all rows: another program may have written to any partition.
         reasons, record = self._evaluate(one, version, keys=(), foreign=[version], others={})
+        # Where every check passes here, it no longer matters that no run audited the version.
         return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
 
     def drop(self, publications: Iterable[Publication]) -> None:
@@ -166,6 +174,7 @@ class Reaudit:
         if one.planned is not None or one.landed is not None or len(one.sources) != 1 or is_rollback(one):
             return False
         checks = {key: bound for key, bound in check_values(self.context, [one.candidate]).items() if bound.check.reads}
+        # Most checks read one table only; the event log is not read for them.
         subject = Subject.of(one.candidate, one.sources[0]) if checks else ""
         if isinstance(subject, str):
             return False
@@ -174,12 +183,14 @@ class Reaudit:
             read = tables_read(subject, key, log=self.log, chain=self.chain)
             for asset in checks[key].check.reads:
                 other = others.get(asset) or open_other(self.lance, self.context, asset)
+                # An evaluation that did not record what it read counts as one of other versions.
                 if read is None or read.get(asset.to_user_string()) != md.version_mark(other.version):
                     return True
         return False
 
     def _has_unseen_rows(self, one: Publication, source: Version) -> bool:
         """Return whether a branch has foreign rows of `main` that its checks left out: they see partitions only."""
+        # The checks of a run without partitions saw the whole table.
         if md.PARTITION_KEYS not in source.properties:
             return False
         fork = _fork_of(one.table, source)
@@ -232,7 +243,7 @@ class Reaudit:
 
     def _report(self, key: dg.AssetCheckKey, bound: BoundCheck, outcome: CheckOutcome, version: Version) -> None:
         """Record an evaluation in the event log, so that the check's page shows why a publication was refused."""
-        # Without a run: the gate reads the evaluations of the runs that wrote a branch, and this one is of the merge.
+        # Reported outside of the run: the gate reads what the runs of a branch evaluated, and this is about the merge.
         self.context.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=key.asset_key,
@@ -275,6 +286,7 @@ def foreign_commits(table: LanceTable, tag: Tag | None, until: Version | None) -
         tag: The tag; None when the table was never published.
         until: The version to stop at; None for the head of `main`.
     """
+    # Another program may have put the tag on a branch; then every commit of `main` is looked at.
     after = tag.ref if tag is not None and tag.branch == MAIN else None
     versions = table.log(until or MAIN, after=after)
     return [version for version in versions if _is_foreign(version)]
@@ -295,7 +307,7 @@ def drop_stale_previews(table: LanceTable, chain: RunChain, instance: dg.Dagster
     """
     for branch in table.branches.list(f"{PREVIEWS}*").values():
         run_id = branch.metadata.get(md.PUBLISHED_BY)
-        # Without the metadata it is a preview that a person made.
+        # A preview without this metadata was made by a person.
         if run_id is None:
             continue
         run = instance.get_run_by_id(run_id) if run_id else None
@@ -313,6 +325,7 @@ def _is_foreign(version: Version) -> bool:
 def _fork_of(table: LanceTable, source: Version) -> str | None:
     """Return the version of `main` that a branch goes back to; None when a branch in between was deleted."""
     name = source.branch
+    # A re-execution forks its branch from that of its parent run, so `main` may be several branches away.
     while True:
         try:
             branch = table.branches.get(name)

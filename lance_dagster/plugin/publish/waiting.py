@@ -1,8 +1,8 @@
 """Find the run branches that wait to be published, choose among them, and discard those that are given up.
 
-A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or is yet to
-come, as after a backfill. Chosen are the branches that passed their audit. Of two that replace the same rows, the newer
-one supersedes the older one, so a repaired run takes the place of the broken one, whatever became of that.
+A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or runs
+later, as after a backfill. The branches that passed their audit are published. Of two that replace the same rows, the
+newer one supersedes the older one, whether that one passed or not, so a repaired run takes the place of a broken one.
 """
 
 import uuid
@@ -32,6 +32,7 @@ from lance_dagster.plugin.run_branch import (
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import decode_claims
 
+# A list of branches takes a glob pattern, so these characters in an id would match the branches of other runs.
 _GLOB = frozenset("*?[]")
 
 
@@ -57,8 +58,9 @@ class Candidate:
     @classmethod
     def of(cls, run_id: str, instance: dg.DagsterInstance, nodes: Sequence[Node]) -> "Candidate":
         """Return the candidate that a run belongs to."""
+        # The chain is newest first: its last run is the one that all others continue.
         first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
-        # Without its record, a run is known by its branch only.
+        # A run whose record was deleted is known by its branch only.
         return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
 
     def reasons(self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
@@ -73,6 +75,7 @@ class Candidate:
         missing = log.unwritten(needed, self.run_ids)
         found = {key.to_user_string(): [f"run {self.run_ids[-1]} failed before it wrote it"] for key in missing}
         for node in self.nodes:
+            # A table that was never created has nothing that could be refused; `missing` has it if it was needed.
             with suppress(TableNotFoundError):
                 found.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
         return found
@@ -90,6 +93,7 @@ class _Extent:
         """Return whether this branch replaced everything that an older branch wrote."""
         if not self.replaces:
             return False
+        # No partitions mean the whole table, which only another write of the whole table covers.
         return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
 
 
@@ -108,6 +112,7 @@ def find_waiting(
         instance: The Dagster instance that records runs.
         within: The partitions to publish; a branch that wrote others is left out. Empty for all.
     """
+    # A run that is not over may write again, and not all of its checks may have run.
     heads = [head for head in _heads(publication.table, "run/*") if _is_over(head, instance)]
     return _with(publication, _choose(publication.table, heads, audit, frozenset(within)))
 
@@ -130,6 +135,7 @@ def find_by_backfill(
     choice = _choose(table, heads, audit, frozenset())
     if choice.heads or choice.waits:
         return _with(publication, choice)
+    # The publication deletes the branches, so a publisher that is retried finds its result in the log of `main`.
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
     return replace(publication, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
 
@@ -151,6 +157,7 @@ def resolve_run(table: LanceTable, given: str) -> str:
     if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
         return name
     found = sorted(table.branches.list(f"{name}*"))
+    # Without a branch the run may be published already; the caller looks for it in the log of `main`.
     if name in found or not found:
         return name
     if len(found) > 1:
@@ -196,6 +203,7 @@ def _choose(
             merge = table.preview_merge(head)
             if merge.conflicts:
                 waits.append(f"{head} contradicts what was published since: {merge.conflicts[0]}")
+            # A branch that is merged already was left by a publisher that died before it deleted the branch.
             elif not merge.already_merged:
                 chosen.append(one)
     return Choice(heads=tuple(one.head for one in reversed(chosen)), waits=tuple(waits))
@@ -230,5 +238,5 @@ def _extent_of(table: LanceTable, head: Version) -> _Extent:
     commits: Iterable[Version] = table.log(head, after="main")
     modes = {claim.mode for commit in commits for claim in decode_claims(commit.properties)}
     partitions = frozenset(partitions_of(PinnedTable(table=table, version=head)))
-    # One append among the commits is enough: its rows are nowhere else.
+    # With an append or an upsert among its commits a branch supersedes no other: it lacks the rows of that one.
     return _Extent(head=head, partitions=partitions, replaces=bool(modes) and modes <= {"overwrite", "replace"})
