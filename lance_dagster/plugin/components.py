@@ -124,6 +124,7 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
         Raises:
             InvalidInputError: An argument is unknown or missing.
         """
+        # YAML has lists only, and a check is a frozen value.
         given: dict[str, object] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.settings.items()
         }
@@ -133,6 +134,7 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
         try:
             made: TableCheck = _KINDS[self.kind](**given)
         except TypeError as error:
+            # The constructor names the argument that is unknown or missing.
             raise InvalidInputError(f"the settings {self.settings} do not fit the check {self.kind}: {error}") from None
         return made
 
@@ -212,6 +214,7 @@ class LancePartitionsModel(dg.Model, dg.Resolvable):
         Raises:
             InvalidInputError: Static partitions have no keys, or partitions of time no start.
         """
+        # Each kind needs one of the two and has no use for the other.
         if bool(self.keys) != (self.kind == "static") or bool(self.start) == (self.kind == "static"):
             raise InvalidInputError("static partitions have `keys`, and partitions of time have a `start`")
         kinds: Mapping[str, Callable[..., dg.PartitionsDefinition]] = {

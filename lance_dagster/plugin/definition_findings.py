@@ -139,6 +139,7 @@ class Findings:
             except InvalidInputError as error:
                 yield f"asset {node.name}: {error}"
                 continue
+            # `owner_of` is the candidate of a promoted node, so that the two are not taken for two writers.
             for root in self._roots_of(node):
                 tables[root, address].add(owner_of(node.spec.key, node.metadata))
         for (root, address), owners in tables.items():
@@ -217,6 +218,7 @@ class Findings:
                 )
 
     def _missing_resources(self) -> Iterator[str]:
+        # Dagster adds the default IO manager where the definitions have none.
         known = {*self._resources, _DEFAULT_MANAGER}
         listed = ", ".join(sorted(self._resources)) or "none"
         needs: list[tuple[str, frozenset[str]]] = [
@@ -234,6 +236,7 @@ class Findings:
     def _secrets(self) -> Iterator[str]:
         """Find secrets that Dagster's page of the resource would show."""
         lances = {key: one for key, one in self._resources.items() if isinstance(one, LanceResource)}
+        # The resource inside of an IO manager need not be one of the others.
         managers = {key: one.lance for key, one in self._resources.items() if isinstance(one, LanceIOManager)}
         for key, lance in (managers | lances).items():
             for name in literal_secrets(lance.connection_options):

@@ -43,6 +43,7 @@ class ProviderOptions(dg.Config):
 
     def as_storage_options(self) -> dict[str, str]:
         """Return the options in pylance's vocabulary, without the fields that are left out."""
+        # A field that is false or empty counts as left out.
         given = {option: getattr(self, field) for field, option in self.OPTIONS.items()}
         return {option: "true" if value is True else value for option, value in given.items() if value}
 

@@ -3,7 +3,7 @@
 `LanceResource` is the only place that maps an asset to a table and a run to the version that it reads. The IO
 manager, the checks, the publisher and the sensors all ask it, so that they agree.
 
-S3 and servers with its interface are the only object storage that a table can be on. Local disk needs no options.
+A table is on S3 or a server with its interface, on Azure or Google storage, or on local disk, which needs no options.
 """
 
 import os
@@ -241,7 +241,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def repository_there(self) -> "LanceRepository | None":
         """Return the repository at the root, if there is one, also where `repository` is False."""
         if self._repository is None:
-            # Imported here, as by most processes it is not needed.
+            # Imported here, because most processes do not need it.
             from lance_dagster.repository import LanceRepository
 
             with suppress(NotFoundError):
@@ -278,7 +278,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         tag = table.tags.list().get(ref)
         if tag is None or COMMIT in tag.metadata:
-            # The channel went back to before it had the table, and its tag is what that left behind.
+            # The channel was rolled back to a commit without the table. The tag of the table is a remainder.
             raise RefNotFoundError(ref, [], table.uri, "channel", f"{name} was not published to it")
         return table.at(ref)
 

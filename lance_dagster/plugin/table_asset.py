@@ -136,7 +136,7 @@ class Ownership:
             InvalidInputError: The table belongs to another asset.
         """
         table = self.branch.table
-        # Before the branch exists, the run would fork it from this version.
+        # Without a branch the head of `main` is asked, from which the run would fork one.
         owner = table.config.get(self.branch.head() or MAIN).get(md.OWNER)
         if owner not in (None, self.asset):
             raise InvalidInputError(
@@ -154,7 +154,7 @@ class Ownership:
         of the second one conflicts.
         """
         name, run_id = self.branch.name, self.branch.chain.run_id
-        # Without step and asset among the properties: a retried append takes back the commit that has them.
+        # The run id alone: a retried append takes back the newest commit that names its step and its asset.
         properties = {md.RUN_ID: run_id} if run_id else None
         self.branch.table.config.set(
             {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties

@@ -274,7 +274,7 @@ def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
     "asset,says",
     [
         (returned(None), "lab/numbers returned None"),
-        (returned(7), "a Lance table is no builtins.int"),
+        (returned(7), "rows cannot be returned or taken as builtins.int"),
         (
             returned(ROWS, **{"lance/write_mode": "trunc"}),
             "'overwrite', 'replace', 'upsert', not 'trunc'",

@@ -91,7 +91,7 @@ def test_a_rollback_that_was_cut_off_is_finished(rolled: Shop, instance: dg.Dags
         ({"ref": "main@2", "rollback": "hold"}, "a rollback needs a reason"),
         ({"hold": True}, "hold needs a reason"),
         ({"release": True}, "release needs a reason"),
-        ({"hold": True, "release": True, "reason": "x"}, "hold stands alone"),
+        ({"hold": True, "release": True, "reason": "x"}, "hold cannot be combined with"),
     ],
 )
 def test_a_reason_is_asked_for(

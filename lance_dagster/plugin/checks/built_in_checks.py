@@ -126,6 +126,7 @@ class NullRate(BuiltInCheck):
         field_of(audit.candidate, self.column)
         counts = audit.count_by_partition()
         found = audit.count_by_partition(f"{quote_name(self.column)} IS NULL")
+        # The limit is multiplied, since a partition without rows has no share.
         wrong = {key: f"{found[key] / of:.2%}" for key, of in counts.items() if found[key] > self.maximum * of}
         rows, nulls = sum(counts.values()), sum(found.values())
         rate = nulls / rows if rows else 0.0
@@ -217,6 +218,7 @@ class IsIn(BuiltInCheck):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values that are not in the list."""
         column = quote_name(self.column)
+        # NOT of a null is null, so that nulls pass.
         condition = f"NOT ({column} IN ({', '.join(map(literal, self.values))}))"
         return count_outcome(audit, self.column, condition, f"values of {self.column!r} other than {self._allowed}")
 
@@ -272,6 +274,7 @@ class Satisfies(BuiltInCheck):
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows that do not satisfy the predicate."""
+        # A null is neither true nor false: only IS NOT TRUE counts its row.
         condition = f"NOT ({self.predicate})" if self.nulls_pass else f"({self.predicate}) IS NOT TRUE"
         return count_outcome(audit, None, condition, f"rows that do not satisfy {self.predicate}")
 

@@ -71,6 +71,7 @@ class Freshness(BuiltInCheck):
         instant = pa.timestamp("us", "UTC")
         newest: dt.datetime | None = None
         for batch in batches:
+            # The filter may leave a batch empty; its maximum is null.
             last = cast("dt.datetime | None", pc.max(batch.column(0).cast(instant, safe=False)).as_py())
             newest = max(newest or last, last) if last else newest
         return newest
@@ -115,6 +116,7 @@ class RowCountChange(BuiltInCheck):
         published = audit.published()
         new, old = audit.count_by_partition(), audit.count_by_partition(of=published)
         rows, before = sum(new.values()), sum(old.values())
+        # A partition that had no rows has no share to compare with.
         changes = {key: (new[key] - count) / count for key, count in old.items() if count}
         wrong = {key: f"{change:+.2%}" for key, change in changes.items() if not self._allows(change)}
         change = (rows - before) / before if before else 0.0
@@ -180,6 +182,7 @@ def _compared(found: "pa.Schema", wanted: "pa.Schema", named: str) -> CheckOutco
     has, needs = ({one.name: one.type for one in schema} for schema in (found, wanted))
     missing = [f"{name} {kind} is missing" for name, kind in needs.items() if name not in has]
     extra = [f"{name} {kind} is new" for name, kind in has.items() if name not in needs]
+    # With `kind` as the default, a missing column is not listed a second time.
     other = [f"{name} is {has[name]}, not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind]
     differences = [*missing, *extra, *other]
     return CheckOutcome(

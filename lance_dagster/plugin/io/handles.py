@@ -33,7 +33,7 @@ class LazyFrames:
 
     def accepts(self, kind: type) -> bool:
         """Return whether the type is one of these handles."""
-        # Imported at first use here and below: the module brings pandas.
+        # Imported at first use here and below, because this module of Arrow imports pandas.
         import pyarrow.dataset as pds
 
         return issubclass(kind, (PinnedTable, pds.Dataset, pds.Scanner))
@@ -112,7 +112,7 @@ def _table(value: Sequence[Any]) -> pa.Table:
     strange = next((row for row in value if not isinstance(row, dict)), None)
     if strange is not None:
         raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
-    # Arrow looks for columns in the first row only, and would drop the others without a word.
+    # Arrow looks for columns in the first row only, and would drop those of later rows without a word.
     names = dict.fromkeys(name for row in value for name in row)
     return pa.table({name: pa.array([row.get(name) for row in value]) for name in names})
 
@@ -139,8 +139,8 @@ def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
     found = next((handler for handler in known if handler.accepts(kind)), None)
     if found is None:
         raise InvalidInputError(
-            f"a Lance table is no {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars DataFrame, a "
-            "polars.LazyFrame, a pyarrow.Table or RecordBatchReader, list[dict], StagedFiles, or lazily a PinnedTable, "
-            "a lance.LanceDataset, or a pyarrow.dataset.Dataset or Scanner"
+            f"rows cannot be returned or taken as {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars "
+            "DataFrame, a polars.LazyFrame, a pyarrow.Table or RecordBatchReader, list[dict], StagedFiles, or lazily a "
+            "PinnedTable, a lance.LanceDataset, or a pyarrow.dataset.Dataset or Scanner"
         )
     return found

@@ -32,6 +32,7 @@ class InputPartitions:
         """
         given = md.plain(context.definition_metadata.get(md.PARTITION_EXPR, upstream.get(md.PARTITION_EXPR)))
         asset = context.asset_key.to_user_string()
+        # These are the partitions of the upstream asset, after Dagster's partition mapping.
         if context.has_asset_partitions:
             keys = tuple(context.asset_partition_keys)
             return cls(keys=keys, definition=partitions_definition(context), partition_expr=given, asset=asset)
@@ -92,6 +93,7 @@ class InputSource:
         own = {md.TABLE: named} if named else {}
         upstream = context.upstream_output
         if context.has_asset_key:
+            # The table that the input names goes before that of the upstream asset.
             metadata = {**(upstream.definition_metadata if upstream else {}), **own}
             return cls(
                 name=context.asset_key.to_user_string(),
@@ -121,6 +123,7 @@ def _own_partitions(context: dg.InputContext) -> tuple[dg.PartitionsDefinition, 
     definition = step.entity_partitions_def
     if definition is None or not step.has_partitions:
         return None
+    # The range and not the key, which a single run over several partitions does not have.
     span = step.partition_key_range
     if span.start == span.end:
         return definition, (span.start,)

@@ -54,7 +54,7 @@ class InputReader:
             raise InvalidInputError(
                 f"input {context.name!r} is annotated as a dict by partition, and {source.name} has no partitions"
             )
-        # The partitions before the first one do not exist, so a self-dependency asks for none of them there.
+        # A self-dependency of the first partition asks for none, because there is no partition before it.
         none_asked = partitions is not None and not partitions.keys
         pinned = self._pinned(context, source, wanted, none_asked=none_asked)
         if pinned is None:
@@ -104,7 +104,7 @@ class InputReader:
             return PinnedTable(table=table, version=self.lance.version_at(table, ref, self.chain.run_id))
         if tag is None:
             chain = self._read_chain(context)
-            # A check that is executed alone belongs to no run that wrote the table; the candidate that waits is meant.
+            # A check that is executed alone belongs to no run that wrote the table. It is about the waiting candidate.
             alone = RunBranch(table=table, chain=chain).head() is None and _is_checked(context)
             waiting = waiting_version(table, context.asset_key, context.instance) if alone else None
             return PinnedTable(table=table, version=waiting) if waiting else self.lance.pin(chain, table)
@@ -160,7 +160,7 @@ def _is_checked(context: dg.InputContext) -> bool:
     except dg.DagsterInvariantViolationError:  # called outside of a run: there is no step
         return False
     checks = (graph.assets_def_for_key(key) for key in graph.asset_check_keys if key.asset_key == context.asset_key)
-    # A definition without assets only checks. One with assets may read an earlier partition of itself, which is main's.
+    # A definition without assets only checks. One with assets may read an earlier partition of itself, from `main`.
     return any(not check.keys and check.node_def.name == context.op_def.name for check in checks)
 
 

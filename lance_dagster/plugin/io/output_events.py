@@ -24,6 +24,7 @@ _TAGS = "dagster/tags"
 def described_columns(context: dg.OutputContext) -> dict[str, dg.TableColumn]:
     """Return the columns that the user describes, by name; those of the run before those of the definition."""
     found: dict[str, dg.TableColumn] = {}
+    # The run comes last, because the later description of a column replaces the earlier one.
     for metadata in (context.definition_metadata, context.output_metadata):
         given = md.plain(metadata.get(md.COLUMN_SCHEMA))
         if isinstance(given, dg.TableSchema):
@@ -94,7 +95,7 @@ def set_data_version(context: dg.OutputContext, data_version: str) -> None:
     """Set the data version of an output, so that Dagster's staleness follows commits.
 
     The data version is the uuid of the transaction. A version number would not do: numbers are counted per
-    branch, and a merge gives the same rows another number.
+    branch, so two runs may produce the same number, and a merge gives the same rows another one.
     """
     step = step_of(context)
     # Only assets have data versions.
@@ -121,6 +122,7 @@ def _column_schema(schema: pa.Schema, columns: Mapping[str, dg.TableColumn]) -> 
 def _merged(real: dg.TableColumn, given: dg.TableColumn | None) -> dg.TableColumn:
     if given is None:
         return real
+    # The table knows whether a column takes nulls; the other constraints are known from the user only.
     constraints = dg.TableColumnConstraints(
         nullable=real.constraints.nullable, unique=given.constraints.unique, other=given.constraints.other
     )

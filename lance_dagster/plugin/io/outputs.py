@@ -90,7 +90,6 @@ class OutputWriter:
                 **content_entries(table, version, self.defaults.preview_rows),
             }
         )
-        # The transaction and not the number: each branch counts its own versions, so two runs produce equal numbers.
         set_data_version(context, version.transaction)
 
     def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:

@@ -115,6 +115,7 @@ class Evolution:
     def _column(self, own: "pa.Field[Any]", given: pa.Schema) -> "_Column":
         """Return what becomes of one column of the table."""
         lenient = self.policy in ("add_columns", "widen")
+        # `problems` reports a name that is given twice, for columns of the table and for new ones.
         if given.names.count(own.name) > 1:
             return _Column(own)
         if own.name not in given.names:
@@ -139,8 +140,8 @@ class Evolution:
         if _is_wider(own.type, kind):
             return _Column(own, note=cast)
         wider = self.policy == "widen" and _is_wider(kind, own.type)
-        # The type of a column should depend on the output's values only where they are known: rows of a stream are
-        # not, so its type decides.
+        # The values of an output in memory decide whether the column has to be widened. Those of a stream are unknown
+        # when the column is edited, so its type decides.
         if self.values is None:
             return (
                 _Column(own.with_type(kind), note=f"column {own.name!r} is widened to {kind}")
@@ -156,6 +157,7 @@ class Evolution:
 
     def _remedy(self, given: pa.Schema, current: pa.Schema) -> str:
         setting = f"{md.SCHEMA_EVOLUTION} is {self.policy!r}"
+        # In this order, so that the message names the policy that changes the table least.
         others: tuple[SchemaEvolution, ...] = ("add_columns", "widen")
         for policy in others:
             if not Evolution(policy=policy, where=self.where, values=self.values).problems(given, current):
@@ -176,6 +178,7 @@ class _Column:
 
 
 def _added(given: pa.Schema, current: pa.Schema) -> list["pa.Field[Any]"]:
+    # Nullable, because the rows that the table has get nulls.
     return [column.with_nullable(True) for column in given if column.name not in current.names]  # noqa: FBT003
 
 

@@ -72,6 +72,7 @@ class Write:
         refuse_unknown_settings(context.definition_metadata, "asset", f"asset {asset}")
         refuse_unknown_settings(context.output_metadata, "output", f"output metadata of {asset}")
         settings = {**context.definition_metadata, **context.output_metadata}
+        # Neither default adds rows twice when a person launches the asset again, as an append would.
         default = defaults.write_mode or ("replace" if keys else "overwrite")
         mode = write_mode(md.text(settings, md.WRITE_MODE) or default)
         _refuse_wiping(asset, keys, mode, md.text(context.output_metadata, md.WRITE_MODE))
@@ -189,6 +190,7 @@ def _upsert_settings(
 
 
 def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
+    # The asset, the step and the partitions are what `RunBranch.earlier_attempt` recognises a commit by.
     properties = {md.ASSET_KEY: asset}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id

@@ -15,6 +15,7 @@ import dagster as dg
 from lance_dagster.plugin.run_branch import BRANCH_TAG, ROOT_RUN_TAG, RunChain
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+# By what is finished, so that a status which Dagster may add counts as unfinished and keeps its branches.
 _UNFINISHED = tuple(status for status in dg.DagsterRunStatus if status not in _FINISHED)
 
 
@@ -78,6 +79,7 @@ class RunsOfBranches:
     def is_superseded(self, run: dg.DagsterRun) -> bool:
         """Return whether a full re-execution succeeded: it started from `main` and did all the work again."""
         found = (one for one in self.related if _root(one) == _root(run) and one.is_success)
+        # A chain of one run continues no other run, so the run did all the work itself.
         return any(RunChain.of(one, self.instance).run_ids == (one.run_id,) for one in found)
 
 
@@ -94,6 +96,7 @@ def decide(
         is_merged: Whether `main` contains the branch.
         created_at: When the branch was forked.
     """
+    # A reader comes before every other rule: a run that continues this one reads its branch even after the merge.
     record = runs.records.get(run_id)
     reader = runs.reader_of(branch, record.dagster_run if record else None)
     if reader is not None:

@@ -117,6 +117,7 @@ def build_branch_sweeper(
         late = sweep.newly_late() if waiting == "alert" else []
         for found in late:
             context.log.error("%s waits to be published: its run succeeded", found)
+        # Requested in each tick while a version waits; by the run key Dagster starts one run for it.
         requests = _publications(sweep.late, promoted, publisher) if publisher is not None and promoted else []
         return dg.SensorResult(
             asset_events=[_observation(found) for found in late],
@@ -152,7 +153,7 @@ class _Cursor:
 
     @classmethod
     def of(cls, text: str | None) -> "_Cursor":
-        # Nothing is lost with a damaged cursor: each tick decides anew, and an alert is repeated.
+        # A damaged cursor loses nothing: each tick decides anew, and only an alert is repeated.
         try:
             found = json.loads(text or "{}")
             return cls(max(0, int(found.get("next", 0))), tuple(map(str, found.get("alerted", ()))))
@@ -182,6 +183,7 @@ class _Sweep:
 
     def run(self, watched: Sequence[WatchedTable]) -> None:
         until = time.monotonic() + _BUDGET_SECONDS
+        # Modulo, because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
         for one in [*watched[first:], *watched[:first]]:
             # Each tick sweeps one table at least; otherwise a slow table would stop all progress.
@@ -191,6 +193,7 @@ class _Sweep:
             try:
                 self._sweep(one, self.lance.table(one.key, one.metadata))
             except TableNotFoundError:
+                # No run has written the table yet, so it has no branches.
                 continue
             except LanceDagsterError as error:
                 self.problems.append(f"{one.name}: {error}")
@@ -209,8 +212,9 @@ class _Sweep:
     def _sweep_run(self, one: WatchedTable, table: "LanceTable", branch: "Branch", runs: RunsOfBranches) -> None:
         try:
             head = table.head(branch.name)
+            # A branch without commits of its own has nothing that `main` could lack.
             is_merged = not is_written(head) or table.branches.is_merged(head) is not None
-        except RefNotFoundError:  # its publisher deleted it since it was listed
+        except RefNotFoundError:  # a publisher deleted the branch since it was listed
             return
         run_id = run_of(branch.name) or ""
         made = decide(branch.name, run_id, runs, keep=self.keep, is_merged=is_merged, created_at=branch.created_at)
@@ -230,9 +234,10 @@ class _Sweep:
             if not self.options.get("dry_run"):
                 table.branches.delete(branch.name)
         except RefNotFoundError:
+            # A publisher, or another tick, deleted the branch first.
             return
         except LanceDagsterError as error:
-            # A tag or another branch needs it, or it is protected.
+            # A tag or another branch needs the branch, or it is protected.
             self.refused.append(_Swept(one, branch.name, "", str(error)))
             return
         self.deleted.append(swept)
@@ -332,7 +337,7 @@ def _newest_first(branches: "Mapping[str, Branch]") -> "list[Branch]":
 def _is_left_over(branch: "Branch", keep: timedelta) -> bool:
     from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
 
-    # Only previews of this package: another program may call its branches `preview/...` too.
+    # The name alone does not decide: another program may call its branches `preview/...` too.
     is_preview = PREVIEW_OF in branch.metadata or PREVIEWING in branch.metadata
     return is_preview and datetime.now(UTC) - branch.created_at >= keep
 

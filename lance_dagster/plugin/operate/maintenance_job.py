@@ -126,7 +126,7 @@ def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOpt
         except LanceDagsterError as error:
             raise dg.Failure(description=f"{one.name}: {error}", metadata=step.report) from error
         finally:
-            # Also of a step that fails: what was done before the failure is done.
+            # A step that fails is reported too: what it did before the failure stays done.
             context.log_event(dg.AssetObservation(one.key, description="maintenance", metadata=step.report))
         if step.damage:
             raise dg.Failure(description=f"{one.name} is damaged: {step.damage[0]}", metadata=step.report)

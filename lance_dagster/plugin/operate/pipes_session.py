@@ -81,6 +81,7 @@ def pipes_extras(
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
+    # Other runs may write a branch that a tag names, so the process has to know where its own commits begin.
     head = 0
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.
     with suppress(TableNotFoundError):
@@ -188,6 +189,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
         table = self._ready(rows).table
+        # The schema of the rows, which becomes that of the table.
         return table.overwrite(self._partitions.held(rows, rows.schema), **self._commit("overwrite"))
 
     def replace_partitions(self, rows: "Rows") -> "WriteResult":
@@ -297,6 +299,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
 
         asset = self._properties[md.ASSET_KEY]
         uri, options = self._settings["uri"], self._settings["storage_options"]
+        # Files are staged in the folder of a table, so there is nothing to create.
         if isinstance(rows, StagedFiles):
             table = self.table
         else:
@@ -304,6 +307,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             table = LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: asset})
         branch = RunBranch(table=table, chain=self._chain)
         ownership = Ownership(asset=asset, branch=branch)
+        # Before the fork, so that a table of another asset is refused without a trace.
         is_owned = ownership.is_recorded()
         branch.ensure()
         if not is_owned:

@@ -72,6 +72,7 @@ def build_protected_branch_sensor(
         until = time.monotonic() + BUDGET_SECONDS
         tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=False), until=until)
         run_logged(tick, watched, context)
+        # A name in `branches` may be that of a tag or a channel, whose moves are no commits.
         found = [one for one in tick.news if not one.is_tag and not is_published(one.version)]
         for one in found:
             context.log.error("%s was committed by %s and not by a publication", one, _committer(one))
@@ -88,6 +89,7 @@ def build_protected_branch_sensor(
 
 def is_published(version: "Version") -> bool:
     """Return whether a publication made a version, or nothing that changes a row: maintenance, an empty table."""
+    # The IO manager creates the table of an asset on `main` without rows, before anything is published.
     is_new_and_empty = version.number == 1 and not version.rows
     return md.PUBLISHED_BY in version.properties or version.operation in _MAINTENANCE or is_new_and_empty
 

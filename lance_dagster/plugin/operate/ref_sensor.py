@@ -70,12 +70,11 @@ def build_ref_sensor(
     again is reported from its first version on, with the metadata `lance/recreated`.
 
     Where the tables are in a repository and a ref is a channel of it, the log of the channel is watched: one look for
-    all tables. Each table that an entry changed is reported with the entry, the commit, and who moved the channel why.
+    all tables. Each table that an entry changed is reported with the entry, the commit, who moved the channel and why.
 
-    With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel,
-    with a run key that contains the
-    version, so that a repeated report starts no second run. Dagster's list of ticks shows what was reported, and
-    the refs that some tables lack. The log of the tick names the tables that could not be read.
+    With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel.
+    The run key contains the version, so that a repeated report starts no second run. Dagster's list of ticks shows what
+    was reported, and the refs that some tables lack. The log of the tick names the tables that could not be read.
 
     A cursor that is damaged, or of another release of this package, is replaced: the sensor logs a warning and
     goes on with the versions that are committed afterwards.
@@ -183,6 +182,7 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
 
 def run_requests(news: Iterable[News]) -> list[dg.RunRequest]:
     """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier ones."""
+    # News are in the order of the versions, so the newest one of each key stays.
     by_place = {found.ref if found.move else (found.table.name,): found for found in news}
     return [_request(found) for found in by_place.values()]
 

@@ -136,9 +136,14 @@ class PublishStep:
             if asked:
                 require_reason(config.reason, do)
         if config.hold and (config.release or config.ref or config.discard):
-            raise InvalidInputError("hold stands alone; to go back and hold the tag there, set ref and rollback: hold")
+            raise InvalidInputError(
+                "hold cannot be combined with release, ref or discard; to roll back and hold the tag there, set ref "
+                "and rollback: hold"
+            )
         if config.discard and (config.release or config.ref):
-            raise InvalidInputError("discard stands alone: it deletes the branch of a run, and publishes nothing")
+            raise InvalidInputError(
+                "discard cannot be combined with release or ref: it deletes a branch and publishes nothing"
+            )
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         # Before the search, which reads `main` and the tags: a publisher that died after it moved the channel left them

@@ -87,10 +87,12 @@ def restore_on_branch(publication: Publication, head: Version, chain: RunChain, 
         ConflictError: The restored version has another number of rows; nothing was changed.
     """
     table, target, name = publication.table, publication.version, preview_branch(chain, "rollback")
+    # A killed attempt may have left the branch, forked from an older `main`.
     drop_branch(table, name)
     table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
     message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
     restored = table.restore(target, branch=name, message=message, properties=properties)
+    # Compared while the version is on its own branch, where nothing has to be taken back.
     if restored.rows != target.rows:
         raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} {restored.rows}")
     return restored
@@ -122,6 +124,7 @@ def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Pub
         RefMovedError: The tag moved since this publication looked at it.
     """
     expected = None if publication.previous is None else publication.previous.ref
+    # One operation: between a move and a later hold, a publisher could move the tag forward again.
     held = publication.table.tags.hold(
         tag,
         reason=about[md.REASON],
@@ -135,6 +138,7 @@ def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Pub
 
 def audited_behind(table: LanceTable, version: Version) -> Version:
     """Return the version whose audit speaks for a version: for a rollback on `main`, the version that it restored."""
+    # A rollback may have restored the commit of another rollback.
     while restored := version.properties.get(md.ROLLED_BACK_TO):
         version = table.at(restored)
     return version
