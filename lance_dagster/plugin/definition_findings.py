@@ -139,7 +139,7 @@ class Findings:
             except InvalidInputError as error:
                 yield f"asset {node.name}: {error}"
                 continue
-            # `owner_of` is the candidate of a promoted node, so that the two are not taken for two writers.
+            # `owner_of` names the candidate of a promoted node, so that the two are not taken for two writers.
             for root in self._roots_of(node):
                 tables[root, address].add(owner_of(node.spec.key, node.metadata))
         for (root, address), owners in tables.items():

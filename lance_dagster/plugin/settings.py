@@ -83,7 +83,7 @@ class Setting:
             case "flag":
                 return isinstance(value, bool)
             case "lengths":
-                # Not isinstance: `True` is an int for Python.
+                # The type is compared exactly, because `True` is an int for Python.
                 return isinstance(value, Mapping) and all(type(length) is int for length in value.values())
             case "partition_expr":
                 if isinstance(value, Mapping):

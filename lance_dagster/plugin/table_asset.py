@@ -154,7 +154,7 @@ class Ownership:
         of the second one conflicts.
         """
         name, run_id = self.branch.name, self.branch.chain.run_id
-        # The run id alone: a retried append takes back the newest commit that names its step and its asset.
+        # The commit carries the run id alone: a retried append takes back the newest one that names step and asset.
         properties = {md.RUN_ID: run_id} if run_id else None
         self.branch.table.config.set(
             {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties

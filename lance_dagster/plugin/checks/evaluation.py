@@ -251,7 +251,7 @@ def _audit(
 ) -> Audit:
     if bound.check.scope == "table" or not keys:
         return Audit(candidate=version, others=others, partition_keys=tuple(keys))
-    # One filter for all partitions, for a single scan, and one for each, so that a failure names its partition.
+    # The first filter is for one scan of all partitions; those of single partitions let a failure name its partition.
     union, *each = [_partitions(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
     return Audit(
         candidate=replace(version, filter=union.predicate),
@@ -262,7 +262,7 @@ def _audit(
 
 
 def _partitions(bound: BoundCheck, version: PinnedTable, keys: Sequence[str]) -> "PartitionFilter":
-    # Imported for an evaluation only, since filters need pyarrow and definitions load without it.
+    # This is imported for an evaluation only, since filters need pyarrow and definitions load without it.
     from lance_dagster.plugin.io.partitions import partition_filter
 
     try:

@@ -123,7 +123,7 @@ def _own_partitions(context: dg.InputContext) -> tuple[dg.PartitionsDefinition, 
     definition = step.entity_partitions_def
     if definition is None or not step.has_partitions:
         return None
-    # The range and not the key, which a single run over several partitions does not have.
+    # The range is read and not the key, which a single run over several partitions does not have.
     span = step.partition_key_range
     if span.start == span.end:
         return definition, (span.start,)

@@ -24,7 +24,7 @@ _TAGS = "dagster/tags"
 def described_columns(context: dg.OutputContext) -> dict[str, dg.TableColumn]:
     """Return the columns that the user describes, by name; those of the run before those of the definition."""
     found: dict[str, dg.TableColumn] = {}
-    # The run comes last, because the later description of a column replaces the earlier one.
+    # The run comes last, because a later description of a column replaces an earlier one.
     for metadata in (context.definition_metadata, context.output_metadata):
         given = md.plain(metadata.get(md.COLUMN_SCHEMA))
         if isinstance(given, dg.TableSchema):

@@ -100,7 +100,7 @@ class OutputWriter:
         """
         with suppress(TableNotFoundError):
             return self.lance.open_at(place)
-        # Called for its errors: a wrong partition column must not leave an empty table behind.
+        # This is called for its errors: a wrong partition column must not leave an empty table behind.
         write.partitions(schema)
         return LanceTable.create(
             self.lance.uri_at(place),
@@ -164,8 +164,8 @@ class _Output:
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
-        # The run id alone: a retried append takes back the newest commit that names its step and its asset, which must
-        # be the one with the rows.
+        # These commits carry the run id alone: a retried append takes back the newest commit that names its step and
+        # its asset, which must be the one with the rows.
         owner = {key: value for key, value in write.properties.items() if key == md.RUN_ID}
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
@@ -273,7 +273,7 @@ class _Output:
         """Return what an upsert does with the rows of the table whose key is not in the output."""
         if not self.write.deletes_missing:
             return {}
-        # Within the partitions of the run only: the output has no rows of the others.
+        # Only rows in the partitions of the run are deleted: the output has no rows of the others.
         return {"when_missing": "delete", **({"missing_where": predicate} if self.write.keys else {})}
 
     @contextmanager

@@ -67,7 +67,7 @@ class PartitionPoints:
         """Return the points of some keys of a definition; without one, keys are plain values."""
         if not isinstance(definition, dg.MultiPartitionsDefinition):
             return cls(points=frozenset((key,) for key in keys), windows=(_windows_of(definition),), names=None)
-        # Sorted, so that the order in which the user wrote the dimensions changes no predicate.
+        # The names are sorted, so that the order in which the user wrote the dimensions changes no predicate.
         parts = sorted(definition.partitions_defs, key=lambda part: part.name)
         names = tuple(part.name for part in parts)
         found = [_coordinates(definition, key) for key in keys]
@@ -83,7 +83,7 @@ class PartitionPoints:
         Raises:
             InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
         """
-        # Before the case without keys: a wrong expression is an error there too.
+        # The expression is validated before the case without keys, where a wrong one is an error too.
         given = expressions_of(asset, self.names, partition_expr)
         values = [PartitionValues.of(one, schema, asset) for one in given]
         if not self.points:
@@ -98,7 +98,7 @@ class PartitionPoints:
             for number, of in enumerate(self.windows)
         ]
         return {
-            # Sorted: the order of a set differs between two processes.
+            # The order of a set differs between two processes.
             "points": sorted(map(list, self.points)),
             "windows": windows,
             "names": None if self.names is None else list(self.names),
@@ -207,11 +207,11 @@ def _select_points(
     rests: dict[str, set[tuple[str, ...]]] = {}
     for value, *rest in points:
         rests.setdefault(value, set()).add(tuple(rest))
-    # Frozen sets, since values are grouped by the whole set of their other coordinates.
+    # The sets are frozen, since values are grouped by the whole set of their other coordinates.
     values_by_rest: dict[frozenset[tuple[str, ...]], list[str]] = {}
     for value, rest_points in rests.items():
         values_by_rest.setdefault(frozenset(rest_points), []).append(value)
-    # Sorted, so that the predicate of the same partitions is the same text in each run.
+    # The terms are sorted, so that the predicate of the same partitions is the same text in each run.
     ordered = sorted(values_by_rest.items(), key=lambda item: sorted(item[1]))
     return any_of(
         [

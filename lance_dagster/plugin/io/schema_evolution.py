@@ -157,7 +157,7 @@ class Evolution:
 
     def _remedy(self, given: pa.Schema, current: pa.Schema) -> str:
         setting = f"{md.SCHEMA_EVOLUTION} is {self.policy!r}"
-        # In this order, so that the message names the policy that changes the table least.
+        # The order makes the message name the policy that changes the table least.
         others: tuple[SchemaEvolution, ...] = ("add_columns", "widen")
         for policy in others:
             if not Evolution(policy=policy, where=self.where, values=self.values).problems(given, current):
@@ -178,7 +178,7 @@ class _Column:
 
 
 def _added(given: pa.Schema, current: pa.Schema) -> list["pa.Field[Any]"]:
-    # Nullable, because the rows that the table has get nulls.
+    # The column is nullable, because the rows that the table has get nulls.
     return [column.with_nullable(True) for column in given if column.name not in current.names]  # noqa: FBT003
 
 

@@ -15,7 +15,7 @@ import dagster as dg
 from lance_dagster.plugin.run_branch import BRANCH_TAG, ROOT_RUN_TAG, RunChain
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-# By what is finished, so that a status which Dagster may add counts as unfinished and keeps its branches.
+# A status that Dagster may add counts as unfinished, so that its branches are kept.
 _UNFINISHED = tuple(status for status in dg.DagsterRunStatus if status not in _FINISHED)
 
 

@@ -117,7 +117,7 @@ def build_branch_sweeper(
         late = sweep.newly_late() if waiting == "alert" else []
         for found in late:
             context.log.error("%s waits to be published: its run succeeded", found)
-        # Requested in each tick while a version waits; by the run key Dagster starts one run for it.
+        # They are requested in each tick while versions wait; the run key keeps Dagster from a second run.
         requests = _publications(sweep.late, promoted, publisher) if publisher is not None and promoted else []
         return dg.SensorResult(
             asset_events=[_observation(found) for found in late],
@@ -183,7 +183,7 @@ class _Sweep:
 
     def run(self, watched: Sequence[WatchedTable]) -> None:
         until = time.monotonic() + _BUDGET_SECONDS
-        # Modulo, because the definitions may have lost tables since the cursor was written.
+        # The modulo is needed because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
         for one in [*watched[first:], *watched[:first]]:
             # Each tick sweeps one table at least; otherwise a slow table would stop all progress.

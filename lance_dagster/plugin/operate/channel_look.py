@@ -122,7 +122,7 @@ class ChannelLook:
             tag = self.tag_marks.get(name, {}).pop(self.channel, "")
             if not str(tag).startswith(f"{version} "):
                 self.found.append((move, name, version))
-        # Last: where a table cannot be read, the next tick reports the entry again.
+        # The mark moves last: where a table cannot be read, the next tick reports the entry again.
         self.cursor.channels[self.channel] = _mark_of(entry)
         return view
 

@@ -189,7 +189,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
         table = self._ready(rows).table
-        # The schema of the rows, which becomes that of the table.
+        # The rows are held in their own schema, which becomes that of the table.
         return table.overwrite(self._partitions.held(rows, rows.schema), **self._commit("overwrite"))
 
     def replace_partitions(self, rows: "Rows") -> "WriteResult":
@@ -307,7 +307,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             table = LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: asset})
         branch = RunBranch(table=table, chain=self._chain)
         ownership = Ownership(asset=asset, branch=branch)
-        # Before the fork, so that a table of another asset is refused without a trace.
+        # This comes before the fork, so that a table of another asset is refused without a trace.
         is_owned = ownership.is_recorded()
         branch.ensure()
         if not is_owned:

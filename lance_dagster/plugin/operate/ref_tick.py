@@ -97,7 +97,7 @@ class _Look:
                 self.problem = f"{self.watched.name}: {error}"
 
     def _look_at(self, table: "LanceTable", ref: str) -> None:
-        # Imported in a tick only: a code location is loaded without the merge.
+        # This is imported in a tick only, because a code location is loaded without the merge.
         from lance_dagster.plugin.publish.publication import find_tag
 
         tag = None if ref == MAIN else find_tag(table, ref)
@@ -181,7 +181,7 @@ class RefTick:
         if not self.refs:
             self.visited = len(watched)
             return
-        # Modulo, because the definitions may have lost tables since the cursor was written.
+        # The modulo is needed because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
         order = [*watched[first:], *watched[:first]]
         self.cursor.keep_only(one.name for one in watched)
@@ -233,7 +233,7 @@ class RefTick:
             lance=self.lance,
             refs=self.refs,
             watched=one,
-            # A copy: when an earlier table had no time left, this look is not gathered and must leave no marks.
+            # The look gets a copy: when an earlier table had no time left, it is not gathered and must leave no marks.
             marks=dict(known or {}),
             is_first=known is None and not self.cursor.announce_all,
             until=self.until,

@@ -197,7 +197,7 @@ def _merged(
             return replace(publication, landed=_fast_forward(publication, chain))
         except MergeConflictError as error:
             source = publication.planned or publication.sources[-1]
-            # `main` has moved, which a new plan answers. Any other conflict would be met again.
+            # With the kind `history`, `main` moved, which a new plan answers. Any other conflict would be met again.
             moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
             if not moved or plan_again is None:
                 raise MergeConflictError(refusal, named_conflicts(publication, source, error.conflicts)) from error

@@ -201,7 +201,7 @@ def tables_read(
     evaluations = [event for event in log.events(subject.asset, family) if event.check == check]
     newest = max(evaluations, key=lambda event: event.order, default=None)
     alone = _evaluated_alone(check, subject, family, log.instance)
-    # The one that `reasons_against` counts, because the tables that it read are those behind the verdict.
+    # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
     if alone is not None and (newest is None or alone.at > newest.at):
         newest = alone
     found = None if newest is None else md.plain(newest.metadata.get(md.READ))

@@ -114,14 +114,14 @@ class PublishStep:
             "held": self._hold_tag,
             "released": self._release_tag,
         }
-        # In the order of `changes`.
+        # The order is that of `changes`.
         asked = (bool(self.config.discard), self.config.hold, self.config.release)
         for (done, change), wanted in zip(changes.items(), asked, strict=True):
             if wanted:
                 # A candidate is given up whole: what is left of it could be published without the rest.
                 whole = done == "discarded" and self.lance.repository
                 self._change_each(self.nodes if whole else nodes, done, change)
-        # Last: `release` beside `ref` frees the tag, so that this publication may move it.
+        # The publication comes last: `release` beside `ref` frees the tag, so that it may be moved.
         if self.config.ref or not any(asked):
             yield from self._publish(nodes)
 
@@ -146,8 +146,8 @@ class PublishStep:
             )
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        # Before the search, which reads `main` and the tags: a publisher that died after it moved the channel left them
-        # behind.
+        # This comes before the search, which reads `main` and the tags: a publisher that died after it moved the
+        # channel left them behind.
         if self.together is not None and self._is_alone and not self.config.dry_run:
             self.together.catch_up([str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes])
         # The gate comes first because it reads the event log only; the audit of a planned merge reads rows.
@@ -155,7 +155,7 @@ class PublishStep:
         found, refused = self.reaudit.plan(found)
         merged: list[Publication] = []
         try:
-            # Inside the `try`, because a refusal has to drop the previews too.
+            # This stands inside the `try`, because a refusal has to drop the previews too.
             ignored += self._refuse(found, refused)
             if self.config.dry_run:
                 for one in found:
@@ -230,7 +230,7 @@ class PublishStep:
         # deleted, or the run wrote under another root.
         elif runs := [run for run in self.chain.run_ids if self.log.was_materialized(one.candidate, run)]:
             search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
-        # No error: the button stays green when everything is published already.
+        # This is no error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
             search.missing += [f"{one.name}: nothing new", *(f"{one.name}: it waits: {wait}" for wait in _waits(one))]
@@ -286,7 +286,7 @@ class PublishStep:
         run_id = run_of(head.branch) or ""
         if run_id not in self.candidates:
             candidate = Candidate.of(run_id, self.instance, self.nodes)
-            # Under each run of the candidate: the branches of its tables may belong to different re-executions.
+            # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
             self.candidates |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
         against = self.candidates[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
@@ -353,7 +353,7 @@ class PublishStep:
 
         In a repository the channel moves too, and the publications have the version that it names.
         """
-        # Listed before a revert adds its own commit to the log of `main`.
+        # These are listed before a revert adds its own commit to the log of `main`.
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if withdrawn:
             require_reason(self.config.reason, "a rollback")
@@ -373,7 +373,7 @@ class PublishStep:
 
     def _begin(self, found: Sequence[Publication]) -> Together | None:
         """Return how tables are published as one commit, from a repository that has them; None without a repository."""
-        # Created only here, when every audit has passed: a refused publication leaves no repository behind.
+        # It is created only here, when every audit has passed: a refused publication leaves no repository behind.
         together = self.together or self._together(self.lance.create_repository())
         if together is None:
             refuse_named_by_channel(self.lance, self.tag, found)
@@ -412,7 +412,7 @@ class PublishStep:
         return planned
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
-        # One by one: Dagster records the event of a table before the next tag moves.
+        # The tags move one by one, so that Dagster records the event of a table before the next tag moves.
         for one in merged:
             if one.promoted_to is not None:
                 # The channel moved for all tables at once, and the tags follow it.

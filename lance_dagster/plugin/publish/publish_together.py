@@ -208,7 +208,7 @@ class Together:
     def _is_rolled_back(self) -> bool:
         """Return whether the newest entry of the channel is the rollback of this reason."""
         present = self.channel_now()
-        # The reason tells a retry from another rollback: a person gives each rollback a reason of its own.
+        # The reason tells a retry from a further rollback, which needs a reason of its own.
         return (
             present is not None
             and present.entry.action == "rollback"
@@ -276,7 +276,7 @@ def refuse_named_by_channel(lance: LanceResource, channel: str, found: Sequence[
     Raises:
         InvalidInputError: The channel names such a table.
     """
-    # Looked for despite `repository=False`: other code locations may publish through the repository of this root.
+    # It is opened despite `repository=False`: other code locations may publish through the repository of this root.
     repository = lance.repository_there()
     present = None if repository is None else repository.channels.list().get(channel)
     if repository is None or present is None:

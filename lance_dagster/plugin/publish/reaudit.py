@@ -99,7 +99,7 @@ class Reaudit:
         table, name = one.table, preview_branch(self.chain, "merge")
         # A killed attempt of this step left its preview under the name that is needed now.
         drop_stale_previews(table, self.chain, self.context.instance)
-        # Read once: `base` has to be what the preview was forked from, even if `main` moves meanwhile.
+        # The head is read once: `base` has to be what the preview was forked from, even if `main` moves meanwhile.
         head = table.head(MAIN)
         about = {md.PUBLISHED_BY: self.chain.run_id or "", PREVIEW_OF: str(one.sources[-1])}
         table.branches.create(name, at=head, metadata=about)
@@ -147,7 +147,7 @@ class Reaudit:
         # Without a check nothing can refute the reason that the event log gave.
         if not any(check.asset_key == one.candidate for check in self.checks):
             return one, [problem]
-        # On all rows: another program may have written to any partition.
+        # All rows are checked, because another program may have written to any partition.
         reasons, record = self._evaluate(one, version, keys=(), foreign=[version], others={})
         # Where every check passes here, it no longer matters that no run audited the version.
         return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
@@ -243,7 +243,7 @@ class Reaudit:
 
     def _report(self, key: dg.AssetCheckKey, bound: BoundCheck, outcome: CheckOutcome, version: Version) -> None:
         """Record an evaluation in the event log, so that the check's page shows why a publication was refused."""
-        # Reported outside of the run: the gate reads what the runs of a branch evaluated, and this is about the merge.
+        # It is no event of the run: the gate reads what the runs of a branch evaluated, and this is about the merge.
         self.context.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=key.asset_key,

@@ -92,7 +92,7 @@ def restore_on_branch(publication: Publication, head: Version, chain: RunChain, 
     table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
     message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
     restored = table.restore(target, branch=name, message=message, properties=properties)
-    # Compared while the version is on its own branch, where nothing has to be taken back.
+    # The rows are compared while the version is on its own branch, where nothing has to be taken back.
     if restored.rows != target.rows:
         raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} {restored.rows}")
     return restored
@@ -124,7 +124,7 @@ def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Pub
         RefMovedError: The tag moved since this publication looked at it.
     """
     expected = None if publication.previous is None else publication.previous.ref
-    # One operation: between a move and a later hold, a publisher could move the tag forward again.
+    # The move and the hold are one operation: between two, a publisher could move the tag forward again.
     held = publication.table.tags.hold(
         tag,
         reason=about[md.REASON],
