@@ -70,7 +70,7 @@ class ChannelLook:
         mark = self.cursor.channels.get(self.channel)
         if mark == _mark_of(newest):
             return True
-        # A cursor with marks of tags was written before there was a channel: what the channel did since is news.
+        # A cursor that knows tables was written before there was a channel: what the channel did since is news.
         if mark is None and not self.tag_marks and not self.cursor.announce_all:
             self.cursor.channels[self.channel] = _mark_of(newest)
             return True
