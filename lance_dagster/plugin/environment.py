@@ -74,7 +74,7 @@ def open_forked(uri: str, shared_uri: str, ref: str, storage_options: Mapping[st
             raise TableNotFoundError(f"no table at {uri}, and {shared_uri} has no {ref} to fork it from") from None
         except AlreadyExistsError:
             time.sleep(_SECONDS)
-    raise ConflictError(f"another process forks {shared_uri} to {uri} and does not finish; delete the latter")
+    raise ConflictError(f"another process forks {shared_uri} and does not finish; if it is dead, delete {uri}")
 
 
 def _tagged(table: "LanceTable", shared_uri: str, storage_options: Mapping[str, str]) -> "LanceTable":

@@ -369,10 +369,10 @@ def _pinned(repository: "LanceRepository", channel: str, run_id: str | None) -> 
     try:
         return repository.pinned(run_id, channel)
     except StoreError as error:
-        # Whoever may only read cannot leave the mark that keeps the steps of a run together. A storage that is down
-        # fails the next line too.
+        # With the right to read only, the run cannot record the commit that all its steps shall see. A storage that is
+        # down fails the next line too.
         view = repository.pinned(None, channel)
-        dg.get_dagster_logger().warning("each step of this run sees %s as it is then: %s", channel, error)
+        dg.get_dagster_logger().warning("the steps of this run may see different commits of %s: %s", channel, error)
         return view
 
 

@@ -202,7 +202,7 @@ def _choose(
         else:
             merge = table.preview_merge(head)
             if merge.conflicts:
-                waits.append(f"{head} contradicts what was published since: {merge.conflicts[0]}")
+                waits.append(f"{head} conflicts with what was published since: {merge.conflicts[0]}")
             # A branch that is merged already was left by a publisher that died before it deleted the branch.
             elif not merge.already_merged:
                 chosen.append(one)
