@@ -81,6 +81,7 @@ class DurationType(click.ParamType[timedelta]):
 
 def with_storage_options(command: F) -> F:
     """Add the options that every subcommand takes: `storage_options` (pairs as typed) and `as_json`."""
+    # The pairs stay texts here: a completion reads them too, and there an error must not be printed.
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Answer as JSON."),
         click.option(
@@ -110,6 +111,7 @@ def about_table(command: F) -> F:
         # Before the table is opened: an error of opening it suggests commands too.
         remember_table(table)
         opened, ref = _open_table(table, storage_options_from(storage_options))
+        # A URI that a program printed may name its version too; then the subcommand is about that version.
         if ref is not None:
             _put_ref(own, ref)
         return command(table=opened, output=Output(as_json), **own)
@@ -128,8 +130,10 @@ def about_repository(command: F) -> F:
     @with_storage_options
     @functools.wraps(command)
     def wrapped(root: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
+        # Imported by the call: help and completion must not wait for pylance and pyarrow.
         from lance_dagster.repository import LanceRepository
 
+        # Before the repository is opened: an error of opening it suggests commands too.
         remember_table(root)
         repository = LanceRepository.open(root, storage_options_from(storage_options))
         return command(repository=repository, output=Output(as_json), **own)
@@ -139,6 +143,7 @@ def about_repository(command: F) -> F:
 
 def remember_table(table: str) -> None:
     """Keep TABLE as it was typed, for commands that error messages suggest."""
+    # In the outermost context: the error is printed there, when the context of the subcommand has ended.
     click.get_current_context().find_root().obj = table
 
 
@@ -170,6 +175,7 @@ def _put_ref(arguments: dict[str, object], ref: str) -> None:
         click.UsageError: The subcommand takes no ref, or a ref was typed as well.
     """
     context = click.get_current_context()
+    # A ref that has no effect would be worse than an error: the answer would be about another version.
     if "ref" not in arguments:
         name = context.info_name
         raise click.UsageError(f"{name} is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart")
@@ -183,6 +189,7 @@ def _put_ref(arguments: dict[str, object], ref: str) -> None:
 def _typed(*names: str) -> list[str]:
     """Return which of some options were typed, by their long names."""
     context = click.get_current_context()
+    # The source is asked and not the value: a person may type an option with its default value.
     options = {option.name: max(option.opts, key=len) for option in context.command.params}
     return [options[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
 
@@ -277,6 +284,7 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
         winner = next((known for known in SIDES if known == side), None)
         if winner is None:
             raise click.UsageError(f"--strategy takes {' or '.join(SIDES)}, or one of them as UNIT={SIDES[0]}")
+        # The same winner may be given twice; of two different ones, neither can be preferred.
         if found.setdefault(unit or _ALL, winner) != winner:
             raise click.UsageError(f"--strategy gives two winners for {unit or 'all conflicts'}")
     return found or None
@@ -290,9 +298,11 @@ def properties_from(given: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for text in given:
+        # At the first equals sign, so that a value may hold more of them.
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise click.UsageError("--property takes KEY=VALUE, such as ticket=77")
+        # The message has an option of its own, and the reserved keys are what later merges rely on.
         if key.startswith((_RESERVED, COMMIT_MESSAGE)):
             raise click.UsageError(f"--property cannot be {key!r}, which this package sets itself")
         found[key] = value

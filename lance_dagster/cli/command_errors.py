@@ -49,6 +49,7 @@ class UsageRefusal(Refusal):
         first, *rest = error.format_message().rstrip(". ").split()
         # All errors of the command begin in lower case; TABLE and PATTERN=DURATION keep their spelling.
         first = first.lower() if first.istitle() else first
+        # click puts its suggestions in sentences of their own; here they become parts of the one line.
         text = " ".join((first, *rest)).replace(". (", " (").replace(". Did", "; did")
         return cls(f"{text}; see {program} --help", program=program)
 

@@ -43,6 +43,7 @@ def report_conflicts(output: Output, changes: Callable[[], str]) -> Iterator[Non
     try:
         yield
     except MergeConflictError as error:
+        # The conflicts are the answer, so they go to standard output; the refusal and its hint go to standard error.
         output.write(
             {"made": False, "before": None, "version": None, "conflicts": _conflict_documents(error.conflicts)},
             conflict_lines(error.conflicts),
@@ -60,6 +61,7 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
     """
     from lance_dagster.merge.rules.merge_input import can_be_waived
 
+    # A conflict of the kind "history" has no rows to look at, and changing one side does not settle it.
     known, hints = _conflicts(conflicts), []
     of_rows = any(conflict.kind != _HISTORY for conflict in known)
     if of_rows:
@@ -121,6 +123,7 @@ def with_rows(command: F) -> F:
         with_keys,
         with_columns("Show this column of the rows, beside the key"),
     )
+    # Decorators apply from the last one to the first; in reverse, the help lists them in the order above.
     for option in reversed(options):
         command = option(command)
     return command
@@ -155,6 +158,7 @@ def _row_lines(rows: Sequence[Row], names: Sequence[str], *, more: bool) -> Iter
     yield ""
     if not rows:
         yield "these conflicts have no rows that can be shown"
+    # The reader yields the rows of one conflict together, so `groupby` needs no sort.
     for (kind, unit), group in groupby(rows, key=lambda row: (row["_conflict_kind"], row["_conflict_unit"])):
         yield f"{_title(kind)}: {printable(unit)}"
         yield from _conflict_table(list(group), names)
@@ -164,6 +168,7 @@ def _row_lines(rows: Sequence[Row], names: Sequence[str], *, more: bool) -> Iter
 
 def _conflict_table(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
     """Show each row of one conflict as the merge base, the source and the dest have it."""
+    # All rows are laid out at once, so that the columns of one conflict stand below each other.
     shown = [(side, row[side]) for row in rows for side in _SIDES]
     cells = [[side, *_cells(values, names)] for side, values in shown if values is not None]
     head = [" " * max(map(len, _SIDES)), *map(printable, names)]
@@ -175,6 +180,7 @@ def _conflict_table(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
             if values is not None:
                 changed = _changed_columns(row, side, names)
                 yield _line(layout.cells([side, *_cells(values, names)]), changed)
+            # A side that removed the row gets a line that says so; a side that never had it gets none.
             elif side != _BASE and row[f"_{side}_change"] is not None:
                 absent = click.style(_ABSENT[row[f"_{side}_change"]], fg="red")
                 yield f"{GAP}{padded(side, layout.widths[0])}{GAP}{absent}"

@@ -43,6 +43,7 @@ def diff(table: "LanceTable", output: Output, versions: tuple[str, ...], **optio
 
     A..B, or A B, shows what turns version A into version B. A...B shows what B changed since the merge base of A and B.
     """
+    # An option without an effect is refused: a person who typed it expects another answer.
     if not options["rows"]:
         refuse_without("--rows", "limit")
         if not options["stat"]:
@@ -71,6 +72,7 @@ class ShownDiff:
             rows: How many rows are shown; None for no rows at all.
             columns: The columns of the rows that are looked at; all of them if none is given.
         """
+        # No columns means all of them, which `stat` calls None; an empty selection would compare nothing.
         counts = found.stat(columns or None) if stat else None
         document, lines = _document(found, counts), list(_lines(found, counts))
         if rows is not None:
@@ -100,6 +102,7 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
 def first_rows(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any]]:
     """Return the first rows of a reader, as many as the limit says or all of them; the rest is not read."""
     found: list[dict[str, Any]] = []
+    # Batch by batch: the first rows of a large table must not cost the reading of all of it.
     for batch in reader:
         found += batch.slice(0, limit - len(found)).to_pylist()
         if len(found) >= limit:

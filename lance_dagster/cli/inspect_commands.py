@@ -45,6 +45,7 @@ _SHOWN_ABOVE = frozenset({COMMIT_MESSAGE, COMMITTER, CLAIMS})
 def status(table: "LanceTable", output: Output) -> None:
     """Show how far the branches and tags of TABLE are from main, and which run branches are not merged."""
     found = table.branches.status()
+    # Only run branches are expected to be merged; another branch may be meant to live beside main.
     waiting = [branch for branch in found.branches if branch.name.startswith(_RUNS) and not branch.merged]
     main = found.main
     head = [str(main), main.id[:ID_DIGITS], shown_time(main), counted(main.rows, "row"), first_line(main.message)]
@@ -76,6 +77,7 @@ def _status_section(title: str, found: "Sequence[RefStatus]") -> Iterator[str]:
 
 
 def _status_row(found: "RefStatus") -> tuple[str, ...]:
+    # Other programs can delete the versions of a branch or a tag; the line says so in place of an error.
     if found.version is None:
         return (found.name, "gone", "", "")
     counts = [f"{count} {word}" for count, word in ((found.ahead, "ahead"), (found.behind, "behind")) if count]
@@ -121,6 +123,7 @@ def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowO
     if options["diff"] or options["stat"] or options["rows"]:
         change = _change(table, version, options)
         found["diff"] = None if change is None else change.document
+        # Both lack a parent to compare with; only the first version of a table never had one.
         gone = "the version before it was cleaned up" if version.cut else "it is the first version of the table"
         shown += ["", *([gone] if change is None else change.lines)]
     output.write(found, shown)
@@ -156,6 +159,7 @@ def _claim_lines(version: "Version") -> Iterator[str]:
     """Return each claim of a version in words: the rows that its write added or replaced."""
     from lance_dagster.transactions.claims import decode_claims
 
+    # `decode_claims` returns none for a text that it cannot read, so both are needed.
     text = version.properties.get(CLAIMS)
     claims = decode_claims(version.properties)
     if text is not None and not claims:
@@ -185,6 +189,7 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
     """
     found = sorted(table.branches.list(pattern).values(), key=lambda branch: branch.name)
     documents: list[dict[str, object]] = []
+    # Problems are collected and printed last: lines between the rows would break the table.
     rows, problems = [], []
     # `main` has no branch file, so the list lacks it.
     if pattern is None or fnmatchcase(MAIN, pattern):
@@ -239,6 +244,7 @@ def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[
         try:
             yield branch, table.head(branch.name)
         except RefNotFoundError:
+            # Deleted since it was listed: it is no part of the answer any more.
             continue
         except VersionNotFoundError:
             # A deletion removes the manifests before the branch file, so look whether this one is complete by now.

@@ -57,6 +57,7 @@ class _TimeType(click.ParamType["datetime"]):
         """Read the text."""
         from lance_dagster.history.resolve import parse_time
 
+        # The parser of `main@{time}`, so that both accept the same texts. It returns what was expected as a text.
         found = parse_time(str(value))
         if isinstance(found, str):
             self.fail(f"cannot read the time {value!r}: expected {found}", param, ctx)
@@ -141,6 +142,7 @@ def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, 
     if ref is not None and begin is not None:
         raise click.UsageError("give REF, or --ref REF, not both")
     text = ref if ref is not None else begin if begin is not None else MAIN
+    # Only a range says what to leave out; a plain ref keeps what --after says.
     if not is_range(text):
         return text, after
     asked = parse_range(text)
@@ -259,10 +261,12 @@ def draw(history: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Drawn]:
         history: Versions in order, each with the versions that a line leads to; those come later.
     """
     lanes: list[_Lane] = []
+    # How many lanes there were so far. Each lane gets the next number, so that neighbours mostly differ in colour.
     made = 0
     for name, parents in history:
         waiting = [column for column, lane in enumerate(lanes) if lane.awaited == name]
         if waiting:
+            # The leftmost lane gets the version; the lines above lead the others to it, one after the other.
             column = waiting[0]
             above = tuple(cells for _ in waiting[1:] for cells in _close_lane(lanes, column, name))
         else:
@@ -293,6 +297,7 @@ def _straight(lanes: Sequence[_Lane]) -> Cells:
 def _close_lane(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
     """Lead the next lane that waits for a version to the first one, and move those right of it to the left."""
     ending = next(right for right in range(column + 1, len(lanes)) if lanes[right].awaited == name)
+    # One lane at a time, since all lanes to the right of it move by one column.
     number = lanes[ending].number
     first = {
         **_straight(lanes[:ending]),
@@ -301,6 +306,7 @@ def _close_lane(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
         **{2 * right - 1: ("/", lanes[right].number) for right in range(ending, len(lanes))},
     }
     del lanes[ending]
+    # A neighbour needs one line. From further away the lane arrives beside the column, and turns in a second line.
     if ending == column + 1:
         return [first]
     return [first, {**_straight(lanes), 2 * column + 1: ("/", number)}]

@@ -78,6 +78,7 @@ class Program(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the subcommands by topic, all with their descriptions in one column."""
+        # Each topic is laid out alone, so all names are padded to one length for the descriptions to be aligned.
         longest = max(len(name) for name in self.commands)
         for topic, commands in TOPICS.items():
             rows = [

@@ -64,6 +64,7 @@ def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) 
     with bar() as progress:
         report = table.maintenance.verify(ref, deep=deep, progress=progress)
     output.write({"ok": report.ok, **asdict(report)}, _verify_lines(report))
+    # After the answer is printed: a program needs the document of a damaged table most of all.
     sys.exit(DONE if report.ok else REFUSED)
 
 
@@ -123,6 +124,7 @@ def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: b
 
 
 def _pattern_duration(text: str) -> tuple[str, timedelta]:
+    # A branch name cannot hold an equals sign, so the first one ends the pattern.
     pattern, found, age = text.partition("=")
     if not found or not pattern:
         raise click.UsageError("--branch takes PATTERN=DURATION, such as run/*=2d")
@@ -150,6 +152,7 @@ def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[s
     if report.kept:
         yield "kept:"
         yield from aligned(list(_kept_rows(report.kept)), indent="    ")
+    # Versions expire in one step and their files go in a later call, so a report can have one done without the other.
     for branch, numbers in report.expired.items():
         yield f"{'expired' if report.expiry_done else 'would expire'}: {', '.join(_spans(branch, numbers))}"
     if report.put_back:
@@ -170,6 +173,7 @@ def _sum_line(report: "GarbageReport") -> str:
     versions, files = counted(report.versions, "version"), f"{counted(report.files, 'file')} ({_size(report.bytes)})"
     if report.done:
         return f"{versions} and {files} deleted"
+    # Nothing is deleted as long as something cannot be read: it might name any of the files.
     if not report.ok:
         return f"{versions} and {files} could be deleted if everything could be read"
     if report.expiry_done:
@@ -257,6 +261,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
     """
     # A wrong property is refused before any fragment is rewritten.
     properties = properties_from(options["properties"])
+    # Read before: the answer compares it with the result, and says when there was nothing to do.
     before = table.head(branch)
     with bar() as progress:
         made = table.maintenance.compact(
@@ -337,6 +342,7 @@ def _write_relocation(output: Output, found: "Relocation", *, dry_run: bool) -> 
 
 
 def _relocation_row(each: "Repointed", *, dry_run: bool) -> tuple[str, ...]:
+    # A preview cannot know the number of a version that is not made; a branch that failed has none either.
     after = each.after or ("a new version" if dry_run else "not done")
     moved = ", ".join(f"{old} is {new}" for old, new in each.paths)
     return (each.name, f"{each.before} -> {after}", f"{counted(each.files, 'file')} found" if each.files else "", moved)

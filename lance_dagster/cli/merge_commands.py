@@ -97,6 +97,7 @@ def merge(
     Only metadata is written, and rows that get cells of both sides. Exits with 1 when both sides contradict each
     other, and says where; nothing is written then.
     """
+    # All options are checked before the merge begins, so that a wrong call changes nothing.
     if options["ff_only"] and options["squash"]:
         raise click.UsageError("give --ff-only or --squash, not both")
     if preview:
@@ -108,6 +109,7 @@ def merge(
     mode: MergeMode = "ff-only" if options["ff_only"] else "squash" if options["squash"] else "merge"
     strategy, properties = strategy_from(options["strategies"]), properties_from(options["properties"])
     if preview:
+        # The rows are read within the block too: that can take longer than the merge itself.
         with busy("looking for conflicts"):
             found = table.preview_merge(source, into, strategy=strategy, mode=mode)
             rows = PrintedRows.of(found, options)
@@ -137,6 +139,7 @@ def preview_branch(
     make = partial(table.branches.preview, source, into, name=options["name"], strategy=strategy)
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         try:
+            # Tried first, also with --replace: a merge in conflict is refused here, and the present preview stays.
             made = make()
         except AlreadyExistsError as error:
             if not options["replace"]:
@@ -160,7 +163,7 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     from lance_dagster.table.branches import preview_name
 
     found = table.branches.get(name or preview_name(table.at(source).branch, into))
-    # A preview whose merge was interrupted has the second key only, and may be replaced too.
+    # A preview whose merge was interrupted has only the second key, and may be replaced too.
     if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
         raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
     table.branches.delete(found.name)
@@ -212,6 +215,7 @@ def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     message, properties = options["message"], properties_from(options["properties"])
     before = table.head(onto)
+    # The change of a version is its difference from the parent, so the hint shows that range.
     with report_conflicts(output, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
         made = table.cherry_pick(
             version, onto, parent=parent, strategy=strategy, message=message, properties=properties

@@ -67,6 +67,7 @@ def _print(lines: Sequence[str]) -> None:
         for line in lines:
             click.echo(line)
     except BrokenPipeError:
+        # The program that reads the pipe has ended, as `head -1` does; the command itself has not failed.
         discard_output()
     except OSError as error:
         discard_output()
@@ -126,8 +127,10 @@ class ColumnLayout:
             width: The longest line wanted, in characters; that of the terminal if None is given.
             whole: Places of columns that are left out rather than cut, such as times and counts.
         """
+        # Widths as the terminal shows them: a wide character takes two places and would shift the rest of its line.
         widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
         room = terminal_width() if width is None else width
+        # A pipe or a file has no width, and gets every cell whole.
         if room is None:
             return cls(tuple(widths))
         room -= indent
@@ -159,6 +162,7 @@ def aligned(
 
 def fact_lines(facts: Sequence[tuple[str, str]]) -> list[str]:
     """Return names and values as lines; a long value is wrapped and never cut, so that an id can be copied."""
+    # Not `aligned`, which would cut the values.
     longest = max(text_width(name) for name, _ in facts)
     return [f"{padded(name, longest)}{GAP}{value}" for name, value in facts]
 
@@ -218,6 +222,7 @@ def padded(text: str, width: int) -> str:
 
 def text_width(text: str) -> int:
     """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
+    # Most texts are ASCII, and large tables have many cells: the look at each character is saved for them.
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
@@ -305,6 +310,7 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
     Returns:
         A function that takes the number of things done and the number of all things; None without a terminal.
     """
+    # Standard error, so that the progress does not mix with an answer that goes into a pipe or a file.
     if not sys.stderr.isatty():
         yield None
         return

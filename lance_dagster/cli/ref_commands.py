@@ -66,6 +66,7 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
     """Fork the branch NAME from a version of TABLE, delete it or rename it."""
     if options["delete"]:
         refuse_beside("--delete", "at", "exist_ok", "rename")
+        # `branches.delete` does not ask whether the versions are merged; a person at a shell has to add --force.
         _refuse_unmerged(table, name, force=options["force"])
         table.branches.delete(name)
         _write_deleted(output, name)
@@ -194,6 +195,7 @@ def rollback(
     if steps is not None and to is not None:
         raise click.UsageError("give --steps or --to, not both")
     current = table.tags.get(name)
+    # A repeated call finds the tag at its goal. It must not go back further, to an older move to the same version.
     if to is not None and str(table.at(to)) == current.ref:
         if expect is not None:
             # Moves nothing, but refuses where the tag is not at the version that was expected.
@@ -271,6 +273,7 @@ def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInpu
 
     known = list(dict.fromkeys(move.after for move in tag_history(tag)))
     reason = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
+    # The history shows the version, so the general message would contradict it: it was left by a rollback.
     if wanted in known:
         reason = f"cannot be rolled back to {wanted}, from where it was rolled back"
     remedy = Remedy("{} moves it there", Call("tags.move", (tag.name, wanted)))
@@ -279,6 +282,7 @@ def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInpu
 
 def _target_before(current: "Tag | None", expected: "Version | None") -> str | None:
     """Return the version that a tag named when it was moved: the expected one, where one was expected."""
+    # The tag may have moved between the read and the move; the compare-and-swap succeeded only at the expected version.
     if expected is not None:
         return str(expected)
     return None if current is None else current.ref

@@ -104,6 +104,7 @@ def _inspected(root: str, name: str, tag: str, options: dict[str, str]) -> _Foun
     try:
         table = LanceTable.open(uri, options)
         newest = table.head()
+        # `main` has no branch file, so the list lacks it.
         branches = 1 + len(table.branches.list())
         # Last in the block: where the tag is missing, the other facts are known.
         found = table.tags.get(tag).ref
@@ -167,6 +168,7 @@ def create(
     # The columns are read before the table is created, so that a wrong one leaves nothing behind.
     schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
     made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
+    # After the call, which decides between two processes: the table may be the one of another process.
     if exist_ok:
         _refuse_other_columns(made, schema)
     head = made.head()
@@ -282,6 +284,7 @@ def head(table: "LanceTable", output: Output, ref: str, rows: int, columns: Sequ
     Reads no more of the data files than it needs. Columns that do not fit the terminal are named below the rows.
     """
     version = table.at(ref)
+    # An empty list would read no column at all; None means all of them.
     wanted = [name.strip() for given in columns for name in given.split(",") if name.strip()] or None
     reader = table.scan(version, columns=wanted)
     found: list[dict[str, Any]] = first_rows(reader, rows)

@@ -87,8 +87,9 @@ class Adoption:
             check_tag_name(tag)
         head = self._repository.head()
         wanted = self._all() if names is None else sorted(set(names))
-        # What a commit names is registered and can be read, so it costs nothing here.
+        # What a commit names was registered and read when it was committed, so it costs no request here.
         new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
+        # `main` before the channels: the commit of a channel has that of `main` as its parent.
         head, adopted = self._committed(head, new, message)
         present = [one for one in wanted if one in head.tables]
         taken: dict[str, AdoptedChannel] = {}
@@ -108,7 +109,7 @@ class Adoption:
             for name in self._repository.registry.discover(known)
             if not self._repository.registry.was_removed(name)
         ]
-        # A table that was registered by an adoption which died is not found by the search.
+        # The search passes over registered tables, and an adoption that died may have left one without a commit.
         return sorted({*known, *found})
 
     def _registered(self, names: Iterable[str], *, strict: bool) -> tuple[list[str], list[str]]:
@@ -117,7 +118,7 @@ class Adoption:
         def register(name: str) -> LanceDagsterError | None:
             try:
                 self._repository.registry.register(name)
-                # Here and not by the commit: one table that cannot be read would stop all others.
+                # Read here, before the commit: there one table that cannot be read would stop all others.
                 self._repository.table(name).head(MAIN)
             except (AlreadyExistsError, FormatError, NotFoundError) as error:
                 return error
@@ -140,7 +141,7 @@ class Adoption:
             return head, ()
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            # Another process adopted it first. What was committed to `main` of the table since is left to `commit`.
+            # Another process adopted it first. An adoption does not take in later versions; `commit` does.
             if dest is not None:
                 return None
             context = self._repository.table(name)
@@ -156,14 +157,15 @@ class Adoption:
         """Return the tables with a tag that the channel does not name yet, and why other tags are left."""
         newest = self._repository.logs.newest("channel", name)
         if newest is not None and newest.deleted:
-            # Somebody deleted the channel, and the tags stayed: they do not bring it back.
+            # A person deleted the channel, and the tags of the tables stayed. These do not bring it back.
             return {}, []
         named = {} if newest is None else self._repository.logs.commit(newest.commit).tables
 
         def look(table: str) -> Tagged | str | None:
             context = self._repository.table(table)
             tag = context.refs.tag(name)
-            # A tag that follows a channel says nothing of its own: the channel went back to before the table was there.
+            # A tag with this key was set by a channel, which does not name the table any more: it was rolled back to a
+            # commit before the table. Adopting the tag would undo the rollback.
             if tag is None or COMMIT in tag.metadata:
                 return None
             try:
@@ -175,6 +177,7 @@ class Adoption:
         looked = for_each_table(look, [table for table in tables if table not in named])
         found = {table: each for table, each in looked.items() if isinstance(each, Tagged)}
         left = [each for each in looked.values() if isinstance(each, str)]
+        # A held channel names the same tables until it is released; the next adoption after that takes these in.
         if found and newest is not None and newest.hold is not None:
             left += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in found]
             return {}, left
@@ -182,6 +185,7 @@ class Adoption:
 
     def _begun(self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit) -> AdoptedChannel | None:
         """Let a channel name tables where their tags are, beside those that it names."""
+        # Outside of the decision, which may be made several times: capturing a version costs requests.
         versions = for_each_table(
             lambda table: capture(self._repository.table(table), head.tables[table].id, found[table].state), found
         )
@@ -190,14 +194,16 @@ class Adoption:
         def entry(before: RefEntry | None) -> RefEntry | None:
             present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
+            # Filled anew by each decision: the last one is what happened.
             taken[:] = sorted(versions.keys() - named.keys())
-            # Another process did it, or held the channel; the next adoption looks again.
+            # Another process took the tables in, or held the channel since it was looked at.
             if not taken or (before is not None and before.hold is not None):
                 taken.clear()
                 return None
             reason = f"adopt the tags {name} of {', '.join(taken)}"
             tables = {**named, **{table: versions[table] for table in taken}}
-            # It contains the commit of `main`: a publication that has nothing new does not move the channel there.
+            # With the commit of `main` as a parent the channel contains it, so a publication that has nothing new does
+            # not bring the channel to `main`, past the tags.
             parents = (head,) if present is None else (present, head)
             target, data = new_commit(tables, parents, author=person(), message=reason, properties={})
             self._repository.logs.put_commit(target, data)
@@ -220,6 +226,7 @@ def _hold(found: Iterable[Tagged]) -> ChannelHold | None:
     holds = [each.tag.hold for each in found if each.tag.hold is not None]
     if not holds:
         return None
+    # A channel has one hold, so it gets the reasons of all tags and the earliest time.
     reasons = "; ".join(dict.fromkeys(hold.reason for hold in holds))
     since = min((hold.held_at for hold in holds if hold.held_at is not None), default=pendulum.now("UTC"))
     return ChannelHold(reason=reasons, held_by=holds[0].held_by, held_at=since)

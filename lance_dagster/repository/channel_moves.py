@@ -67,18 +67,23 @@ class ChannelMoves:
         check_tag_name(name)
         for _ in range(TRIES):
             newest = self._newest(name, create=create)
+            # For the caller a deleted channel is none, so that nothing is compared with what it named.
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
             if wanted is None:
-                # Done before, so there is an entry. The process that wrote it may have died before the tags followed.
+                # Nothing to move: an earlier call did it. Its process may have died before the tags followed, so they
+                # are looked at once more.
                 if before is None or not tags:
                     return channel_at(name, self._repository.logs.current("channel", name))
                 return self._followed(name, before, self._before(name, before))
-            # A channel that was deleted goes on after its old numbers.
+            # The number is counted from the newest entry and not from `before`: a channel that was deleted goes on
+            # after its old numbers, since readers take a larger number for a later move.
             wanted = wanted if newest is None else replace(wanted, number=newest.number + 1)
             if self._repository.logs.append("channel", name, wanted):
+                # The look at the mark of a collection comes after the put, so that one of the two sees the other.
                 self._refuse_collected(name, wanted, before)
                 return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
+            # Another process moved the channel first. A rollback counted its steps from the former place, so it ends.
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise contended(self._repository, name)
@@ -99,14 +104,16 @@ class ChannelMoves:
             commit = self._repository.logs.commit(entry.commit)
             past = None if before is None else before.hold
             parent = None if before is None else self._repository.logs.commit(before.commit)
-            # Only the tables that differ: a table that was not touched costs nothing. A hold is one of all tables.
+            # Only the tags of tables that differ are moved, so that other tables cost no request. A hold that began or
+            # ended concerns the tags of all tables.
             changed = commit.tables if past != entry.hold else commit.changed_from(parent)
             ended = frozenset() if past is None or past == entry.hold else frozenset({past.reason})
             tag = FollowingTag(name=name, hold=entry.hold, ended=ended)
+            # The tag of a table that the commit does not have stays where it is: there is nothing to move it to.
             names = [table for table in changed if table in commit.tables]
             lagging = project(self._repository.registry, commit, names, tag=tag, options=None)
-            # Looked at after the tags were moved: a process that moved the channel on may have moved its tags before
-            # this one did, and the last writer has to leave those of the newest entry.
+            # The channel is read again after the tags were moved. Another process may have moved the channel on and its
+            # tags before this process moved them back; then this process moves them to the newest entry once more.
             before, newest = entry, self._repository.logs.newest("channel", name, known=entry)
             if newest is None or newest.deleted:
                 break
@@ -116,6 +123,7 @@ class ChannelMoves:
     def _before(self, name: str, entry: RefEntry) -> RefEntry | None:
         """Return the entry before the one that brought a channel to its commit; None where there is none any more."""
         before = entry
+        # Holds and releases are entries with the same commit; the tags did not move with them.
         while before.commit == entry.commit:
             try:
                 before = self._repository.logs.entry("channel", name, before.number - 1)
@@ -131,7 +139,10 @@ class ChannelMoves:
         """
         if self._repository.store.get(f"{EXPIRED}/{entry.commit}") is None:
             return
+        # A new channel has nothing to go back to; readers of it get the error until it is moved to another commit.
         if before is not None:
+            # Where another process has moved the channel on meanwhile, its entry has the number, and this put is
+            # refused, as it should be.
             back = next_entry(entry, "rollback", before.commit, reason="the commit is being collected")
             self._repository.logs.append("channel", name, replace(back, hold=before.hold))
         raise NotFoundError(

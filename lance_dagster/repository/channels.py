@@ -45,6 +45,7 @@ from lance_dagster.repository.commits.snapshot import (
 from lance_dagster.repository.publish.staging import NEVER, for_each_table
 from lance_dagster.repository.repository_context import RepositoryContext
 
+# How many entries are searched for holds that ended: a tag that lags behind missed one of the last few moves.
 _HOLDS = 100
 
 
@@ -141,12 +142,13 @@ class Channels:
         newest = self._repository.logs.newest("channel", name)
         if newest is None or newest.number <= number:
             return ()
+        # The usual case of a sensor that looks often: no listing of the log is needed.
         if newest.number == number + 1:
             return (newest,)
         found = []
         for each in self._repository.logs.numbers("channel", name):
             if number < each < newest.number:
-                # Collected between the listing and this read.
+                # The entry may be collected between the listing and this read.
                 with suppress(NotFoundError):
                     found.append(self._repository.logs.entry("channel", name, each))
         return (*reversed(found), newest)
@@ -179,9 +181,11 @@ class Channels:
         forward_only, reason = options.get("forward_only", False), options.get("reason", "")
 
         def entry(before: RefEntry | None) -> RefEntry | None:
+            # Compared at each try, with the entry that the put will follow: this makes a compare-and-swap of it.
             if expected is not None and (before is None or before.commit != expected):
                 raise RefMovedError(name, expected, "nothing" if before is None else before.commit)
             if before is not None:
+                # Before the hold is looked at: a held channel that names the commit already need not move.
                 if before.commit == commit.id or (
                     forward_only and is_ancestor(self._repository.logs, commit.id, before.commit)
                 ):
@@ -227,14 +231,20 @@ class Channels:
                 return None
             if before is not None:
                 refuse_held(name, before)
+            # Where the channel is to have all tables as the commit has them, it names the commit itself, and `status`
+            # finds it on `main`.
             target = commit
             if wanted != commit.tables:
-                # A commit of the channel alone, which contains both that it was made from.
+                # A commit of the channel alone. Its first parent is what the channel named, so its log is the history
+                # of the channel. The second parent says that it contains the commit of `main`: a later promotion with
+                # `forward_only` does not move the channel back to that.
                 parents = (commit,) if present is None else (present, commit)
                 target, data = new_commit(
                     wanted, parents, author=person(), message=options.get("reason", ""), properties=properties
                 )
+                # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
                 self._repository.logs.put_commit(target, data)
+            # What restores an earlier commit takes promotions back, so that `channel~1` does not lead to them.
             action: Action = "rollback" if RESTORES in properties else "promote"
             return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
 
@@ -270,10 +280,12 @@ class Channels:
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
                 raise unknown_channel(self._repository, name)
+            # A call that is repeated after a crash must not go back by further steps.
             if hold and _rolled_back(before, given):
                 return None
             target = None if to is None else self._repository.resolve(to).id
-            # A hold keeps a channel from what is newer, and a rollback without a hold would lift it.
+            # A hold keeps a channel from newer commits, so going further back is allowed. Going forward is not, nor is
+            # a rollback without a hold, whose entry would end the hold.
             if not hold or (target is not None and not self._is_earlier(target, before)):
                 refuse_held(name, before)
             if target == before.commit and not hold:
@@ -283,7 +295,7 @@ class Channels:
             made = next_entry(before, "rollback", target, reason=given, hold=held, by=who)
             return with_properties(made, options.get("properties") or {})
 
-        # Looked up once: each further look would go back from what another process made of the channel meanwhile.
+        # Tried once: after another process moved the channel, the same number of steps would lead to another commit.
         return self._moves.move(name, entry, once=True, tags=options.get("tags", True))
 
     def hold(self, name: str, *, reason: str, who: str = "", tags: bool = True) -> Channel:
@@ -304,6 +316,7 @@ class Channels:
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
                 raise unknown_channel(self._repository, name)
+            # The reason tells a call that is repeated after a crash from a second person who holds the channel.
             if before.hold is not None and before.hold.reason == given:
                 return None
             refuse_held(name, before)
@@ -349,11 +362,13 @@ class Channels:
                 return None
             return next_entry(before, "release", before.commit, reason=given, by=who)
 
-        # Its tags are released below, whoever held them and why.
+        # The tags do not follow this entry: that would release only those held for the reason of the channel, and a
+        # publisher may have held them for another one. They are released below.
         released = self._moves.move(name, entry, tags=False)
 
         def release(table: str) -> None:
             context = self._repository.table(table)
+            # A table has no tag where it could not follow the channel so far.
             with suppress(RefNotFoundError):
                 release_tag(name, given, who, context.refs)
 
@@ -372,6 +387,7 @@ class Channels:
             ProtectedError: It is held.
         """
         for _ in range(TRIES):
+            # Read at each try: a hold that another process put meanwhile has to be respected.
             before = self.get(name).entry
             refuse_held(name, before)
             if self._repository.logs.append("channel", name, next_entry(before, "delete", "", reason=reason)):
@@ -383,10 +399,12 @@ class Channels:
 
 
 def _is_newer(offered: TableVersion, present: TableVersion | None) -> bool:
-    """Return whether a channel shall name a version of a table from now on, in place of another one."""
+    """Return whether a channel takes an offered version of a table in place of the one that it names."""
+    # Another id is another table, made at the place of the one that the channel names: numbers do not compare.
     if present is None or offered.id != present.id:
         return True
-    # A slower publication must not undo a faster one. Where a version is not on `main` its place is unknown.
+    # A slower publication must not undo a faster one. A version that cannot land on `main` has no number to compare,
+    # so the offered one is taken.
     return offered.lands == NEVER or offered.lands >= present.lands
 
 

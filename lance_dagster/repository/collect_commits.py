@@ -1,14 +1,14 @@
-"""Let old commits of a repository go, and with them the versions of tables that only they name.
+"""Delete old commits of a repository, and with them the versions of tables that only they name.
 
-What has to hold is that nothing is taken from a ref, while others publish, promote, roll back and tag.
+A collection must not delete what a ref names, although other processes publish, promote, roll back and tag meanwhile.
 
-**What stays.** What branches, channels and release tags name; the last promotions of each channel, and all within a
-time; commits younger than the grace period, whose publication may be about to put its entry. Of a table, every version
-that one of these commits names.
+**What stays.** The commits that branches, channels and release tags name; the last promotions of each channel, and
+everything that a ref named within a time; commits younger than the grace period, because a publication may be about to
+put the entry that names them. Of a table, every version that one of these commits names stays.
 
-**A ref that moves to an old commit meanwhile.** A collection first marks the commits that are to go, then looks at all
-refs again, and spares what one of them names by now. Who moves a ref to an existing commit puts the entry first and
-looks at the mark afterwards. So one of the two sees the other.
+**A ref that moves to an old commit meanwhile.** A collection first marks the commits that it is going to delete, then
+reads all refs again and keeps what one of them names by now. A process that moves a ref to an existing commit puts the
+entry first and looks for the mark afterwards. So at least one of the two sees the other.
 
 **A publication that goes on with a branch of an earlier attempt.** A branch without a commit goes once it is older than
 the grace period; a publication uses one of an earlier attempt only while it is much younger (`staging`).
@@ -84,21 +84,22 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     if retention.promotions < 1 or min(retention.keep_for, retention.grace) < timedelta(0):
         raise InvalidInputError("a collection keeps 1 promotion of each channel or more, and times are not negative")
     logs = repository.logs
+    # The clock of the storage, which set the times of the objects: the local one may be wrong by more than the grace.
     now = logs.store.now()
     ages = {info.key.rpartition("/")[2].removesuffix(".json"): now - info.modified for info in logs.store.walk(COMMITS)}
     old = {commit for commit, age in ages.items() if age >= retention.grace.total_seconds()}
-    # The ages were read before the refs: a commit that appears later is not among them.
+    # The refs are read after the ages: a commit that a publication stores and names meanwhile is not among `old`.
     needed = _needed(logs, retention, now)
     going = sorted(old - needed.keys())
     if not dry_run:
         going = _marked(logs, going, retention, now)
     gone = set(going)
-    # Those that were stored after the listing too: a publication may have named a branch meanwhile.
+    # Listed again: a commit that a publication stored since the first listing names branches of tables too.
     staying = list(_read(logs, {*ages, *logs.commit_ids()} - gone))
     entries = list(_entries_of(logs, gone))
     before = now - retention.grace.total_seconds()
     if not dry_run:
-        # The entries first: a crash in between must not leave an entry whose commit is gone.
+        # Entries go before their commits: a crash in between must not leave an entry whose commit is gone.
         logs.drop(entries)
         logs.drop_commits(going)
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
@@ -113,7 +114,7 @@ def _needed(logs: RefLogs, retention: CommitRetention, now: float) -> dict[str, 
     since = now - retention.keep_for.total_seconds()
     for name in logs.live("branch"):
         found += _named_since(logs, "branch", name, since)
-    # Also channels that were deleted: what they named stays for the time that begins with the deletion.
+    # Deleted channels too: what they named stays readable for `keep_for` from the deletion on.
     for name in logs.names("channel"):
         found += _named_since(logs, "channel", name, since)
         with suppress(NotFoundError):
@@ -134,7 +135,7 @@ def _pinned(logs: RefLogs, since: float) -> Iterator[str]:
 def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Iterator[str]:
     for entry in logs.entries(kind, name):
         yield entry.commit
-        # The entry before the time began was in force at its beginning, so it is kept too.
+        # The newest entry that is older than `since` was in force at that time, so its commit is kept too.
         if entry.at.timestamp() < since:
             return
 
@@ -146,7 +147,8 @@ def _marked(logs: RefLogs, going: Iterable[str], retention: CommitRetention, now
         return []
     with ThreadPoolExecutor(_WORKERS) as pool:
         list(pool.map(lambda commit: logs.store.put(f"{EXPIRED}/{commit}", b""), marked))
-    # All marks before this second look: a ref that came to name a commit since the first one is seen by it.
+    # All marks are written before this second look. A ref that came to name a commit before its mark is seen here; a
+    # process that moves a ref after the mark sees the mark.
     needed = _needed(logs, retention, now)
     logs.store.delete_many([f"{EXPIRED}/{commit}" for commit in marked if commit in needed])
     return [commit for commit in marked if commit not in needed]
@@ -157,11 +159,12 @@ def _entries_of(logs: RefLogs, gone: set[str]) -> Iterator[tuple[RefKind, str, i
 
     A log is cut and not thinned out: `production~1` must never name an older promotion than the one before.
     """
-    # Most collections delete nothing, and then no log has to be read to its end.
+    # Most collections delete nothing, and then no log is read.
     for kind in _KINDS if gone else ():
         for name in logs.names(kind):
             newest, *older = logs.numbers(kind, name) or [0]
-            # The newest entry stays even of a ref that was deleted: numbers are never given twice.
+            # The newest entry stays, also that of a deleted ref: the next number is counted from it, and a number must
+            # not be given twice.
             keeps = logs.entry(kind, name, newest).commit not in gone if older else True
             for number in older:
                 if keeps:
@@ -186,7 +189,7 @@ def _unnamed(
         branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used)
         if dry_run:
             return (*branches, *tags)
-        # A tag still names the version: of a channel that another program moved, or by a person.
+        # A branch stays where a tag still names its version: a person or another program put it there.
         stay = delete_branches(branches, context.refs, context.versions)
         kept.extend(f"{branch} of {name}: {error}" for branch, error in sorted(stay.items()))
         for tag in tags:
@@ -203,7 +206,7 @@ def _unnamed_branches(context: TableContext, named: set[str], before: float) -> 
     """Return the branches that hold versions for no commit, without those that a publication may be making."""
     found = []
     for name in context.refs.branch_names(PUBLISHED):
-        # Only those that no commit names are read: the others are as many as there were publications.
+        # Only branches that no commit names are read; the others can be as many as there were publications.
         branch = None if name in named else context.refs.branch(name)
         if branch is not None and branch.created_at.timestamp() <= before:
             found.append(name)
@@ -212,7 +215,7 @@ def _unnamed_branches(context: TableContext, named: set[str], before: float) -> 
 
 def _unnamed_pins(context: TableContext, named: set[str]) -> list[str]:
     """Return the tags that hold versions for no commit."""
-    # The name of the first kind says which version it holds.
+    # The name of a pin of `main` has the number of the version, so these tags need not be read.
     pins = [name for name in context.refs.tag_names(PIN) if f"{MAIN}@{name.removeprefix(PIN)}" not in named]
     for name in context.refs.tag_names(BRANCH_PIN):
         tag = context.refs.tag(name)

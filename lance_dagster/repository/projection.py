@@ -26,6 +26,7 @@ from lance_dagster.repository.registry import Registry
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
+# Of a tag that other processes move at the same time; a tag that is left behind is reported and repaired later.
 _TRIES = 5
 
 
@@ -79,7 +80,7 @@ def project(
 
     def one(name: str) -> list[Lagging]:
         context, at, found = registry.context(name), commit.tables[name], []
-        # A failure here changes nothing for readers of the repository, so it is reported and the others go on.
+        # Readers of the repository do not depend on this step, so a failure is reported and the other tables go on.
         error: LanceDagsterError | None
         if options is not None:
             try:
@@ -89,6 +90,8 @@ def project(
             found += [] if error is None else [Lagging(table=name, ref="main", reason=_said(error))]
         if tag is not None:
             try:
+                # After `main`: the tag names the version on `main` where it has landed, and so does not keep the branch
+                # beside `main` from being collected.
                 context, state = find_version(registry, name, at)
                 hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
                 _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
@@ -107,22 +110,26 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
+    # Tags record no channel with a hold, so the reason tells whether a hold came from the channel.
     of_channel = tag.ended if tag.hold is None else tag.ended | {tag.hold.reason}
     for _ in range(_TRIES):
+        # Read at each try: what has to be done depends on where another process left the tag.
         found = context.refs.tag(tag.name)
         moves = found is not None and found.ref != str(target.state)
-        # Another process brought the tag to some commit meanwhile; it is looked at again.
+        # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):
             if found is None:
                 create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
             elif found.hold is not None and found.hold.reason in (of_channel if moves else tag.ended):
-                # First of all: a held tag cannot be moved. One that a person held for a reason of its own stays held.
+                # A held tag cannot be moved, so it is released here and moved by the next try. A tag that is held for
+                # another reason, by a person, stays where it is and is reported.
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
                 move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
             if target.hold is not None and (found is None or found.hold is None):
-                # Again where it was held with the move, which records nothing; a new tag is made without a hold.
+                # A new tag is made without a hold, and a tag in place was not moved. Where the move has set the hold
+                # already, this call finds it and changes nothing.
                 hold_tag(tag.name, target.hold, context.refs)
             return
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")

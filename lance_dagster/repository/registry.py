@@ -63,11 +63,11 @@ class Registry:
             remedy = Remedy("create it first, or check the path: a table is called by its path without .lance")
             raise TableNotFoundError(f"no Lance table at {context.uri}", remedy=remedy)
         table_id = _identity_of(context.store)
-        # Before the table is registered: from the registration on, a table is found by its identity.
+        # Claimed before the table is registered: a registered table can always be found by its identity.
         self._claim(table_id, name)
         self.store.put_if_absent(_path(name), _id_bytes(table_id))
         if self.name_of(table_id) != name:
-            # A copy of the table claimed the identity after it was claimed here, and before it saw this registration.
+            # A copy of the table took the identity over before it could see this registration.
             self.remove(name)
             raise self._copied(table_id, name)
         # Read back: two processes that register a table at the same moment agree on what was written first.
@@ -89,7 +89,8 @@ class Registry:
         if found != table_id:
             at = self.context(new_name).uri
             raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
-        # Before the register is changed: older commits call the table by its old name, also after its removal.
+        # The identity gets the new name before the register changes: older commits call the table by its old name, and
+        # readers find it by the identity. A crash in between is mended by a second call.
         self.store.put(_identity_path(table_id), _name_bytes(new_name))
         put_once(self.store, _path(new_name), _id_bytes(table_id))
         self.store.delete(_path(name))
@@ -111,7 +112,7 @@ class Registry:
         if table_id is not None:
             self.store.put(_identity_path(table_id), json.dumps({"name": name, "removed": True}).encode())
             self.store.delete(_path(name))
-        # What was read of it must not answer for another table that is made in its place.
+        # The context has caches of what was read, which would be wrong for another table that is made at this place.
         self._open.pop(name, None)
 
     def was_removed(self, name: str) -> bool:
@@ -137,19 +138,20 @@ class Registry:
         if found is None or other is None:
             return
         if other == name:
-            # It may have been removed before.
+            # The table may have been removed before, and its file says so; the swap takes that mark away.
             self.store.compare_and_swap(path, data, found[1])
             return
-        # A name that is not registered is that of a table which was removed, or whose registration was cut short.
+        # Refused only where the other name is registered. A name that is not is that of a table which was removed, or
+        # whose registration died.
         if self.id_of(other) == table_id:
             raise self._copied(table_id, name)
         if not self.store.compare_and_swap(path, data, found[1]) and self.name_of(table_id) != name:
             raise self._copied(table_id, name)
-        # Again: it may have been registered between the look at it and the swap.
+        # Looked at again: the other name may have been registered between the first look and the swap.
         if self.id_of(other) == table_id:
             self.store.put(path, _name_bytes(other))
             raise self._copied(table_id, name)
-        # What was read of the table at its former place must not answer for it.
+        # The context of the former place has caches of what was read there.
         self._open.pop(other, None)
 
     def _copied(self, table_id: str, name: str) -> AlreadyExistsError:
@@ -179,15 +181,15 @@ def check_table_name(name: str) -> None:
 def _tables_below(store: Store, folder: str, known: Collection[str]) -> Iterator[str]:
     names = store.folders(folder)
     if folder and FOLDER in names:
-        # A repository of its own, whose tables have channels of its own.
+        # The tables below another repository belong to that one.
         return
     for name in names:
         path = f"{folder}/{name}" if folder else name
         if name.endswith(SUFFIX):
-            # A folder may be called like a table and hold something else.
+            # A folder of another program may have the suffix too, so versions are looked for.
             if path.removesuffix(SUFFIX) not in known and store.list_some(f"{path}/{VERSIONS}", 1):
                 yield path.removesuffix(SUFFIX)
-        # Folders of the repository itself, of environments, and of other programs.
+        # Names with these first letters are folders of the repository itself, of environments, and of other programs.
         elif not name.startswith(("_", ".")):
             yield from _tables_below(store, path, known)
 
@@ -197,7 +199,7 @@ def _identity_of(store: Store) -> str:
     found = _read_id(store, IDENTITY)
     if found is None:
         store.put_if_absent(IDENTITY, _id_bytes(uuid.uuid4().hex))
-        # Another process may have been first.
+        # Read back: another process may have been first, and then its id counts.
         found = _read_id(store, IDENTITY)
     if found is None:
         raise CorruptFileError(f"{store.uri}/{IDENTITY}", "it disappeared while it was read")

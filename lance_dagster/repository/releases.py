@@ -24,7 +24,8 @@ class Releases:
             AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
         """
         commit = self._repository.resolve(at)
-        # The repository's tag decides between two processes; the tags of the tables follow it.
+        # The tag of the repository comes first and is one put: of two processes that want different commits, one is
+        # refused here, before it touches the tables.
         tag = create_release(self._repository.logs, name, commit.id, message=message)
         following = FollowingTag(name=name, immutable=True)
         return tag, project(self._repository.registry, commit, commit.tables, tag=following, options=None)

@@ -110,10 +110,12 @@ class LanceRepository:
         logs = repository._context.logs
         if logs.store.get(MARKER) is None:
             _refuse_nested(repository.root, logs.store, repository._context.registry.storage_options)
+        # Of two processes that create the repository at once, both go on with the marker of the first one.
         marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
         logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
+        # Looked at apart from the marker: an earlier call may have died between the two.
         if logs.newest("branch", MAIN) is None:
-            # Every other commit has a parent, so that two branches always have something in common.
+            # The first commit is empty, so that every commit that a person makes has a parent to be compared with.
             first, data = new_commit({}, (), author=person(), message="create the repository", properties={})
             logs.put_commit(first, data)
             logs.append("branch", MAIN, next_entry(None, "commit", first.id, reason=first.message))
@@ -216,7 +218,7 @@ class LanceRepository:
             TableNotFoundError: The table is not registered.
             InvalidInputError: Another table is at the new place.
         """
-        # The register first: until the commit, readers find the table by the note that this leaves of its old name.
+        # The register first: commits call the table by its old name, and readers find the new one by its identity.
         self._context.registry.rename(name, new_name)
         moved = self._context.table(new_name)
         LanceTable(moved).maintenance.relocate(self._context.table(name).uri)
@@ -236,7 +238,8 @@ class LanceRepository:
         request = CommitRequest(
             branch=MAIN, stage=_nothing, names=(), removed=(name,), message=message or f"remove {name}"
         )
-        # The commit first: a table out of the register that commits still name would be adopted again by `commit`.
+        # The commit goes first: a call that died after it is repeated and finds the table still registered. In the
+        # opposite order the head would name a table that is not registered.
         done = commit_tables(self._context.logs, request)
         self._context.registry.remove(name)
         return done.commit
@@ -335,10 +338,11 @@ class LanceRepository:
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
         """
+        # A copy: versions that are planned again replace those of the caller in it.
         current, registry = dict(wanted), self._context.registry
         request = exact_request(registry, current, plan_again, message=message, properties=properties or {})
         done = commit_tables(self._context.logs, request)
-        # What was planned again lands with its own record of what was audited.
+        # By table: a version that was planned again has other properties, which say what was audited.
         options = {name: _options(one.message, one.properties, None) for name, one in current.items()}
         lagging = project(registry, done.commit, current, tag=None, options=options)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
@@ -351,14 +355,15 @@ class LanceRepository:
             InvalidInputError: The table is not below the root.
         """
         name = table.uri.removeprefix(f"{self.root}/").removesuffix(SUFFIX)
+        # Put together again: where the prefix or the suffix was not there, nothing was removed.
         if f"{self.root}/{name}{SUFFIX}" != table.uri:
             raise InvalidInputError(f"the table at {table.uri} is not below {self.root}")
         return name
 
     def pinned(self, reader: str | None, channel: str) -> RepositoryView | None:
-        """Return all tables as a channel named them when a reader asked first; None when there is no such channel.
+        """Return all tables as a channel named them at a reader's first request; None when there is no such channel.
 
-        All processes of one reader, such as the steps of a run, see one moment this way.
+        So all processes of one reader, such as the steps of a run, read the same commit.
 
         Args:
             reader: A name of the reader, such as the id of its run; None to see what the channel names now.
@@ -369,7 +374,8 @@ class LanceRepository:
             newest = self._context.logs.newest("channel", channel)
             if newest is None or newest.deleted:
                 return None
-            # Two steps of a run may look at the same moment; the pin of the first one counts for both.
+            # Two steps of a run may look at the same moment, and the channel may move between them; the pin that was
+            # put first counts for both.
             commit = newest.commit if reader is None else self._context.logs.pin(reader, channel, newest.commit)
         return RepositoryView(self._context.logs.commit(commit), self._context.registry)
 
@@ -406,7 +412,7 @@ class LanceRepository:
         return status_of_repository(self._context, forked)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = False) -> RepositoryGarbage:
-        """Delete commits that no branch, channel or release tag needs, and what they alone hold of the tables.
+        """Delete commits that no branch, channel or release tag needs, and the versions of tables that only they name.
 
         Data files stay until `maintenance.collect_garbage` of each table.
 
@@ -435,10 +441,11 @@ class LanceRepository:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
         head = self.head()
         options = _options("follow the repository", {}, None)
-        # `main` before the tags: a tag names the version on `main` where it is there.
+        # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
         found = project(self._context.registry, head, head.tables, tag=None, options=options)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
+            # The tags may have missed the end of a hold as well, so its reason is looked up.
             tag = FollowingTag(name=channel.name, hold=channel.hold, ended=self.channels.ended_holds(channel))
             found += project(self._context.registry, commit, commit.tables, tag=tag, options=None)
         return found
@@ -467,7 +474,7 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
     *parents, name = path.split("/")
     while parents[1:] and not name.startswith(("_", ".")):
         above = f"{scheme}{separator}{'/'.join(parents)}"
-        # Who may write below a prefix may not always read above it.
+        # Credentials may allow the prefix of the root only, and then nothing can be known of the folders above it.
         with suppress(StoreError):
             store = open_store(above, storage_options)
             if name.endswith(SUFFIX) and store.list_some(f"{name}/{VERSIONS}", 1):
@@ -482,5 +489,5 @@ def _options(message: str, properties: Mapping[str, str], strategy: Strategy) ->
 
 
 def _nothing(name: str, dest: TableVersion | None) -> None:
-    """Stage nothing: the commit only removes tables."""
+    """Stage nothing: the commit only removes or renames tables."""
     del name, dest

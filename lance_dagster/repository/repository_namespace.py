@@ -55,6 +55,7 @@ class RepositoryNamespace(LanceNamespace):
         Raises:
             NotFoundError: There is no repository at the root, or no such ref.
         """
+        # Properties are one flat map of texts, so storage options need a prefix of their own in it.
         options = {key.removeprefix(_STORAGE): value for key, value in properties.items() if key.startswith(_STORAGE)}
         self._root, self._ref, self._options = root, ref, options
         self._view = LanceRepository.open(root, options).at(ref)
@@ -117,9 +118,11 @@ class RepositoryNamespace(LanceNamespace):
             table=table.name.rpartition("/")[2],
             namespace=table.name.split("/")[:-1],
             version=version.version,
+            # Taken from the manifest and not from the table: a version beside `main` lies in the folder of its branch.
             location=table.manifest_uri.rpartition(f"/{VERSIONS}/")[0],
             storage_options=dict(self._options),
             properties={"root": self._root, "commit": self._view.commit.id, "ref": table.ref},
+            # Without this, programs open the newest version that they find at the location.
             managed_versioning=True,
         )
 
@@ -147,6 +150,7 @@ class RepositoryNamespace(LanceNamespace):
             "LanceRepository.fork, and publish it"
         )
 
+    # The base class refuses these too, but does not say what to do instead.
     create_namespace = drop_namespace = _refused
     create_table = declare_table = create_empty_table = register_table = _refused
     drop_table = deregister_table = rename_table = restore_table = _refused
@@ -182,6 +186,7 @@ class RepositoryNamespace(LanceNamespace):
             raise UnsupportedOperationError(
                 f"{table.name} is read at commit {self._view.commit.short_id}, and not at a branch or tag of its own"
             )
+        # Any other version would break the promise that the tables belong together.
         if wanted is not None and wanted != version.number:
             raise TableVersionNotFoundError(
                 f"{table.name} is at version {version.number} at {self._ref}, and no other one is given: connect with "

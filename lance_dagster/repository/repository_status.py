@@ -101,9 +101,10 @@ def status_of_repository(repository: RepositoryContext, forked: Mapping[str, tup
         state = _table_state(repository.table(name), name, head.tables.get(name), commits)
         if state.main is None or not repository.registry.was_replaced(name):
             return state
-        # What its branches and tags say is about another table.
+        # Another table has this place, so its branches and tags say nothing about the one that was committed.
         return replace(state, ahead=0, lagging=False, replaced=True, moved_tags={})
 
+    # Both: a table may be registered and not committed yet, or committed and taken out of the register since.
     names = sorted({*repository.registry.names(), *head.tables})
     tables = for_each_table(one, names)
     waiting = {branch: set(touched) for branch, touched in forked.items()}
@@ -134,6 +135,7 @@ def _table_state(
     landed = None if at is None else landed_at(context, at)
     moved = {}
     for channel, commit in commits.items():
+        # In a table that the channel does not name, a tag of its name does not follow the channel.
         tag = context.refs.tag(channel) if name in commit.tables else None
         if tag is not None and tag.ref not in names_of(context, commit.tables[name]):
             moved[channel] = tag.ref
@@ -141,6 +143,7 @@ def _table_state(
         name=name,
         at=at,
         main=str(newest),
+        # Where `main` lags behind, its versions cannot be told from those that the commit contains already.
         ahead=0 if landed is None else len([n for n in context.versions.numbers(MAIN) if n > landed.number]),
         lagging=at is not None and landed is None,
         replaced=False,
@@ -151,6 +154,7 @@ def _table_state(
 def _behind(logs: RefLogs, head: RepositoryCommit, commit_id: str) -> int | None:
     wanted, steps, commit = logs.commit(commit_id).generation, 0, head
     while commit.id != commit_id:
+        # At this generation another commit stands on the line of first parents: the channel names none of `main`.
         if commit.generation <= wanted or not commit.parents:
             return None
         try:

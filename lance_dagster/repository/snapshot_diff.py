@@ -58,6 +58,7 @@ class RepositoryDiff:
 
 def diff_commits(registry: Registry, before: RepositoryCommit, after: RepositoryCommit) -> RepositoryDiff:
     """Compare two commits; nothing is read of the tables."""
+    # Commits name each version by a digest, so equal tables are recognised without opening them.
     tables = tuple(
         TableDiff(
             name=name,

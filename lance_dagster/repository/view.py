@@ -32,7 +32,7 @@ class TableView:
     name: str
     at: TableVersion
     _registry: Registry = field(repr=False)
-    # Where the version was found by the first use.
+    # What the first use found. A list, because the class is frozen.
     _found: list[tuple[TableContext, State]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -90,7 +90,8 @@ class TableView:
             return self._found[0]
         context, state = find_version(self._registry, self.name, self.at)
         if state.branch == MAIN:
-            # A version that is not on `main` yet may be read from there later, when its branch was collected.
+            # Only a version of `main` is remembered. One that is beside it now may land on `main` later, and then its
+            # branch can be collected.
             self._found.append((context, state))
         return context, state
 
@@ -127,13 +128,14 @@ class RepositoryView(Mapping[str, TableView]):
     @overload
     def get(self, name: str, default: T, /) -> TableView | T: ...
 
-    # A mapping looks for names by KeyError, which the error for an unknown table is not.
+    # `Mapping.get` catches KeyError, and the error for an unknown table is another one.
     def get(self, name: str, default: TableView | T | None = None, /) -> TableView | T | None:
         """Return a table, or the default when the commit has none of that name."""
         if name not in self:
             return default
         return self[name]
 
+    # `Mapping` would look for KeyError here as well.
     def __contains__(self, name: object) -> bool:
         """Return whether the commit has a table."""
         return name in self.commit.tables

@@ -20,6 +20,7 @@ from lance_dagster.spark.reader import opened
 from lance_dagster.spark.writer import check_names, errors_of_executors
 from lance_dagster.table import LanceTable
 
+# How often the job is run when other commits change the same fragments meanwhile.
 _ATTEMPTS = 5
 
 
@@ -61,8 +62,10 @@ def compact_table(
         InvalidInputError: An option is unknown or makes no sense.
         CommitConflictError: Concurrent commits changed the same fragments at each attempt.
     """
+    # A misspelt option is refused by its name; without this check it would be a TypeError of another method.
     check_names("option of compact_table", goal, CompactionGoal.__annotations__)
     for attempt in range(_ATTEMPTS):
+        # Planned at each attempt: after a conflict, the fragments of the former plan are not all there any more.
         plan = table.maintenance.plan_compaction(branch, **goal)
         if plan.only_pylance:
             return table.maintenance.compact(branch=branch, message=message, properties=properties, **goal)
@@ -72,6 +75,7 @@ def compact_table(
         try:
             return table.maintenance.commit_compaction(plan, written, message=message, properties=properties)
         except CommitConflictError as error:
+            # The files of this attempt are named by no version, and the garbage collector deletes them later.
             if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
     raise InvalidInputError("unreachable: the last attempt returns or raises")
@@ -82,9 +86,11 @@ def _rewritten(
 ) -> list[list[StagedFile]]:
     """Rewrite the rows of the groups on the executors, and return the files of each."""
     task = functools.partial(_rewrite, table.uri, version, groups)
+    # One row in each partition: a group is one task, which Spark repeats alone when it fails.
     numbers = spark.range(0, len(groups), 1, len(groups))
     with errors_of_executors():
         rows = numbers.mapInArrow(task, "number long, files string").collect()
+    # By number, because the commit takes the groups in the order of the plan.
     files = {row.number: json.loads(row.files) for row in rows}
     return [[StagedFile(**file) for file in files[number]] for number in range(len(groups))]
 
@@ -97,8 +103,10 @@ def _rewrite(
         for value in batch.column(0):
             number = int(value.as_py())
             group = groups[number]
+            # The id of the version is part of the cache key: another table at the same place is not taken for this one.
             dataset = opened(uri, str(version), version.id, frozenset(group.target.storage_options.items()))
             files = write_files(group.target, scan_fragments(dataset, group.fragments))
+            # A description goes back to the driver as JSON, because Spark moves only columns between its processes.
             described = [{"name": file.name, "rows": file.rows, "size": file.size} for file in files]
             columns: list[pa.Array[Any]] = [
                 pa.array([number], pa.int64()),

@@ -41,6 +41,7 @@ def promote(
     repository: "LanceRepository", output: Output, channel: str, at: str, reason: str, expect: str | None
 ) -> None:
     """Let a channel name a commit, for all tables at once."""
+    # Read before the move, for the line that is printed; the move itself compares with --expect only.
     before = _named_by(repository, channel)
     expected = None if expect is None else repository.head(expect).id
     _write_move(output, before, repository.channels.promote(channel, at, reason=reason, expected=expected))
@@ -66,6 +67,7 @@ def delete_channel(repository: "LanceRepository", output: Output, channel: str, 
 
     What it named stays readable by commit id as long as collect keeps what refs named.
     """
+    # Read before: the entry of a deletion names no commit, and the answer tells how to read what the channel named.
     before = repository.channels.get(channel)
     repository.channels.delete(channel, reason=reason)
     output.write(
@@ -86,6 +88,7 @@ def rollback(repository: "LanceRepository", output: Output, channel: str, **opti
     A held channel refuses publications until it is released. It can be rolled back further, for another reason.
     Promotions that were rolled back do not count as steps.
     """
+    # Both say where to go. The default of --steps is no contradiction: only what was typed counts.
     if options["to"] is not None:
         refuse_beside("--to", "steps")
     before = _named_by(repository, channel)
@@ -128,6 +131,7 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
         )
         for entry in entries
     ]
+    # Reasons are cut first where the terminal is narrow; ids and times are of no use in part.
     output.write([_entry_document(entry) for entry in entries], aligned(rows, whole=(0, 1, 2, 3)))
 
 
@@ -160,6 +164,7 @@ def _named_by(repository: "LanceRepository", channel: str) -> str | None:
 
 
 def _write_move(output: Output, before: str | None, after: "Channel") -> None:
+    # A repeated call moves nothing, and says where the channel is already.
     moved = before != after.commit
     shown = "new" if before is None else before[:12]
     line = f"{after.name}: {shown} -> {after.commit[:12]}" if moved else f"{after.name}: {shown} already"

@@ -62,6 +62,7 @@ def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
 
     remember_table(root)
     options = storage_options_from(storage_options)
+    # `create` opens a repository that is there; it is opened first so that the answer can tell the two apart.
     try:
         repository, done = LanceRepository.open(root, options), "is a repository already"
     except NotFoundError:
@@ -95,6 +96,7 @@ def adopt(
     the version of the tag. Their files stay as they are.
     """
     before = repository.head()
+    # Without names the search goes through all folders below the root, which can take long on object storage.
     with busy("looking for tables"):
         done = repository.adopt(names or None, channels=channels, message=message or "")
     output.write(_adopted_document(done), [printable(line) for line in _adopted_lines(repository, before, done)])
@@ -161,6 +163,7 @@ def remove(repository: "LanceRepository", output: Output, name: str, message: st
 @click.argument("names", metavar="TABLE...", nargs=-1, required=True)
 def fork(repository: "LanceRepository", output: Output, branch: str, names: tuple[str, ...]) -> None:
     """Make BRANCH in tables of the repository, for writes that one publication brings to main together."""
+    # One after the other: where a name is wrong, the forks before it stay, and a repeated call finds them.
     forked = {name: repository.fork(name, branch) for name in names}
     document = {"branch": branch, "tables": [{"name": name, "uri": table.uri} for name, table in forked.items()]}
     output.write(document, [f"{branch} of {name}: {table.head(branch)}" for name, table in forked.items()])
@@ -175,6 +178,7 @@ def commit(
     repository: "LanceRepository", output: Output, names: tuple[str, ...], **options: Unpack[CommitOptions]
 ) -> None:
     """Commit the newest version of the main of each table: of all tables, if none is named."""
+    # `with_message` is optional elsewhere. Here no operation says what happened, so the log would say nothing.
     if not options["message"]:
         raise click.UsageError("a commit needs --message")
     with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
@@ -208,6 +212,7 @@ def publish(
     """
     from lance_dagster.repository import DEFAULT_CHANNEL
 
+    # Only for the line "before -> after": the publication reads the head itself.
     before = repository.head()
     with _conflicts_as_lines(output, branch), busy("publishing"):
         done = repository.publish(
@@ -218,10 +223,12 @@ def publish(
             message=options["message"] or "",
             properties=properties_from(options["properties"]),
             retire=not options["keep_branches"],
+            # A flag of False would forbid the channel that the first publication creates by itself.
             create_channel=options["create_channel"] or options["channel"] == DEFAULT_CHANNEL,
         )
     changed = sorted(done.changed)
     line = f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(changed)}"
+    # A repeated publication changes nothing, so it has no step of `main` to show.
     lines = [line if changed else f"main: {commit_line(done.commit)}, which has all of {branch} already"]
     if done.channel is not None:
         lines.append(f"{done.channel.name}: {done.channel.commit[:12]}")
@@ -269,7 +276,7 @@ def repair(repository: "LanceRepository", output: Output) -> None:
 def collect(
     repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, dry_run: bool
 ) -> None:
-    """Find commits that no branch, channel or release tag needs, and what they alone hold of the tables.
+    """Find commits that no branch, channel or release tag needs, and the versions of tables that only they name.
 
     Data files stay until `lance-dagster gc` of each table, which then finds that nothing needs them.
     """
@@ -278,6 +285,7 @@ def collect(
     retention = CommitRetention(promotions=promotions, keep_for=keep_for)
     with busy("looking at commits"):
         found = repository.collect(retention, dry_run=dry_run)
+    # Branches and tags of tables together: both hold versions that no commit names any more.
     held = sum(map(len, found.branches.values()))
     done = "can be deleted; --delete deletes them" if dry_run else "were deleted"
     lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'ref')} of tables {done}"]
@@ -296,6 +304,8 @@ def collect(
 def _commit_lines(repository: "LanceRepository", output: Output) -> "Iterator[Callable[[RepositoryCommit], None]]":
     """Print what the commit that the block makes has changed."""
     before = repository.head()
+    # The block hands its commit over by a call, since a context manager cannot see what the block returns. An error of
+    # the block leaves here, and nothing is printed.
     commits: list[RepositoryCommit] = []
     yield commits.append
     made = commits[0]
@@ -327,6 +337,7 @@ def _conflicts_as_lines(output: Output, source: str = "") -> Iterator[None]:
     except MergeConflictError as error:
         documents = {"made": False, "conflicts": [_conflict_document(each) for each in error.conflicts]}
         output.write(documents, conflict_lines(error.conflicts))
+        # The error has no remedy of its own, since its conflicts may be of several tables.
         settle = "settle all of them with --strategy source-wins, or one kind with --strategy rows=source-wins"
         hint = f"{_look(error, source)}; {settle}" if source else ""
         raise Refusal(error.message.rstrip(";: "), hint, "lance-dagster repository") from error
@@ -335,6 +346,7 @@ def _conflicts_as_lines(output: Output, source: str = "") -> Iterator[None]:
 def _look(error: MergeConflictError, source: str) -> str:
     # The conflicts of all tables are reported together, and each begins with the name of its table.
     names = sorted({_conflict_document(each).get("unit", "").partition(": ")[0] for each in error.conflicts} - {""})
+    # The rows of one table can be looked at by one command, so the hint begins with the first one.
     uri = f"{table_as_typed().rstrip('/')}/{names[0] if names else 'TABLE'}.lance"
     return f"look with {command_line('diff', uri, f'main...{source}', '--rows')}"
 

@@ -63,6 +63,7 @@ class RepositoryGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except NoArgsIsHelpError:
+            # A usage error by its class, whose text is the help itself.
             raise
         except click.UsageError as error:
             raise UsageRefusal.from_click(error, _NAME) from error
@@ -72,8 +73,10 @@ class RepositoryGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
+            # Caught here and not by the outer group, which would name the help of `repository` only.
             called = " ".join(filter(None, (_NAME, ctx.invoked_subcommand)))
             raise UsageRefusal.from_click(error, called) from error
+        # The arguments name something that cannot be: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(_line(error, ctx)) from error
         except LanceDagsterError as error:

@@ -37,6 +37,7 @@ def tables(repository: "LanceRepository", output: Output, ref: str) -> None:
     with busy("reading the tables"):
         view = repository.at(ref)
         found = [_table_document(view, name) for name in view]
+        # A registered table without a commit is about to join `main`, and no other ref.
         pending = [name for name in repository.tables() if name not in view] if ref == "main" else []
     documents = found + [{"name": name, "uri": repository.table(name).uri, "version": None} for name in pending]
     rows = [(each["name"], each["version"], _rows(each["rows"])) for each in found]
@@ -94,6 +95,7 @@ def _channel_state_line(found: "ChannelState") -> str:
 
 
 def _table_state_lines(found: "TableState") -> Iterator[str]:
+    # In this order: of a table that is gone or was replaced, nothing else can be said.
     if found.main is None:
         yield f"{found.name}: there is no table any more; restore its folder, or move-table or remove-table it"
     elif found.replaced:
@@ -137,6 +139,7 @@ def _table_state_document(found: "TableState") -> dict[str, Any]:
 def log(repository: "LanceRepository", output: Output, ref: str, limit: int | None) -> None:
     """Show the commits that REF was made from, newest first: main if not given."""
     commits = repository.log(ref, limit)
+    # Channels and tags are read once, for all lines.
     names = _names_by_commit(repository)
     rows = [
         (
@@ -180,8 +183,10 @@ def show(repository: "LanceRepository", output: Output, ref: str) -> None:
         ("message", printable(found.message)),
         *((printable(key), printable(value)) for key, value in sorted(found.properties.items())),
     ]
+    # By the id and not by the ref, which may have moved since it was resolved.
     view = repository.at(found.id)
     rows = [(name, _text(view, name) or "", _change_of(name, changed, parent)) for name in view]
+    # The view has only the tables of the commit, so those that it removed are added.
     rows += [(name, "", "removed") for name in sorted(changed - found.tables.keys())]
     document = {**commit_document(found), "changed": sorted(changed)}
     output.write(document, [*fact_lines(facts), *(["", *aligned(rows)] if rows else [])])
@@ -208,13 +213,16 @@ def _change_of(name: str, changed: set[str], parent: "RepositoryCommit | None") 
 def diff(repository: "LanceRepository", output: Output, range_: str, *, stat: bool) -> None:
     """Show which tables differ between two commits, and from which version to which."""
     before, dots, after = range_.partition("..")
+    # A...B is refused: commits of a repository are compared as they are, and not since a merge base.
     if not (before and dots and after) or after.startswith("."):
         raise click.UsageError("give the two commits as A..B, such as production..main")
     found = repository.diff(before, after)
+    # By the ids that the comparison found: a ref that moves meanwhile would give a view of another commit.
     old, new = repository.at(found.before.id), repository.at(found.after.id)
     documents: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
     for table in found.tables:
+        # A table that is in one commit only has no second version to compare with.
         count = table.rows().stat() if stat and table.kind == "changed" else None
         versions = {"before": _text(old, table.name), "after": _text(new, table.name)}
         counted_rows = {"rows": None if count is None else asdict(count)} if stat else {}

@@ -51,9 +51,10 @@ IDENTITIES = f"{FOLDER}/identities"
 PINS = f"{FOLDER}/pins"
 RefKind = Literal["branch", "channel"]
 _FOLDERS: Mapping[RefKind, str] = {"branch": f"{FOLDER}/branches", "channel": f"{FOLDER}/channels"}
-# Names count down, so that a listing of one name finds the newest entry.
+# Names count down: storages list names in ascending order, so a listing of one name finds the newest entry.
 _NUMBERS = 10**15
 _READERS = 8
+# A commit names every table of the repository, so a process that reads a long log must not keep all of them.
 _CACHED = 256
 _PUTS = 3
 
@@ -79,6 +80,7 @@ class RefLogs:
             known: An entry that was read before; it is not read again where it is the newest one.
         """
         found = self.store.list(_folder(kind, name), 1)
+        # An entry is never changed, so its number tells that `known` is what a read would return.
         if found and known is not None and _number_of(found[0]) == known.number:
             return known
         return self.entry(kind, name, _number_of(found[0])) if found else None
@@ -97,6 +99,7 @@ class RefLogs:
     def live(self, kind: RefKind) -> dict[str, RefEntry]:
         """Return the newest entry of every ref that was not deleted."""
         names = self.names(kind)
+        # Each ref costs two requests, one after the other; those of different refs need not wait for each other.
         with ThreadPoolExecutor(_READERS) as pool:
             newest = pool.map(lambda name: self.newest(kind, name), names)
             return {name: entry for name, entry in zip(names, newest, strict=True) if entry and not entry.deleted}
@@ -125,7 +128,10 @@ class RefLogs:
                 # The refusal may be the answer to a second copy of this very request.
                 found = self.store.get(path)
             except StoreError:
+                # The put may have been done all the same. It is repeated with the same bytes, so it cannot be done
+                # twice: the second one is refused, and the read finds the id of this entry.
                 continue
+            # Refused, and no entry is there: the other put that was under way has failed, so the number is free.
             if found is not None:
                 return parse_entry(found, f"{self.store.uri}/{path}").write == entry.write
         raise CommitStateUnknownError(
@@ -136,6 +142,7 @@ class RefLogs:
 
     def put_commit(self, commit: RepositoryCommit, data: bytes) -> None:
         """Store a commit; the same commit may be stored twice."""
+        # Not a single put-if-absent: an entry will name the commit next, so it has to be there for certain.
         put_once(self.store, _commit_path(commit.id), data)
         self._keep(commit)
 
@@ -164,6 +171,7 @@ class RefLogs:
 
     def drop_commits(self, commit_ids: Sequence[str]) -> None:
         """Delete commits that were marked as expired, and then their marks."""
+        # The marks go last: a process that moves a ref to one of these commits meanwhile finds the mark and withdraws.
         self.store.delete_many([_commit_path(commit_id) for commit_id in commit_ids])
         for commit_id in commit_ids:
             self._commits.pop(commit_id, None)
@@ -171,6 +179,7 @@ class RefLogs:
 
     def pin(self, reader: str, channel: str, commit_id: str) -> str:
         """Let a reader see a commit by a channel from now on; return the commit, which another process may have set."""
+        # The first process of a reader decides; the read returns what it wrote to all later ones.
         self.store.put_if_absent(_pin_path(reader, channel), commit_id.encode())
         return self.pinned(reader, channel) or commit_id
 
@@ -209,6 +218,7 @@ class RefLogs:
 
     def _keep(self, commit: RepositoryCommit) -> RepositoryCommit:
         if len(self._commits) >= _CACHED:
+            # The oldest one goes. The default is for another thread that removes the same one at this moment.
             self._commits.pop(next(iter(self._commits)), None)
         self._commits[commit.id] = commit
         return commit
@@ -230,7 +240,8 @@ def next_entry(
         commit=commit,
         action=action,
         by=by or person(),
-        # Times never go back within a log, whatever the clocks of its writers show: `@{time}` searches by halves.
+        # Times never go back within a log, whatever the clocks of its writers show: `ref@{time}` is found by a binary
+        # search.
         at=now if before is None else max(now, before.at),
         reason=reason,
         hold=hold,
@@ -249,6 +260,7 @@ def person() -> str:
 
 
 def _folder(kind: RefKind, name: str) -> str:
+    # A slash is encoded too: each ref is one folder, and a listing of folders gives the names.
     encoded = quote(name, safe="")
     # `..` as a name would lead out of the folder.
     return f"{_FOLDERS[kind]}/{encoded.replace('.', '%2E', 1) if encoded.startswith('.') else encoded}"

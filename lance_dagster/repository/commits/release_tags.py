@@ -26,7 +26,7 @@ class ReleaseTag:
 
 def read_tag(logs: RefLogs, name: str) -> ReleaseTag | None:
     """Read a release tag, or return None."""
-    # No tag has such a name, and a name with a slash or dots could lead out of the folder.
+    # No tag can have such a name, so no request is made for it. A name of dots could also lead out of the folder.
     if "/" in name or name.startswith("."):
         return None
     path = _path(name)
@@ -48,6 +48,7 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         AlreadyExistsError: The tag names another commit, or the name is that of a branch or channel.
     """
     check_tag_name(name)
+    # The names of branches, channels and release tags are one set: an expression names a ref without its kind.
     for kind in ("branch", "channel"):
         found = logs.newest(kind, name)
         if found is not None and not found.deleted:
@@ -60,7 +61,8 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         "write": uuid.uuid4().hex,
     }
     logs.store.put_if_absent(_path(name), json.dumps(tag).encode())
-    # Read back whatever the answer was: another process may have been first, or the answer was that to a second copy.
+    # Read back whatever the answer was: another process may have been first, or an HTTP client sent the request twice
+    # and the answer is the refusal of the second one.
     made = read_tag(logs, name)
     if made is None or made.commit != commit:
         names = "gone again" if made is None else made.commit[:12]
@@ -83,7 +85,7 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
         raise ProtectedError(
             "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
-    # The tags of the tables stay: their readers were promised that they never move.
+    # The immutable tags of the tables stay: programs that read single tables were promised that these never move.
     logs.store.delete(_path(name))
 
 

@@ -29,7 +29,7 @@ from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 MAIN = "main"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")
 RESTORES = "restores"
-"""Property of an entry of a channel: the commit whose content its own commit brings back."""
+"""Property of an entry of a channel: the id of an earlier commit, whose content the commit of the entry restores."""
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
@@ -41,7 +41,7 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
         RefSyntaxError: The expression is malformed.
     """
     if COMMIT_ID.fullmatch(expression):
-        # A whole id is unique, so nothing has to be asked of the refs. No commit has it where it is a name.
+        # A whole id is unique, so no ref has to be read. Where no commit has the id, a ref may have it as its name.
         with suppress(NotFoundError):
             return logs.commit(expression)
     read = parse(expression)
@@ -50,7 +50,7 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
         return _follow(logs, logs.commit(_by_tag_or_id(logs, read)), read.steps, read)
     if read.number is not None or read.time is not None:
         entry = _earlier(logs, kind, read)
-    # A branch is followed back by parents, a channel by what its readers saw.
+    # `~` follows a branch along parents, and a channel along its promotions: those are what its readers saw.
     if kind == "channel" and read.steps:
         step, *rest = read.steps
         if step.sign == "~":
@@ -64,7 +64,7 @@ def find_ref(logs: RefLogs, read: RefExpression) -> tuple[RefKind, RefEntry | No
 
     Names are never shared: a channel is not created under the name of a branch, nor the other way round.
     """
-    # Most reads name a channel, all publications name `main`; this order saves a request for each.
+    # The order only saves a request: `main` and names with a slash are branches, and most other names are channels.
     order = _KINDS if read.kind == "branch" or read.name == MAIN or "/" in read.name else tuple(reversed(_KINDS))
     for kind in order:
         found = logs.newest(kind, read.name)
@@ -81,6 +81,7 @@ def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int)
     Raises:
         RefNotFoundError: There were fewer promotions.
     """
+    # One more than the steps: the first one is where the channel is now.
     found = list(islice(promotions(logs, channel, upto=entry.number), steps + 1))
     if len(found) <= steps:
         ago = f"{len(found) - 1} promotion{'' if len(found) == 2 else 's'}"  # noqa: PLR2004
@@ -95,14 +96,16 @@ def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Itera
     """Return the commits that a channel named one after the other, newest first, without those rolled back."""
     last, back_to = "", ""
     for entry in logs.entries("channel", channel, upto=upto):
+        # What a deleted channel named is no earlier promotion of the channel that was created under its name.
         if entry.deleted:
             return
-        # A rollback takes back everything since the promotion that it went back to.
+        # A rollback takes back everything since the promotion that it went back to, so entries are passed over up to
+        # that one.
         if back_to and entry.commit != back_to:
             continue
         if entry.commit != last:
             yield entry.commit
-        # A revert is a commit of its own, with the content of the one that it went back to.
+        # A revert names a commit of its own, with the content of an earlier one; it counts as a rollback to that one.
         restored = entry.properties.get(RESTORES, "")
         last = restored or entry.commit
         back_to = restored or (entry.commit if entry.action == "rollback" else "")
@@ -116,12 +119,13 @@ def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
         found = waiting.pop()
         if found == commit_id:
             return True
-        # A commit of a smaller generation has no ancestor of this one.
         try:
             commit = logs.commit(found)
         except NotFoundError:
-            # The history between them was collected. A channel is left where it is rather than moved back.
+            # The history between them was collected, so the answer is unknown. With this answer a promotion leaves the
+            # channel where it is; with the other one it could move the channel back.
             return True
+        # A commit of the same or a smaller generation cannot contain the wanted one.
         if commit.generation > wanted.generation:
             new = set(commit.parents) - seen
             seen |= new
@@ -141,6 +145,7 @@ def _earlier(logs: RefLogs, kind: RefKind, read: RefExpression) -> RefEntry:
         moment = parse_time(read.time)
         if isinstance(moment, str):
             raise RefSyntaxError(read.text, read.position + len("@{"), moment)
+        # A binary search: times within a log never go back, and each probe is a request.
         later = bisect_right(numbers, moment, key=lambda number: logs.entry(kind, read.name, number).at)
         if later == 0:
             oldest = logs.entry(kind, read.name, numbers[0]).at

@@ -25,7 +25,9 @@ Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "de
 """What an entry of a ref did."""
 _ACTIONS: tuple[str, ...] = get_args(Action)
 _ID = re.compile(r"[0-9a-f]{64}")
+# A commit takes about 250 bytes for each table, so this is room for some 400,000 tables.
 _MAX_BYTES = 100_000_000
+# The text of a parser's error may quote the file, which can be long.
 _LONGEST_PROBLEM = 200
 T = TypeVar("T")
 
@@ -155,6 +157,7 @@ def new_commit(
     content = {
         "format": FORMAT,
         "parents": [parent.id for parent in parents],
+        # A search for an ancestor ends where generations are too small, without reading older commits.
         "generation": 1 + max((parent.generation for parent in parents), default=0),
         "committed_at": pendulum.now("UTC").isoformat(),
         "author": author,
@@ -173,6 +176,8 @@ def new_commit(
     }
     data = _bytes(content)
     commit_id = hashlib.sha256(data).hexdigest()
+    # Parsed from its bytes: the writer holds what each reader will hold, and a value that no reader would accept fails
+    # here, before anything is stored.
     return parse_commit(commit_id, data, commit_id), data
 
 
@@ -183,7 +188,7 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
         CorruptFileError: The bytes are not those of the commit.
         UnsupportedFeatureError: A later release wrote them.
     """
-    # A commit is trusted by its id, which refs and other commits name.
+    # Refs and other commits name a commit by its digest, so bytes with this digest are what the writer stored.
     if hashlib.sha256(data).hexdigest() != commit_id:
         raise CorruptFileError(path, "its bytes have another digest than its name says")
 
@@ -236,6 +241,7 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
         held = hold and ChannelHold(reason=_text(hold["reason"]), held_by=_text(hold["by"]), held_at=_time(hold["at"]))
         return RefEntry(
             number=_count(found["number"]),
+            # A deleted ref names no commit, and an empty text is no digest.
             commit="" if action == "delete" else _digest(found["commit"]),
             action=action,
             by=_text(found["by"]),
@@ -250,15 +256,16 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
 
 
 def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> T:
-    # A file of any size would be read into memory and parsed there.
+    # JSON takes many times its size when it is parsed: a file of another program must not exhaust the memory.
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a repository needs")
     try:
         found = json.loads(data)
-        # Read before everything else: the fields of a later format are not known here.
+        # Before all other fields: those of a later format are unknown, and would be reported as damage.
         if _count(found["format"]) > FORMAT:
             raise UnsupportedFeatureError(path, [f"repository format {found['format']}"])
         return parse(found)
+    # The bytes may be any JSON, also a list in place of an object, or brackets nested too deep for the parser.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not what a repository keeps there: {problem}") from error
@@ -275,7 +282,7 @@ def _table_version(found: Mapping[str, Any]) -> TableVersion:
 
 
 def _bytes(value: object) -> bytes:
-    # Sorted and without blanks: equal content has equal bytes, and so an equal id.
+    # Sorted and without blanks: equal content has equal bytes, and so the same id.
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
@@ -290,13 +297,14 @@ def _texts(found: Mapping[str, object]) -> dict[str, str]:
 
 
 def _digest(value: object) -> str:
+    # Ids become parts of paths, so anything else than digits could lead out of the folder.
     if not isinstance(value, str) or not _ID.fullmatch(value):
         raise ValueError(f"{value!r} is no id of a commit")
     return value
 
 
 def _count(value: object) -> int:
-    # True is an int in Python.
+    # `bool` is a subclass of `int`, so JSON's true would pass as 1.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is not a number of the kind that belongs there")
     return value

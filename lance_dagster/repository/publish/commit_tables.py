@@ -21,6 +21,7 @@ from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table
 
 _TRIES = 50
+# In seconds.
 _LONGEST_WAIT = 2.0
 Stage = Callable[[str, TableVersion | None], TableVersion | None]
 """Stages one table, given its name and the version the repository names; returns None when nothing changes."""
@@ -76,31 +77,36 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         ConflictError: Other processes moved the branch each time.
         CommitStateUnknownError: The storage failed; the commit may or may not have landed.
     """
-    # What was staged for a table, and on top of which version.
+    # By table, the version of the repository that it was staged on top of, and the version that was made.
     staged: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
     audited: dict[str, TableVersion] = {}
     for attempt in range(_TRIES):
         entry = request.since if request.since and not attempt else logs.current("branch", request.branch)
         head = logs.commit(entry.commit)
-        # Requests for tables that the other process did not touch are not made again.
+        # Tables that the other process did not change keep what was staged: staging costs most of the requests.
         staged |= _staged_again(request, head, staged)
         changed = {name: made for name, (_, made) in staged.items() if made is not None}
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
+        # A call that is repeated after a crash ends here when its commit is there.
         if not changed and kept == head.tables:
             return Committed(commit=head, changed={})
+        # Before the commit is stored, so that refused versions are named by nothing and are collected.
         _audit(request, changed, audited)
         commit, data = new_commit(
             {**kept, **changed},
+            # The head comes first: the log and `main~1` follow first parents.
             (head, *(logs.commit(parent) for parent in request.parents if parent != head.id)),
             author=request.author or person(),
             message=request.message,
             properties=request.properties,
         )
+        # Stored before the entry that names it: a crash in between leaves a commit that nothing names, which a
+        # collection deletes. In the opposite order, readers could find an entry without its commit.
         logs.put_commit(commit, data)
         made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)
         if logs.append("branch", request.branch, replace(made, hold=entry.hold)):
             return Committed(commit=commit, changed=changed)
-        # Many publishers that lost at the same moment would lose to each other again.
+        # Wait for a random time: publishers that lost at the same moment would meet again at the next put.
         time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret
     raise ConflictError(
         f"branch {request.branch!r} of {logs.store.uri} moved each of {_TRIES} times; repeat the publication"
@@ -113,6 +119,7 @@ def _staged_again(
     staged: Mapping[str, tuple[TableVersion | None, TableVersion | None]],
 ) -> dict[str, tuple[TableVersion | None, TableVersion | None]]:
     """Stage the tables that were not staged yet, and those whose version in the repository changed since."""
+    # A table that the other process changed is staged again: the result has to contain what that process published.
     names = [name for name in request.names if name not in staged or staged[name][0] != head.tables.get(name)]
 
     def stage(name: str) -> tuple[TableVersion | None, TableVersion | None]:
@@ -124,6 +131,7 @@ def _staged_again(
 
 
 def _audit(request: CommitRequest, changed: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
+    # An audit may read all rows, so it is repeated only when a later attempt staged other versions.
     if request.audit is not None and audited != changed:
         request.audit(changed)
         audited.clear()

@@ -39,8 +39,8 @@ def exact_request(
     message: str,
     properties: Mapping[str, str],
 ) -> CommitRequest:
-    """Return the commit that names exactly these versions; one that is planned again replaces the one in `current`."""
-    # What the caller does to audit again need not be made for threads.
+    """Return the request for a commit of exactly these versions; `current` gets each version that is planned again."""
+    # Tables are staged by several threads, and the function of the caller need not be safe for them.
     lock = Lock()
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
@@ -58,7 +58,7 @@ def exact_request(
             try:
                 return stage_merge(change, dest)
             except RefMovedError:
-                # `main` moved since the caller looked.
+                # `main` moved since the caller planned, so the version does not contain all of it any more.
                 pass
             with lock:
                 current[name] = plan_again(name)
@@ -72,5 +72,6 @@ def version_in(registry: Registry, commit: RepositoryCommit, name: str, wanted: 
     at = commit.tables[name]
     if wanted.version.branch != MAIN or wanted.version.number >= at.lands:
         return at
+    # The commit names a newer version, because another process was faster: what was audited gets a pin of its own.
     context = registry.context(name)
     return capture(context, at.id, context.at(wanted.version))

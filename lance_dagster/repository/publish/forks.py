@@ -20,18 +20,19 @@ from lance_dagster.repository.publish.staging import for_each_table, load
 from lance_dagster.repository.repository_context import RepositoryContext
 
 MERGED = "merged"
-"""Property of the entry that ends a branch: the commit that has what the branch did."""
+"""Property of the entry that ends a branch: the id of the commit that contains the changes of the branch."""
 
 
 def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
     """Make a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
     context = repository.table(name)
-    # First of all: a misspelt table must not leave a branch that waits for its publication for ever.
+    # Registered before anything is written: a misspelt table must not leave a branch that waits for a publication.
     table_id = repository.registry.register(name)
     begun = repository.logs.newest("branch", branch)
     if begun is None or begun.deleted:
-        # Where another process forks another table at the same moment, its entry serves both.
+        # The answer is not looked at: where another process forks another table at the same moment, its entry serves
+        # both.
         repository.logs.append(
             "branch", branch, next_entry(begun, "fork", repository.logs.current("branch", MAIN).commit)
         )
@@ -50,7 +51,8 @@ def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None
     logs = repository.logs
     logs.untouch(branch, table_id)
     newest = logs.newest("branch", branch)
-    # Another process may fork another table just then. A publication finds its mark all the same.
+    # Another process may fork another table between this look and the entry. Its mark stays, and a publication of the
+    # branch looks for marks and finds it.
     if newest is not None and not newest.deleted and not logs.touched(branch):
         logs.append("branch", branch, next_entry(newest, "delete", "", reason="the fork was refused"))
 
@@ -70,7 +72,7 @@ def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryC
 
 
 def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:
-    """Record which commit has what a branch did, and delete the branch in each table; return what was kept and why."""
+    """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why."""
     newest = repository.logs.newest("branch", branch)
     if newest is None or not newest.deleted:
         repository.logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
@@ -90,7 +92,7 @@ def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names
             pass
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
-        # Last: a table without its mark is not looked at again after a crash.
+        # The mark goes last: after a crash, a repeated publication looks only at tables that have one.
         repository.logs.untouch(branch, repository.registry.register(name) if at is None else at.id)
         return None
 

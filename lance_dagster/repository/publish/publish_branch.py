@@ -1,7 +1,7 @@
 """Publish what a branch did to its tables: one commit of `main`, then what follows it.
 
-Everything that follows can be lost in a crash, because a publication of the same branch finds its commit and does the
-rest. So the branch ends last: as long as it is there, somebody knows that there may be something left to do.
+A crash after the commit loses nothing: a publication of the same branch finds the commit and does what is left. The
+branch ends last, so as long as it is there, `status` shows that something may be left to do.
 """
 
 from collections.abc import Iterable, Mapping
@@ -91,15 +91,17 @@ def publish_branch(
         ProtectedError: The channel is held; nothing was merged.
     """
     if wanted.channel is not None:
-        # Before anything is merged: `main` would go on without the channel.
+        # Refused before anything is merged: a refusal after the commit would leave `main` ahead of the channel.
         Channels(repository).refuse_immovable(wanted.channel, create=wanted.creates_channel)
     logs, branch, merging = repository.logs, wanted.branch, wanted.merging
+    # Not `current`: the newest entry is also needed when it ended the branch, because it names the commit.
     ended = logs.newest("branch", branch)
     newest = logs.current("branch", MAIN)
     head = logs.commit(newest.commit)
     names = tuple(touched_tables(repository, branch, head) if tables is None else tables)
     if ended is not None and ended.deleted and MERGED in ended.properties:
-        # Published before; an interrupted publication may have left branches behind, and `main` of a table.
+        # Published before. That publication may have died before `main` of each table, the channel and the branches of
+        # the tables followed, so these steps are repeated; where they are done, they change nothing.
         before = Committed(commit=logs.commit(ended.properties[MERGED]), changed={})
         return _followed(repository, wanted, before, names)
     if not names:
@@ -107,11 +109,14 @@ def publish_branch(
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         try:
+            # The newest version at this moment. Rows that are committed to the branch later are not published, and
+            # `end_branch` keeps the branch because of them.
             source = head_of_branch(repository.table(name), name, branch)
             change = TableChange.of(repository.registry, name, dest, sources=(source,), options=merging)
         except RefNotFoundError:
             if tables is None:
-                # A fork that died after its mark: nothing was written to a branch that is not there.
+                # The process that forked the table died between the mark and the branch, so nothing was written there.
+                # A table that the caller named is another case: there the name is likely to be wrong.
                 return None
             raise
         return stage_merge(change, dest)
@@ -123,6 +128,7 @@ def publish_branch(
         message=merging.message or "",
         properties={**merging.properties, "branch": branch},
         audit=audit,
+        # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )
     return _followed(repository, wanted, commit_tables(logs, request), names)
@@ -131,7 +137,9 @@ def publish_branch(
 def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, names: Iterable[str]) -> Published:
     """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
     options, merging = wanted.options, wanted.merging
+    # A later commit may have removed a table that the branch touched.
     present = [name for name in names if name in done.commit.tables]
+    # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
     landed = project(repository.registry, done.commit, present, tag=None, options=merging)
     published = Published(commit=done.commit, changed=done.changed, lagging=landed)
     if wanted.channel is not None:
@@ -147,5 +155,6 @@ def _followed(repository: RepositoryContext, wanted: Publication, done: Committe
         published = replace(published, channel=moved, lagging=landed + moved.lagging)
     if not options.get("retire", True):
         return published
+    # Last: as long as the branch is there, a repeated publication does everything above that a crash left undone.
     kept = end_branch(repository, wanted.branch, merged=done.commit.id, names=names)
     return replace(published, kept=tuple(kept))

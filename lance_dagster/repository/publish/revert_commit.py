@@ -21,10 +21,10 @@ _REVERTS = "reverts"
 def revert_request(
     repository: RepositoryContext, commit: RepositoryCommit, *, message: str, properties: Mapping[str, str]
 ) -> CommitRequest:
-    """Return the commit that takes the change of another commit back.
+    """Return the request for a commit that takes the change of another commit back.
 
-    Rows that the commit added go, rows it deleted come back, for all of its tables at once. A table that it added is
-    removed, one that it removed is named again.
+    Rows that the commit added are deleted and rows that it deleted come back, in all of its tables at once. A table
+    that it added is removed, and one that it removed is named again.
 
     Raises:
         InvalidInputError: It is the first commit, which changed nothing.
@@ -38,6 +38,7 @@ def revert_request(
     commit = undone
     if not commit.parents:
         raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to take back")
+    # A commit is compared with its first parent, as the log shows it: that is the state of `main` before it.
     before = repository.logs.commit(commit.parents[0])
     names = commit.changed_from(before)
     options = MergeOptions(message=said, properties=properties)
@@ -52,10 +53,13 @@ def revert_request(
         change = TableChange.of(repository.registry, name, dest, options=options)
 
         def undo(branch: str) -> None:
-            # One merge of all that is undone: its versions, taken back one by one, could contradict each other.
+            # The change of a commit may be many versions of the table. They are undone by one merge, since versions
+            # that are taken back one by one could be in conflict with each other.
             undo_branch = f"{branch}-undo"
+            # The name follows from the change, so a call that is repeated after a crash goes on with this branch.
             create_branch(undo_branch, last, context.refs, context.versions, exist_ok=True, metadata={})
             restore(context, first, undo_branch, PickOptions(message=said, properties=dict(properties)))
+            # The merge base is the version after the change, so the merge keeps what came later on the dest.
             merge(context, context.head(undo_branch), branch, options)
             delete_branch(undo_branch, context.refs, context.versions)
 
@@ -72,18 +76,20 @@ def revert_request(
 
 
 def _to_undo(repository: RepositoryContext, commit: RepositoryCommit) -> RepositoryCommit | None:
-    """Return the commit whose change has to be undone, so that the change of a commit is gone; None when it is gone.
+    """Return the commit to undo, so that the change of a commit is gone; None when it is gone already.
 
-    A commit that was taken back, and whose revert was taken back in turn, is there by the last of these.
+    Where a revert of the commit was itself reverted, that second revert brought the change back, and it is the one to
+    undo.
     """
     reverts: dict[str, RepositoryCommit] = {}
     later = repository.head()
     while later.generation > commit.generation and later.parents:
-        # Newest first: of two reverts of one commit, the newest one counts.
+        # The loop goes from the newest commit back, so `setdefault` keeps the newest of several reverts of one commit.
         if _REVERTS in later.properties:
             reverts.setdefault(later.properties[_REVERTS], later)
         later = repository.logs.commit(later.parents[0])
     undone = reverts.get(commit.id)
+    # Each revert can be reverted: an even number of them leaves the change in place, an odd number has taken it away.
     while undone is not None:
         again = reverts.get(undone.id)
         if again is None:
@@ -95,6 +101,7 @@ def _to_undo(repository: RepositoryContext, commit: RepositoryCommit) -> Reposit
 def _ends(context: TableContext, old: TableVersion, new: TableVersion) -> tuple[State, State]:
     """Return the versions of `main` between which a commit changed a table."""
     first, last = landed_at(context, old), landed_at(context, new)
+    # Both have to be versions of `main`, in this order: what lies between them is then the change of the commit.
     if first is None or last is None or first.number > last.number:
         raise ConflictError(
             f"{new} of {context.uri} is not on main as it was published, because another program committed there at "

@@ -37,7 +37,9 @@ NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
 REUSED_FOR = timedelta(hours=12)
 """How long a branch without a commit is used again: half of the time after which a collection deletes it."""
+# 64 bits of a digest: two merges of one table do not get the same name by chance.
 _DIGITS = 16
+# A table waits for its requests most of the time, so more threads than processors are of use.
 _WORKERS = 8
 T = TypeVar("T")
 
@@ -90,6 +92,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     # Where commits of another program stop that, the version of the repository itself is continued.
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
+    # What the newest version contains is left out: a repeated call finds what an earlier one published.
     new = [source for source in change.sources if find_merged(context, source, head) is None]
     for source in new if change.exact else ():
         if not lineage_at(context, source).contains(lineage_at(context, head)):
@@ -104,6 +107,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
     """Return what a commit is to name for a version of any branch, which is kept by a tag from now on."""
+    # Before any commit names the version: a clean-up of the table must not delete it in between.
     _pin(context, head)
     lands = head.number if head.branch == MAIN else NEVER
     return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=lands)
@@ -123,6 +127,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     head = context.head(onto)
     name = _usable_name(context, head, [key])
     branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+    # A branch with a version of its own has the change: an earlier attempt made it and died before its commit.
     if context.head(name).number == branch.first:
         do(name)
     made = context.head(name)
@@ -130,9 +135,10 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
 
 
 def land(context: TableContext, at: TableVersion, options: MergeOptions) -> MergeConflictError | None:
-    """Bring the `main` of a table up to a version that a commit names; return why not, when that cannot be merged."""
+    """Bring the `main` of a table up to a version that a commit names; return the conflicts if it cannot be merged."""
     if at.branch == MAIN:
-        # Again, after the commit: a collection may have taken the tag away while the commit was being made.
+        # Pinned when it was captured, and again here: until the commit was stored, a collection saw a tag that no
+        # commit needs, and may have deleted it.
         _pin(context, load(context, at))
         return None
     if landed_at(context, at) is not None:
@@ -140,6 +146,7 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Merg
     staged = _on_its_branch(context, at)
     try:
         try:
+            # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
             merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository stays what it is.
@@ -156,7 +163,8 @@ def landed_at(context: TableContext, at: TableVersion) -> State | None:
     found = context.versions.find(MAIN, at.lands, MAIN)
     if found is None or at.branch == MAIN:
         return found
-    # Of this number, a merge of the version can only be a fast-forward: it was made from the version before.
+    # The number alone proves nothing: another program may have committed it. The transaction of a merge names what was
+    # merged. The version was staged on `main@{lands - 1}`, so its merge that got the next number was a fast-forward.
     named = found.transaction.properties.get(MERGE) if found.transaction is not None else None
     return found if named == str(at) else None
 
@@ -167,7 +175,8 @@ def load(context: TableContext, at: TableVersion) -> State:
     Raises:
         VersionNotFoundError: It is gone, or another one has its place.
     """
-    # First on `main`, whose versions name no place of their own: they are read wherever the table is moved to.
+    # First on `main`: its manifests name files by paths relative to the table, so they can be read after the table was
+    # moved. Manifests of a branch hold the URI at which the table was.
     landed = landed_at(context, at)
     if landed is not None and (at.branch != MAIN or landed.id == at.commit_id):
         return landed
@@ -184,7 +193,8 @@ def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[Table
     try:
         return context, load(context, at)
     except VersionNotFoundError:
-        # Looked up only here: a table that was not moved costs nothing. No other table at the place has the version.
+        # Looked up only now, so that a table that was not moved costs no request. Another table at the former place
+        # cannot answer by mistake, because commit ids and digests are compared.
         moved = registry.name_of(at.id)
         if moved is None or moved == name:
             raise
@@ -194,6 +204,7 @@ def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[Table
 
 def _on_its_branch(context: TableContext, at: TableVersion) -> State:
     found = context.versions.find(at.branch, at.version)
+    # Where the table was made again, another version has the same branch and number; its commit id differs.
     if found is not None and found.id == at.commit_id:
         return found
     what = "is gone" if found is None else "was replaced by another one"
@@ -218,7 +229,7 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         found = dict(pool.map(tried, names))
-    # After all tables: a person who settles one conflict at a time would have to publish once for each.
+    # Raised after all tables were tried: who sees one conflict at a time would have to publish once for each.
     if conflicts:
         raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
     return found  # type: ignore[return-value]  # None only where there was a conflict
@@ -226,7 +237,7 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
 
 def _staged(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
     context = change.context
-    # The strategy decides what a merge gives: with another one, what was staged before is of no use.
+    # The strategy is part of the name: what was staged with another strategy has other rows.
     strategy = json.dumps(change.options.strategy, sort_keys=True)
     name = _usable_name(context, head, [*(source.id for source in sources), strategy])
     create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
@@ -234,13 +245,15 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
         # A merge that an earlier attempt made is found, and not repeated.
         merged = [merge(context, source, name, change.options) for source in sources]
     except MergeConflictError:
+        # No other publication needs the branch: one that shares it merges the same versions and is refused too.
         delete_branch(name, context.refs, context.versions)
         raise
+    # The newest one has all sources: for a source that is contained already, `merge` returns an older version.
     return _named(change.table_id, max(merged, key=lambda state: state.number), head)
 
 
 def _named(table_id: str, made: State, head: State) -> TableVersion:
-    # A version that was not made on top of `main` gets there by a merge, which has other content.
+    # A version that was not made on top of `main` can get there only by a merge of rows, which has other content.
     lands = head.number + 1 if head.branch == MAIN else NEVER
     return TableVersion(id=table_id, branch=made.branch, version=made.number, commit_id=made.id, lands=lands)
 
@@ -265,6 +278,7 @@ def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> s
     A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used
     again, so that no commit comes to name it.
     """
+    # Each attempt has another digest, so branches that are too old are passed over.
     for attempt in count():
         digest = hashlib.sha256(" ".join([head.id, *merged, str(attempt)]).encode()).hexdigest()[:_DIGITS]
         found = context.refs.branch(f"{PUBLISHED}{digest}")

@@ -119,6 +119,7 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
         # A batch without rows changes nothing, unless it replaces all rows by none.
         if not written or not (files or self._overwrite):
             return
+        # The writer keeps the URI and not the table, because Spark sends it to the executors.
         table = LanceTable.open(self._uri, self._target.storage_options)
         query = written[0].query
         if batch_version(table, self._branch, query, batchId) is not None:

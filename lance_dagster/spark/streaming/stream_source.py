@@ -148,6 +148,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         numbers = self._numbers_after(start["version"])
         if self._last is not None:
             numbers = [number for number in numbers if number <= self._last]
+        # Spark has no limit of versions, so the limit of files carries the number of versions.
         if isinstance(limit, ReadMaxFiles):
             numbers = numbers[: limit.max_files]
         if not numbers:
@@ -241,6 +242,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start.isdecimal():
             # The version after the head is the next one that is committed.
             return int(start) if int(start) == head + 1 else self._version(int(start), "startingVersion is").number
+        # A ref expression may lead to another branch, whose numbers mean nothing here.
         version = self._table.at(start)
         if version.branch != self._options.branch:
             raise InvalidInputError(
