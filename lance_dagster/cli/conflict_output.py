@@ -193,7 +193,7 @@ def _cells(values: Row, names: Sequence[str]) -> list[str]:
 
 
 def _changed_columns(row: Row, side: str, names: Sequence[str]) -> frozenset[int]:
-    """Return the places of columns in which a side differs from the merge base, or without one from the other side."""
+    """Return the places of columns in which a side differs from the merge base, or for an added row from the other."""
     if side == _BASE:
         return frozenset()
     beside = row[_BASE] or row[_DEST if side == _SOURCE else _SOURCE]

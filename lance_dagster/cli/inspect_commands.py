@@ -194,6 +194,7 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
     # `main` has no branch file, so the list lacks it.
     if pattern is None or fnmatchcase(MAIN, pattern):
         head = table.head()
+        # With the keys of the other branches, so that a program reads all of them in the same way.
         documents.append({"name": MAIN, "head": str(head), "forked_from": None, "created_at": None, "metadata": {}})
         rows.append((MAIN, str(head), "", shown_time(head)))
     for branch, newest in heads(table, found):

@@ -70,7 +70,7 @@ class Program(click.Group):
             raise
         except click.UsageError as error:
             raise UsageRefusal.from_click(error, ctx.invoked_subcommand) from error
-        # The arguments name something that cannot be: exit code 2, as for a misspelt option.
+        # The arguments name what is not there or not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(error_line(error, ctx.obj or "TABLE")) from error
         except LanceDagsterError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
-# What a report calls "versions" would be read as the versions of the branches.
+# The kind "versions" of a report counts manifests that were set aside, and would be read as versions of branches.
 _KINDS = {"versions": "manifests of versions that expired before"}
 # Branches that keep at least two versions are named, ten of them at most.
 _HELD_VERSIONS, _HELD_BRANCHES = 2, 10

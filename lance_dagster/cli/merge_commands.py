@@ -268,6 +268,7 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
     # A merge that was made before returns the version that has it, which is no newer than the head.
     new = made.number > before.number
     document = {"made": new, "before": str(before), "version": version_document(made), "conflicts": []}
+    # By how many rows the branch grew is printed, so that an unexpected result is noticed.
     grown = made.rows - before.rows
     rows = counted(made.rows, "row") + (f" ({grown:+,})" if grown else "")
     lines = [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing]
@@ -290,6 +291,7 @@ def _preview_lines(found: "MergePreview") -> Iterator[str]:
     if found.already_merged:
         yield "nothing to do: it was merged before"
         return
+    # The counts below are those of a merge that can be made, so conflicts take their place.
     if found.conflicts:
         yield from conflict_lines(found.conflicts)
         yield f"{counted(len(found.conflicts), 'conflict')}; nothing would be written"

@@ -299,7 +299,7 @@ def version_document(version: "Version") -> dict[str, Any]:
 
 def given_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that users and programs gave a version or a name, without this package's own."""
-    # The reserved prefix; what is stored under it has lines and fields of its own.
+    # Keys with the reserved prefix are left out, because what they hold has lines and fields of its own.
     return {key: value for key, value in properties.items() if not key.startswith("lance_dagster.")}
 
 

@@ -104,6 +104,7 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
     if options["rename"] is not None:
         refuse_beside("--rename", "at", "immutable", "history", "hold", "release")
         _write_tag(output, table.tags.rename(name, options["rename"]))
+    # One change for each call: a hold and a move at once would leave open which one comes first.
     elif options["hold"] is not None:
         refuse_beside("--hold", "at", "immutable", "history", "release")
         _write_tag(output, table.tags.hold(name, reason=options["hold"]))

@@ -5,8 +5,8 @@ these tags are: a table whose `main` is ahead of its tag is in the channel at th
 not in the channel. Where a tag is held, so is the channel.
 
 Each step can be repeated, and two processes may adopt at once: tables that a commit names are passed over, and so are
-those that the channel names. `main` comes before the channels. Until its first entry a channel does not exist, and
-readers are answered by the tags.
+those that the channel names. `main` gets its commit before the channels get their entries. Until its first entry a
+channel does not exist, and readers use the tags.
 """
 
 from collections.abc import Iterable, Mapping

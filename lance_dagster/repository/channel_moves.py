@@ -1,7 +1,8 @@
 """How a channel moves: the next entry of its log, and what follows it.
 
 The entry is one put-if-absent, and all tables move for readers of the channel. The Lance tags of the tables follow, one
-by one. A process that died between the two, or was overtaken, is mended by whoever moves the channel next.
+by one. A process that dies between the two leaves tags behind. They are moved when the call is repeated, by the next
+move that changes their tables, and by `repair`.
 """
 
 from collections.abc import Callable
@@ -71,8 +72,7 @@ class ChannelMoves:
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
             if wanted is None:
-                # Nothing to move: an earlier call did it. Its process may have died before the tags followed, so they
-                # are looked at once more.
+                # An earlier call moved the channel. Its process may have died before the tags followed.
                 if before is None or not tags:
                     return channel_at(name, self._repository.logs.current("channel", name))
                 return self._followed(name, before, self._before(name, before))
@@ -141,8 +141,7 @@ class ChannelMoves:
             return
         # A new channel has nothing to go back to; readers of it get the error until it is moved to another commit.
         if before is not None:
-            # Where another process has moved the channel on meanwhile, its entry has the number, and this put is
-            # refused, as it should be.
+            # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
             back = next_entry(entry, "rollback", before.commit, reason="the commit is being collected")
             self._repository.logs.append("channel", name, replace(back, hold=before.hold))
         raise NotFoundError(

@@ -231,13 +231,11 @@ class Channels:
                 return None
             if before is not None:
                 refuse_held(name, before)
-            # Where the channel is to have all tables as the commit has them, it names the commit itself, and `status`
-            # finds it on `main`.
+            # Where the channel gets all tables as the commit has them, it names the commit itself, which is on `main`.
             target = commit
             if wanted != commit.tables:
-                # A commit of the channel alone. Its first parent is what the channel named, so its log is the history
-                # of the channel. The second parent says that it contains the commit of `main`: a later promotion with
-                # `forward_only` does not move the channel back to that.
+                # A commit of the channel alone. It has the commit of `main` as a parent too, so that a promotion with
+                # `forward_only` does not move the channel back to that one.
                 parents = (commit,) if present is None else (present, commit)
                 target, data = new_commit(
                     wanted, parents, author=person(), message=options.get("reason", ""), properties=properties

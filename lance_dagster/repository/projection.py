@@ -2,7 +2,7 @@
 
 A reader that knows only Lance reads `production` by the tag of that name in each table. These tags are moved after the
 channel, one by one, so such a reader may see two tables at different commits for a moment; a reader of the repository
-never does. They also keep the versions they name from every clean-up.
+never does. The tags also protect the versions that they name from every clean-up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,6 @@ from lance_dagster.repository.registry import Registry
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
-# Of a tag that other processes move at the same time; a tag that is left behind is reported and repaired later.
 _TRIES = 5
 
 

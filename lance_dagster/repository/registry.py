@@ -1,10 +1,10 @@
-"""Which tables belong to a repository, and what each one is.
+"""Which tables belong to a repository, and by which id each one is recognised.
 
 A table is called by its path below the root, without `.lance`. Its identity is a random id in a file of the table
 itself, so that a table keeps it when its folder gets another name, and a copy of a folder is recognised as one.
 
-A second file says by the identity which name has it. So a registration costs the same however many tables there are,
-and a commit that calls a table by an older name finds it.
+A second file, named after the identity, holds the name of the table. So a registration costs the same however many
+tables there are, and a commit that calls a table by an older name finds it.
 """
 
 import json
@@ -125,7 +125,7 @@ class Registry:
         yield from _tables_below(self.store, "", known)
 
     def _claim(self, table_id: str, name: str) -> None:
-        """Record that the table at a name has an identity.
+        """Record under an identity which name its table has.
 
         Raises:
             AlreadyExistsError: A table that is registered under another name has it.
@@ -141,8 +141,7 @@ class Registry:
             # The table may have been removed before, and its file says so; the swap takes that mark away.
             self.store.compare_and_swap(path, data, found[1])
             return
-        # Refused only where the other name is registered. A name that is not is that of a table which was removed, or
-        # whose registration died.
+        # Refused only where the other name is registered: else its table was removed, or its registration died.
         if self.id_of(other) == table_id:
             raise self._copied(table_id, name)
         if not self.store.compare_and_swap(path, data, found[1]) and self.name_of(table_id) != name:

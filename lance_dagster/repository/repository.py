@@ -172,6 +172,7 @@ class LanceRepository:
     def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
         """Create an empty table and register it; open the one that is there."""
         context = self._context.table(name)
+        # A table that is there is taken: an earlier call may have died before it was registered.
         table = LanceTable.create(context.uri, schema, storage_options=context.storage_options, exist_ok=True)
         self._context.registry.register(name)
         return table
@@ -338,10 +339,10 @@ class LanceRepository:
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
         """
-        # A copy: versions that are planned again replace those of the caller in it.
         current, registry = dict(wanted), self._context.registry
         request = exact_request(registry, current, plan_again, message=message, properties=properties or {})
         done = commit_tables(self._context.logs, request)
+        # Without tags: the caller promotes what it has audited by `channels.advance`.
         # By table: a version that was planned again has other properties, which say what was audited.
         options = {name: _options(one.message, one.properties, None) for name, one in current.items()}
         lagging = project(registry, done.commit, current, tag=None, options=options)
@@ -472,6 +473,7 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
         raise InvalidInputError(f"{root} is a Lance table: a repository is made of the folder that it lies in")
     scheme, separator, path = root.rpartition("://")
     *parents, name = path.split("/")
+    # Upwards to the bucket or the root of the file system, or to a folder that no repository above searches for tables.
     while parents[1:] and not name.startswith(("_", ".")):
         above = f"{scheme}{separator}{'/'.join(parents)}"
         # Credentials may allow the prefix of the root only, and then nothing can be known of the folders above it.

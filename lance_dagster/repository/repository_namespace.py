@@ -211,12 +211,14 @@ def _asked(request: object, key: str) -> object:
 
 
 def _id_of(request: object) -> list[str]:
+    # A request without an id is about the root namespace.
     found = _asked(request, "id")
     return [str(part) for part in found] if isinstance(found, list | tuple) else []
 
 
 def _page(names: Iterable[str], request: object) -> tuple[list[str], str | None]:
     """Return the names that a request asks for, and where the next request goes on; the last name is the token."""
+    # A name and not a position, so that the token means the same on a connection that was opened anew.
     after, limit = _asked(request, "page_token"), _asked(request, "limit")
     rest = sorted(name for name in names if not after or name > str(after))
     shown = rest[:limit] if isinstance(limit, int) and limit > 0 else rest

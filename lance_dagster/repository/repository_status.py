@@ -43,7 +43,7 @@ class TableState:
 class ChannelState:
     """A channel: its commit, how many commits `main` is ahead of it, and its hold.
 
-    `behind` is None for a commit that is on no first parent, or where a commit between was collected.
+    `behind` is None where the commit is not on the line of first parents of `main`, or one in between was collected.
     """
 
     name: str

@@ -43,6 +43,7 @@ def promote(
     """Let a channel name a commit, for all tables at once."""
     # Read before the move, for the line that is printed; the move itself compares with --expect only.
     before = _named_by(repository, channel)
+    # The log of a channel has ids, so an expression such as production~1 is resolved here.
     expected = None if expect is None else repository.head(expect).id
     _write_move(output, before, repository.channels.promote(channel, at, reason=reason, expected=expected))
 

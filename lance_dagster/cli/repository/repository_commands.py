@@ -98,6 +98,7 @@ def adopt(
     before = repository.head()
     # Without names the search goes through all folders below the root, which can take long on object storage.
     with busy("looking for tables"):
+        # No name on the command line means all tables; an empty list would mean none.
         done = repository.adopt(names or None, channels=channels, message=message or "")
     output.write(_adopted_document(done), [printable(line) for line in _adopted_lines(repository, before, done)])
 
@@ -105,6 +106,7 @@ def adopt(
 def _adopted_lines(repository: "LanceRepository", before: "RepositoryCommit", done: "Adopted") -> Iterator[str]:
     if done.tables:
         yield f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(done.tables)}"
+    # The versions are printed, because they have to be those that readers of the tags had before.
     for name, taken in done.channels.items():
         held = f", {taken.channel.hold}" if taken.channel.hold else ""
         versions = ", ".join(f"{table} {version}" for table, version in sorted(taken.tables.items()))
@@ -259,6 +261,7 @@ def revert(repository: "LanceRepository", output: Output, ref: str, **options: U
 @about_repository
 def repair(repository: "LanceRepository", output: Output) -> None:
     """Bring main and the tags of every table up to what the repository names; print what could not follow."""
+    # What still lags is a warning, and the exit code is 0: readers of the repository see the right versions already.
     with busy("repairing"):
         lagging = repository.repair()
     output.write(lagging_documents(lagging), lagging_lines(lagging) or ["all tables follow the repository"])

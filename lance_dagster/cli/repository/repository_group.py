@@ -1,4 +1,4 @@
-"""`lance-dagster repository ...`: the group of the commands about many tables, and how its errors are said."""
+"""`lance-dagster repository ...`: the group of the commands about many tables, and how its errors are printed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class RepositoryGroup(click.Group):
             # Caught here and not by the outer group, which would name the help of `repository` only.
             called = " ".join(filter(None, (_NAME, ctx.invoked_subcommand)))
             raise UsageRefusal.from_click(error, called) from error
-        # The arguments name something that cannot be: exit code 2, as for a misspelt option.
+        # The arguments name what is not there or not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(_line(error, ctx)) from error
         except LanceDagsterError as error:

@@ -39,6 +39,7 @@ def tables(repository: "LanceRepository", output: Output, ref: str) -> None:
         found = [_table_document(view, name) for name in view]
         # A registered table without a commit is about to join `main`, and no other ref.
         pending = [name for name in repository.tables() if name not in view] if ref == "main" else []
+    # Programs get the same keys for all tables, with null where nothing is known yet.
     documents = found + [{"name": name, "uri": repository.table(name).uri, "version": None} for name in pending]
     rows = [(each["name"], each["version"], _rows(each["rows"])) for each in found]
     rows += [(name, "not committed yet", "") for name in pending]
@@ -196,7 +197,7 @@ def _parent_of(repository: "LanceRepository", found: "RepositoryCommit") -> "Rep
     try:
         return repository.head(found.parents[0]) if found.parents else None
     except NotFoundError:
-        # The parent was collected: every table counts as changed.
+        # The parent was collected, so there is nothing to compare with, and every table is shown as added.
         return None
 
 
@@ -311,6 +312,7 @@ def _held(hold: "ChannelHold | None") -> str:
 
 def time_of(moment: "datetime") -> str:
     """Return a time to the second, in UTC."""
+    # In UTC for everyone: a line can be compared with the logs of another machine.
     from datetime import UTC
 
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

@@ -99,8 +99,7 @@ def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Itera
         # What a deleted channel named is no earlier promotion of the channel that was created under its name.
         if entry.deleted:
             return
-        # A rollback takes back everything since the promotion that it went back to, so entries are passed over up to
-        # that one.
+        # A rollback takes back everything since the promotion that it went back to; such entries are passed over.
         if back_to and entry.commit != back_to:
             continue
         if entry.commit != last:

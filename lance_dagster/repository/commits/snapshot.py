@@ -41,7 +41,8 @@ class TableVersion:
         branch: The branch of the table that holds the version.
         version: Its number on that branch.
         commit_id: The commit id of the version (`Version.id`), a digest of its manifest.
-        lands: The number that the version gets on the `main` of its table, where no other program commits first.
+        lands: The number that the version gets on the `main` of its table, unless another program commits there first;
+            0 for a version that cannot land as it is.
     """
 
     id: str

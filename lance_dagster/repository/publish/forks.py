@@ -1,8 +1,8 @@
 """Branches over many tables: which tables a branch touched, and how it ends.
 
 A branch of the repository is a log entry that says where it began, and a mark for each table that was forked to it; the
-rows are on the branch of that name in each table. After its publication an entry says which commit has them. A name may
-be used again afterwards.
+rows are on the branch of that name in each table. When the branch was published, its last entry says which commit has
+the rows, and the name may be used again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,8 +31,7 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
     table_id = repository.registry.register(name)
     begun = repository.logs.newest("branch", branch)
     if begun is None or begun.deleted:
-        # The answer is not looked at: where another process forks another table at the same moment, its entry serves
-        # both.
+        # The answer does not matter: where another process forks a table at the same moment, its entry serves both.
         repository.logs.append(
             "branch", branch, next_entry(begun, "fork", repository.logs.current("branch", MAIN).commit)
         )
@@ -51,8 +50,7 @@ def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None
     logs = repository.logs
     logs.untouch(branch, table_id)
     newest = logs.newest("branch", branch)
-    # Another process may fork another table between this look and the entry. Its mark stays, and a publication of the
-    # branch looks for marks and finds it.
+    # Another process may fork a table between this look and the entry; a publication finds it by its mark all the same.
     if newest is not None and not newest.deleted and not logs.touched(branch):
         logs.append("branch", branch, next_entry(newest, "delete", "", reason="the fork was refused"))
 

@@ -41,8 +41,7 @@ STREAM_OPTIONS = ("startingVersion", "maxVersionsPerTrigger", "ignoreDeletes", "
 """The options of a streaming read alone; `CHANGES` is another one, which decides the columns too."""
 CHANGES = "changes"
 _LATEST = "latest"
-# A compaction rewrites rows, and the other operations touch none. Without a comparison, because that of a compaction
-# would read all rows.
+# Operations that change no row. Their versions are not compared, because for a compaction that would read all rows.
 _SAME_ROWS = frozenset({"Rewrite", "ReserveFragments", "CreateIndex", "UpdateConfig"})
 Offset = dict[str, Any]
 
@@ -143,7 +142,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends."""
         self._check_resumable(start)
         if start.get("initial"):
-            # A batch of its own even where it has no row: only the offsets of planned batches survive a restart.
+            # The beginning is a batch of its own, even without a row: Spark stores only offsets at which a batch ended.
             return {name: value for name, value in start.items() if name != "initial"}
         numbers = self._numbers_after(start["version"])
         if self._last is not None:
@@ -183,7 +182,8 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema = self._table.schema(self._known)
         plan = ChangePlan(self._table, pa.schema([schema.field(name) for name in self._columns]), self._known)
         if start.get("initial"):
-            # What a restart finds to be the head is not where the batch was planned to begin.
+            # After a restart `start` is a new initial offset, perhaps of a newer head. The end offset was stored, and
+            # has the version with which the stream began.
             first = end["first"]
             if end["snapshot"]:
                 parts += plan.snapshot(self._version(first, "the stream begins with"))
@@ -196,7 +196,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of one task; runs on an executor."""
-        # Spark's contract has a partition of any class here.
+        # The signature is Spark's and allows any class; `partitions` makes only this one.
         if isinstance(partition, StreamPartition):
             for part in partition.parts:
                 yield from read_part(part, self._schema)
@@ -229,7 +229,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         own, known = self._table.schema(after).names, self._table.schema(self._known).names
         missing = [name for name in self._columns if name not in own]
-        # Whoever reads all columns wants a new one too.
+        # A stream that reads all columns would silently lack a new one.
         added = [name for name in own if name not in known] if self._columns == known else []
         if missing or added:
             what = f"lacks column {missing[0]!r}, which the stream reads" if missing else f"adds column {added[0]!r}"
