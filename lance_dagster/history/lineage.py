@@ -41,9 +41,11 @@ from lance_dagster.format.transaction import (
     Transaction,
     reset_target,
 )
+from lance_dagster.history.inventory import EXPIRED, expired_copies
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import put_once
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import (
     Alias,
@@ -409,7 +411,11 @@ def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
 
 
 def load_or_copy(place: VersionPlace, lineages: Sequence[Lineage], versions: Versions) -> State:
-    """Read a version, or where it was cleaned up the first version of a branch that was forked from it: a copy."""
+    """Read a version, or where it was cleaned up the first version of a branch that was forked from it: a copy.
+
+    Raises:
+        VersionNotFoundError: There is neither.
+    """
     steps = (step for lineage in lineages for step in pairwise(lineage.segments))
     segment, branch, number = place
     forks = (child for child, parent in steps if (parent.id, child.forked) == (segment, number))
@@ -419,8 +425,32 @@ def load_or_copy(place: VersionPlace, lineages: Sequence[Lineage], versions: Ver
             return versions.load(name, count, own)
         except VersionNotFoundError:
             continue
+    dropped = _put_back(place, versions)
+    if dropped is not None:
+        return dropped
     both = " and ".join(str(lineage.state) for lineage in lineages)
     raise VersionNotFoundError(f"{branch}@{number}, which {both} have in common, was cleaned up")
+
+
+def _put_back(place: VersionPlace, versions: Versions) -> State | None:
+    """Put a version back that a reset dropped; return None when no reset did, or no copy is left.
+
+    A reset drops nothing that was merged, but a merge that was under way can land after it looked for merges. The
+    version is then part of another branch, and later merges start from it. A collection puts it back as well, and
+    keeps the copy until then.
+    """
+    own, branch, number = place
+    later = versions.find_range(branch, number, versions.newest(branch) or number, own)
+    resets = ((reset_target(state.transaction), state.number) for state in later)
+    if not any(to is not None and to < number < made for to, made in resets):
+        return None
+    copies = expired_copies(versions.store.walk(f"{EXPIRED}/{branch}"), {branch: own})
+    found = [entry for name, count, entry, same in copies if same and (name, count) == (branch, number)]
+    data = versions.store.get(max(found, key=lambda entry: entry.modified).key) if found else None
+    if data is None:
+        return None
+    put_once(versions.store, versions.manifest_path(branch, number), data)
+    return versions.find(branch, number, own)
 
 
 class AheadBehind:

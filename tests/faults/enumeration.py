@@ -414,14 +414,17 @@ class Rivalry:
     rival_first: Ended = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise a violation that tells which names are how."""
         """Do both, one after the other, in both orders."""
         found, ends = [], []
         for first, second in ((self.actor, self.rival), (self.rival, self.actor)):
             folder = self.actor.template.fresh()
             do(first.operation, folder, {})
             ends.append(do(second.operation, folder, {}))
-            found.append((read_folder(folder), ends[-1].error is None))
+            both = ends[-1].error is None
+            if not both and second.operation.instead is not None:
+                second.operation.instead(folder)
+                both = True
+            found.append((read_folder(folder), both))
         # Of two that do the same, the second one may finish what the first one began; afterwards it would be refused.
         same = [self.actor.after] if self.actor.after.refs == self.rival.after.refs else []
         self.orders = (*(state for state, both in found if both), *same)

@@ -42,6 +42,8 @@ class Operation:
     """Names that readers see before they are complete, as is documented."""
     alone: bool = False
     """No other writer may be active, and what a listing shows has to be complete."""
+    instead: Callable[[Path], object] | None = None
+    """What it amounts to where it would be refused, but looked for reasons before the rival made one."""
     tables: tuple[str, ...] = ("table", "new", "copy")
     """The tables that pylance and `verify` look at afterwards. Older versions of a moved one name its former place."""
 
@@ -124,7 +126,13 @@ OPERATIONS: Mapping[str, Operation] = {
     "create a branch": _of(lambda table: table.branches.create("fresh", "main@3"), atomic=False),
     "rename a branch": _of(lambda table: table.branches.rename("other", "renamed"), atomic=False),
     "reset a branch": _of(lambda table: table.branches.reset("other", "main@4"), atomic=False, drafts=("table other",)),
-    "reset a branch to its own": _of(lambda table: table.branches.reset("run", "run@5"), atomic=False, once=True),
+    "reset a branch to its own": Operation(
+        act=lambda folder: _table(folder).branches.reset("run", "run@5"),
+        atomic=False,
+        once=True,
+        # A merge cannot be taken back, so one that lands after the reset looked for merges counts as done before it.
+        instead=lambda folder: _table(folder).restore("run@5", "run"),
+    ),
     "delete a branch": _of(lambda table: table.branches.delete("other"), atomic=False),
     "collect": _of(_collect, atomic=False),
     "collect at once": _of(lambda table: _collect(table, timedelta(0)), atomic=False, alone=True),

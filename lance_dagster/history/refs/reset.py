@@ -19,6 +19,10 @@ anything before it has looked again; a reset that is committed already is finish
 After a crash the branch is either as it was (steps 1 and 2) or reset; the same call again does what is left. Whoever
 creates a reference to a version writes it first and then looks for the mark, and the reset looks for references after
 it wrote the mark, so at least one of the two sees the other.
+
+A merge is a reference that nobody can take back. One that was under way and lands after the look counts as done before
+the reset, and the reset then is what `restore` would have been: the next merge, or a collection, puts the version that
+was merged back from its copy (`lineage.load_or_copy`).
 """
 
 import uuid

@@ -289,6 +289,33 @@ def test_a_reference_made_meanwhile_is_refused_or_honoured(
         assert table.count_rows(branch.name) == table.read(branch.name).num_rows
 
 
+@pytest.mark.parametrize("look", [lambda table: table.branches.merge_base("run", "main"), None], ids=["look", "merge"])
+def test_a_merge_that_lands_after_the_look_is_a_merge_base(
+    table: LanceTable, look: Callable[[LanceTable], object] | None
+) -> None:
+    """Nobody can take it back, so the version that it merged is put back; what the reset undid is merged after it."""
+    late = intruder_at_commit(lambda: table.branches.reset("run", "run@3"))
+    through(table, late).merge("run")
+    assert [("a", 1), ("r", 2), ("r", 3), ("r", 4)] == contents(table)
+    assert [2, 3, 6] == table.branches.version_numbers("run")
+    table.append(entries("n", 1), branch="run")
+    if look is not None:
+        assert "run@5" == str(look(table))
+    table.merge("run")
+    assert [("a", 1), ("n", 1), ("r", 2)] == contents(table)
+    assert [2, 3, 5, 6, 7] == table.branches.version_numbers("run")
+    assert [] == list(table.maintenance.verify().problems)
+
+
+def test_a_version_that_a_reset_dropped_for_good_is_no_merge_base(table: LanceTable) -> None:
+    """Without a copy of its manifest, the error says which version is missing."""
+    through(table, intruder_at_commit(lambda: table.branches.reset("run", "run@3"))).merge("run")
+    for path in Path(table.uri, "_expired", "run").iterdir():
+        path.unlink()
+    with pytest.raises(VersionNotFoundError, match=r"run@5, which .* have in common, was cleaned up"):
+        table.merge("run")
+
+
 def test_a_writer_of_a_dropped_version_reads_again(table: LanceTable) -> None:
     """A transaction that was made on a dropped version does not land on what the reset made."""
     transaction = through(table, lambda request: request.send())
