@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
@@ -420,11 +420,10 @@ class Rivalry:
             folder = self.actor.template.fresh()
             do(first.operation, folder, {})
             ends.append(do(second.operation, folder, {}))
-            both = ends[-1].error is None
-            if not both and second.operation.instead is not None:
-                second.operation.instead(folder)
-                both = True
-            found.append((read_folder(folder), both))
+            done = ends[-1]
+            if done.error is not None and second.operation.instead is not None:
+                done = do(replace(second.operation, act=second.operation.instead), folder, {})
+            found.append((read_folder(folder), done.error is None))
         # Of two that do the same, the second one may finish what the first one began; afterwards it would be refused.
         same = [self.actor.after] if self.actor.after.refs == self.rival.after.refs else []
         self.orders = (*(state for state, both in found if both), *same)

@@ -90,6 +90,12 @@ def _publish(table: LanceTable) -> None:
         table.branches.delete("run")
 
 
+def _undo(table: LanceTable) -> None:
+    # A publication deletes the branch after its merge, and what was reset in between with it.
+    if "run" in table.branches.list():
+        table.restore("run@5", "run")
+
+
 def _of(act: Callable[[LanceTable], object], **how: bool | str | tuple[str, ...]) -> Operation:
     return Operation(act=lambda folder: act(_table(folder)), **how)  # type: ignore[arg-type]
 
@@ -131,7 +137,7 @@ OPERATIONS: Mapping[str, Operation] = {
         atomic=False,
         once=True,
         # A merge cannot be taken back, so one that lands after the reset looked for merges counts as done before it.
-        instead=lambda folder: _table(folder).restore("run@5", "run"),
+        instead=lambda folder: _undo(_table(folder)),
     ),
     "delete a branch": _of(lambda table: table.branches.delete("other"), atomic=False),
     "collect": _of(_collect, atomic=False),
