@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lance_dagster import LanceRepository
 from tests.conftest import HOST, free_port, wait_for
 from tests.plugin.browser import Browser, browser_on
 from tests.plugin.shop import Shop, shop_at
@@ -97,12 +98,23 @@ def test_a_day_at_the_desk(desk: Desk) -> None:
     assert "RUN_SUCCESS" in browser.materialize(PROMOTED)
     assert [4, 5] == shop.ids("production")
 
-    assert "RUN_SUCCESS" in desk.publish(ref="main@2", rollback="hold", reason="wrong prices")
+    refused = desk.publish(ref="main@2", rollback="hold", reason="wrong prices")
+    assert "RUN_FAILURE" in refused
+    assert "set ref to production~1 or to the id of a commit" in refused
+    assert [4, 5] == shop.ids("production")
+    assert "RUN_SUCCESS" in desk.publish(ref="production~1", rollback="hold", reason="wrong prices")
     assert [1, 2, 3] == shop.ids("production")
-    assert "wrong prices" in browser.open(f"assets/{PROMOTED}", "lance/reason")
-    assert "RUN_FAILURE" in desk.publish(ref="main@3", reason="too early")
+    lake = LanceRepository.open(shop.lance.root)
+    back = lake.channels.get("production")
+    assert back.hold is not None
+    browser.open(f"assets/{PROMOTED}", "wrong prices", "lance/repository_commit", back.commit, "production@3")
+    refused = desk.publish(ref="main@3", reason="too early")
+    assert "RUN_FAILURE" in refused
+    assert "wrong prices; set release: true and a reason" in refused
     assert [1, 2, 3] == shop.ids("production")
     assert "RUN_SUCCESS" in desk.publish(release="true", ref="main@3", reason="the prices were right")
     assert [4, 5] == shop.ids("production")
 
-    browser.open(f"{SENSOR}", "Latest tick", "main@3")
+    # What the cursor shows: a promotion, a promotion, the rollback, its release, and the promotion after it.
+    again = lake.channels.get("production")
+    browser.open(f"{SENSOR}", "Latest tick", f'"production":[5,"{again.commit}"]')
