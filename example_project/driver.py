@@ -17,6 +17,8 @@ from example_project.definitions import defs
 Config = Mapping[str, object]
 _PARTITION = "dagster/partition"
 _STEP_SELECTION = "dagster/step_selection"
+# As many characters of a commit id as the command prints.
+_SHORT = 12
 
 
 def load_month_job() -> dg.JobDefinition:
@@ -56,28 +58,27 @@ class Driver:
         again = dg.ReexecutionOptions(failed.run_id, selection)
         return self._load(f"going on with {month}", None, {_PARTITION: month, _STEP_SELECTION: selection[0]}, again)
 
-    def promote(self, table: str, ref: str, *, reason: str, **settings: str | bool) -> Run:
-        """Materialize a promoted node with a version to move its tag to, newer or older than the present one.
+    def promote(self, ref: str, *, reason: str, **settings: str | bool) -> Run:
+        """Materialize all promoted nodes with a version to move them to, newer or older than the present one.
 
         Args:
-            table: The candidate.
-            ref: The version.
-            reason: Why; kept with the tag.
+            ref: A commit of the repository: its id, or a ref such as `production~1`.
+            reason: Why; kept in the history of the channel.
             settings: Further fields of the publisher's configuration, such as `rollback="hold"`.
         """
         publish = {"config": {"ref": ref, "reason": reason, **settings}}
         return self.materialize(
-            dg.AssetKey([publishing.TAG, *table.split("/")]),
-            waiting=f"moving {publishing.TAG} of {table} to {ref}",
+            *publishing.publisher.keys,
+            waiting=f"moving {publishing.TAG} to {ref[:_SHORT]}",
             config={publishing.publisher.op.name: publish},
         )
 
-    def materialize(self, asset: dg.AssetKey, *, waiting: str, config: Config | None = None) -> Run:
-        """Materialize one asset."""
+    def materialize(self, *assets: dg.AssetKey, waiting: str, config: Config | None = None) -> Run:
+        """Materialize some assets."""
         job = _with_lines().resolve_implicit_global_asset_job_def()
         with progress.watch(self.console, waiting):
             done = job.execute_in_process(
-                _run_config(config or {}), instance=self.instance, asset_selection=[asset], raise_on_error=False
+                _run_config(config or {}), instance=self.instance, asset_selection=assets, raise_on_error=False
             )
         return _finished(done)
 

@@ -21,16 +21,17 @@ from lance_dagster import LanceTable, Version
 
 _MAIN = "main"
 _RUN_ID = "dagster/run_id"
+_AUDITED = "dagster/audited_version"
 _SHORT_RUN = 8
 
 
 def draw(table: LanceTable) -> Text:
-    """Draw the history of a table's `main`, newest version first, with its tags and the branches still open."""
+    """Draw the history of a table's `main`, newest version first, with its tags and the branches of runs still open."""
     tags: dict[str, list[str]] = {}
     for tag in table.tags.list().values():
         tags.setdefault(tag.ref, []).append(tag.name)
     forks: dict[str, list[Version]] = {}
-    for name in table.branches.list():
+    for name in table.branches.list("run/*"):
         line = table.log(name)
         fork = next((str(version) for version in line if version.branch == _MAIN), "")
         # A branch starts with a copy of what it was forked from.
@@ -53,7 +54,7 @@ def lines(
         if waiting:
             yield from _beside(waiting, "│ " if place else "  ")
         yield Text.assemble(("● ", "blue"), _described(version, tags.get(str(version), ())))
-        for parent in version.parents[1:]:
+        for parent in _merged(version):
             yield Text("├─╮", "blue")
             yield from _beside([Text(short(parent), "magenta")], "│ ")
 
@@ -71,9 +72,15 @@ def short(ref: str) -> str:
     return f"{prefix}{slash}{run_id[:_SHORT_RUN]}{at}{number}" if slash else ref
 
 
+def _merged(version: Version) -> Sequence[str]:
+    """Return what a merge brought: the branch of the run, of which the publisher merges a copy."""
+    audited = version.properties.get(_AUDITED)
+    return (audited,) if audited else version.parents[1:]
+
+
 def _described(version: Version, tags: Iterable[str]) -> Text:
     line = Text.assemble((f"{short(str(version)):<8}", "bold"), f"{version.rows:>10,} rows  ")
-    merged = version.parents[1:]
+    merged = _merged(version)
     if merged:
         line.append(f"merge of {', '.join(short(parent) for parent in merged)}", "magenta")
     elif not version.parents:

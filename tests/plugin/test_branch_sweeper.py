@@ -146,14 +146,16 @@ def test_waiting_branch_is_never_deleted(shop: Shop, stored_instance: dg.Dagster
 
 
 def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """The request selects the promoted node and names the branch; it publishes what the run wrote."""
+    """One request for all tables of the run names its branch; it publishes what the run wrote, and is made once."""
     run_id = waiting_run(shop, stored_instance)
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
     options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
     found = sweep(shop, stored_instance, **options)
     (request,) = found.run_requests
     assert [PRODUCTION_ORDERS] == request.asset_selection
-    assert f"lance:publish:shop/orders:run/{run_id}@2" == request.run_key
+    assert request.run_key.startswith(f"lance:publish:run/{run_id}:")
+    (again,) = sweep(shop, stored_instance, found.cursor, **options).run_requests
+    assert again.run_key == request.run_key
     assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
     assert "main@2" == shop.tag()
 

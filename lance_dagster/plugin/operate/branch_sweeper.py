@@ -8,6 +8,7 @@ Every deletion is decided anew from Dagster's run records and the table's refs, 
 at the same time, do no harm. A tick has a time budget; the next tick starts with the table at which it stopped.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,8 @@ def build_branch_sweeper(
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
         waiting: What happens to a branch whose run succeeded, but which was not published: nothing (`keep`); the
             tick logs an error and records an observation of the candidate, once (`alert`); or a run of the
-            publisher is requested for it, once (`publish`). The text of the tick names such branches in each case.
+            publisher is requested for all tables of the run, once (`publish`). The text of the tick names such
+            branches in each case.
         publisher: The result of `build_publisher`, for the policy `publish`.
         resource_key: The key of the `LanceResource`.
         options: See `SweeperOptions`.
@@ -314,15 +316,29 @@ def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
 def _publications(
     late: Iterable[_Swept], promoted: Mapping[str, dg.AssetKey], publisher: dg.AssetsDefinition
 ) -> list[dg.RunRequest]:
-    """Request a run of the publisher for each version that waits; the run key allows one for each version."""
+    """Request a run of the publisher for each run that waits, with all its tables: they are published together.
+
+    The run key allows one request for each state of these tables, so a re-execution that writes more is published too.
+    """
+    by_branch: dict[str, list[_Swept]] = {}
+    for found in late:
+        by_branch.setdefault(found.branch, []).append(found)
     return [
         dg.RunRequest(
-            run_key=f"lance:publish:{found.table.name}:{found.version}",
-            asset_selection=[promoted[found.table.name]],
-            run_config={"ops": {publisher.node_def.name: {"config": {"ref": found.branch}}}},
+            run_key=f"lance:publish:{branch}:{_digest(tables)}",
+            # All tables of the publisher: the time of a tick may have ended before some of this run were visited. The
+            # publisher leaves out those that the run did not write.
+            asset_selection=list(promoted.values()),
+            run_config={"ops": {publisher.node_def.name: {"config": {"ref": branch}}}},
         )
-        for found in late
+        for branch, tables in by_branch.items()
     ]
+
+
+def _digest(found: Iterable[_Swept]) -> str:
+    # A run key has a limited length, and a run may write hundreds of tables.
+    states = sorted(f"{one.table.name} {one.version}" for one in found)
+    return hashlib.sha256("\n".join(states).encode()).hexdigest()[:16]
 
 
 def _observation(found: _Swept) -> dg.AssetObservation:

@@ -96,10 +96,11 @@ def _tables_below(store: "Store", folder: str) -> Iterator[str]:
     """Yield the paths of the tables below a folder, without the ending, in order."""
     for name in store.folders(folder):
         path = f"{folder}/{name}" if folder else name
-        # Folders that start with a dot hold the state of other programs.
+        # Folders that start with a dot or an underscore hold the repository's own files, environments, and the state of
+        # other programs.
         if name.endswith(_ENDING):
             yield path.removesuffix(_ENDING)
-        elif not name.startswith(".") and path.count("/") < _DEEPEST:
+        elif not name.startswith((".", "_")) and path.count("/") < _DEEPEST:
             yield from _tables_below(store, path)
 
 
