@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceTable, build_branch_sweeper
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
 
 NOW = timedelta(0)
 AT_ONCE: dict[str, Any] = {"keep_failed": NOW}
@@ -152,12 +152,23 @@ def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInst
     options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
     found = sweep(shop, stored_instance, **options)
     (request,) = found.run_requests
-    assert [PRODUCTION_ORDERS] == request.asset_selection
+    assert {PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS} == set(request.asset_selection)
     assert request.run_key.startswith(f"lance:publish:run/{run_id}:")
     (again,) = sweep(shop, stored_instance, found.cursor, **options).run_requests
     assert again.run_key == request.run_key
     assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
     assert "main@2" == shop.tag()
+
+
+def test_tables_of_one_run_are_published_together(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A run that wrote two tables waits as one: there is one request, not one for each table."""
+    shop.play()
+    assert shop.run(stored_instance, selection=[ORDERS, CUSTOMERS]).success
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
+    (request,) = sweep(shop, stored_instance, **options).run_requests
+    assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
+    assert {"main@2"} == {shop.lance.table(key).tags.list()["production"].ref for key in (ORDERS, CUSTOMERS)}
 
 
 def test_branch_of_an_unknown_run_stays(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

@@ -306,6 +306,7 @@ def test_new_tables_are_discovered(lake: LanceResource, instance: dg.DagsterInst
     ticks = Ticks(build_discovery_sensor("new", known=[CUSTOMERS]), lake, instance)
     assert "no new table among 1" == ticks.text()
     lance.write_dataset(ROWS, lake.uri_of("eu/web/clicks"))
+    lance.write_dataset(ROWS, lake.uri_of("_work/clicks"))
     found = ticks.tick()
     assert ["main/eu/web/clicks"] == [event.asset_key.to_user_string() for event in found.asset_events]
     assert 1 == found.asset_events[0].metadata["dagster/row_count"].value

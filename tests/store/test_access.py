@@ -9,7 +9,7 @@ from pathlib import Path
 import lance
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT, request, server
@@ -95,6 +95,41 @@ def test_a_run_cannot_change_what_readers_see(role: Role, uri: str, change: str)
     ):
         REFUSED[change](run)
     assert before == (publisher.head(), publisher.tags.list(), publisher.branches.list())
+
+
+def test_a_repository_is_moved_by_the_publisher_only(role: Role) -> None:
+    """A run pins the commit that it reads, once; whatever moves a channel or a commit of the repository is refused."""
+    root = f"s3://lake/{uuid.uuid4().hex}"
+    table = LanceTable.create(f"{root}/orders.lance", SCHEMA, storage_options=role("runs"))
+    table.branches.create("run/1")
+    table.append(entries("a", 1, 2), branch="run/1")
+    publisher = LanceRepository.create(root, role("publisher"))
+    publisher.adopt()
+    LanceTable.open(table.uri, role("publisher")).merge("run/1")
+    publisher.commit("publish run 1")
+    publisher.channels.create("production", reason="run 1 passed")
+    run = LanceRepository.open(root, role("runs"))
+    first = run.pinned("1", "production")
+    assert first is not None
+    assert 2 == first["orders"].count_rows()
+    LanceTable.open(table.uri, role("publisher")).append(entries("b", 1))
+    publisher.commit("more")
+    publisher.channels.promote("production", reason="more")
+    again = run.pinned("1", "production")
+    assert again is not None
+    assert first.commit.id == again.commit.id
+    before = publisher.channels.history("production"), publisher.head()
+    for change in (
+        lambda: run.pin_again("1", "production", publisher.head().id),
+        lambda: run.channels.rollback("production", reason="quick"),
+        lambda: run.channels.hold("production", reason="quick"),
+        lambda: run.tags.create("v1", "production"),
+        lambda: run.fork("orders", "team/x"),
+    ):
+        with pytest.raises(PermissionRefusedError, match="role/runs is not authorized to perform: s3:PutObject"):
+            change()
+    assert before == (publisher.channels.history("production"), publisher.head())
+    assert 3 == LanceRepository.open(root, role("reader")).at("production")["orders"].count_rows()
 
 
 def test_a_version_is_never_written_over(role: Role, uri: str) -> None:

@@ -49,7 +49,8 @@ def build_discovery_sensor(
 
     A new table becomes a materialization of the external asset `main/<path of the table>`, which needs no definition.
     With `partitions_def`, its path becomes a dynamic partition. With `job`, a run is requested for it: for its
-    partition, or else with the path in the tag `lance/table`. Its later versions are reported by a ref sensor.
+    partition, or else with the path in the tag `lance/table`. Its later versions are reported by a ref sensor. Folders
+    whose names begin with a dot or an underscore are not looked into, as by `LanceRepository.discover`.
 
     Args:
         name: The sensor's name.

@@ -28,7 +28,13 @@ from urllib.parse import quote, unquote
 
 import pendulum
 
-from lance_dagster.errors import CommitStateUnknownError, NotFoundError, RefNotFoundError, StoreError
+from lance_dagster.errors import (
+    CommitStateUnknownError,
+    NotFoundError,
+    PermissionRefusedError,
+    RefNotFoundError,
+    StoreError,
+)
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.repository.commits.snapshot import (
     Action,
@@ -118,15 +124,21 @@ class RefLogs:
         """Put the next entry of a ref; return False when another writer put one of that number first.
 
         Raises:
+            PermissionRefusedError: The credentials may not write it; nothing happened.
             CommitStateUnknownError: The storage failed, and the entry may or may not have been written.
         """
         path, data = _path(kind, name, entry.number), entry_bytes(entry)
-        for _ in range(_PUTS):
+        for tried in range(_PUTS):
             try:
                 if self.store.put_if_absent(path, data):
                     return True
                 # The refusal may be the answer to a second copy of this very request.
                 found = self.store.get(path)
+            except PermissionRefusedError:
+                # A policy decides before anything is written; but an earlier put, whose answer was lost, may have landed.
+                if not tried:
+                    raise
+                continue
             except StoreError:
                 # The put may have been done all the same. It is repeated with the same bytes, so it cannot be done
                 # twice: the second one is refused, and the read finds the id of this entry.
