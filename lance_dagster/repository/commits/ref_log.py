@@ -135,7 +135,7 @@ class RefLogs:
                 # The refusal may be the answer to a second copy of this very request.
                 found = self.store.get(path)
             except PermissionRefusedError:
-                # A policy decides before anything is written; but an earlier put, whose answer was lost, may have landed.
+                # A policy decides before anything is written, but an earlier put whose answer was lost may have landed.
                 if not tried:
                     raise
                 continue
