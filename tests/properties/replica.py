@@ -228,7 +228,10 @@ def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot
         if stamp not in dest.ever:
             assert key not in rows, f"both sides changed row {key}, and the merge was not refused"
             own = source.rows[key]
-            rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born)
+            # A row that both have from before the fork keeps what says when it came.
+            known = next((row for row in dest.rows.values() if row.born == own.born), None)
+            born = {} if known is None else {"row_id": known.row_id, "created": known.created}
+            rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born, **born)
     return replace(dest, rows=rows, ever=dest.ever | source.ever)
 
 

@@ -292,7 +292,11 @@ class Together(Machine):
                 assert found.get(key) in (on_source.get(key), on_dest.get(key))
         keys = {row[KEY] for row in dataset.to_table(columns=[KEY]).to_pylist()}
         after = merged(source_head, dest_head, keys) if dataset.version > self.lines[dest].number else dest_head
-        self.settle(dest, replace(after, config=dataset.config(), metadata=described(dataset)))
+        # An index that one side dropped since the fork goes on the other.
+        known = {**source_head.indices, **dest_head.indices}
+        indices = {index.name: known[index.name] for index in dataset.describe_indices()}
+        assert source_head.indices.keys() & dest_head.indices.keys() <= indices.keys()
+        self.settle(dest, replace(after, config=dataset.config(), metadata=described(dataset), indices=indices))
 
     @rule(data=st.data())
     def keep_a_handle(self, data: st.DataObject) -> None:
