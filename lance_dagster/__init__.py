@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         WriteTarget as WriteTarget,
         write_files as write_files,
     )
+    from lance_dagster.diff.changed_rows import RowDifferences as RowDifferences
     from lance_dagster.diff.manifest_diff import (
         ChangeKind as ChangeKind,
         FragmentChange as FragmentChange,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         KeyChange as KeyChange,
     )
     from lance_dagster.diff.schema_diff import FieldChange as FieldChange, FieldChangeKind as FieldChangeKind
+    from lance_dagster.edit.compaction import CompactionGroup as CompactionGroup, CompactionPlan as CompactionPlan
     from lance_dagster.edit.index_status import IndexStatus as IndexStatus
     from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
@@ -206,6 +208,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "lance_dagster.datafiles": ("StagedFile", "StagedFiles", "WriteTarget", "write_files"),
+    "lance_dagster.diff.changed_rows": ("RowDifferences",),
     "lance_dagster.diff.manifest_diff": (
         "ChangeKind",
         "FragmentChange",
@@ -215,6 +218,7 @@ _HOMES = {
         "KeyChange",
     ),
     "lance_dagster.diff.schema_diff": ("FieldChange", "FieldChangeKind"),
+    "lance_dagster.edit.compaction": ("CompactionGroup", "CompactionPlan"),
     "lance_dagster.edit.index_status": ("IndexStatus",),
     "lance_dagster.edit.write_result": ("WriteResult",),
     "lance_dagster.errors": (

@@ -20,18 +20,28 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 """
 SPARK = [
-    *(
-        "LanceDataSource",
-        "SaveMode",
-        "SaveOptions",
-        "StageOptions",
-        "StagedUpsert",
-        "UpsertOptions",
-        "delete_keys",
-        "ensure_java",
-    ),
-    *("large_batches", "local_session", "narrow", "read_table", "stage", "stage_upsert", "table_view"),
-    *("target_schema", "upsert_frame", "write_table"),
+    "CompactionGoal",
+    "LanceDataSource",
+    "SaveMode",
+    "SaveOptions",
+    "StageOptions",
+    "StagedUpsert",
+    "UpsertOptions",
+    "compact_table",
+    "delete_keys",
+    "ensure_java",
+    "large_batches",
+    "local_session",
+    "narrow",
+    "read_changes",
+    "read_table",
+    "stage",
+    "stage_upsert",
+    "table_view",
+    "target_schema",
+    "upsert_batches",
+    "upsert_frame",
+    "write_table",
 ]
 
 

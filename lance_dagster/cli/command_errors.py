@@ -119,6 +119,7 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
 }
 """By method of a table, the subcommand and a function that returns the words after TABLE."""
 REPOSITORY_COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
+    "channels.promote": ("promote", lambda name, at: ("--channel", name, "--at", at)),
     "channels.release": ("release", lambda name, reason: ("--channel", name, "--reason", reason)),
     "tags.delete": ("tag", _delete_tag),
 }

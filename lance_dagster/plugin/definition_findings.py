@@ -168,7 +168,7 @@ class Findings:
                     f"asset {node.name} has partitions, and {source} says write_mode 'overwrite': each run would "
                     f"delete the other partitions; set the metadata {md.WRITE_MODE!r} to 'replace' or 'append'"
                 )
-            if md.PARTITION_EXPR not in node.metadata and mode not in ("append", "upsert", "overwrite"):
+            if md.PARTITION_EXPR not in node.metadata and mode != "overwrite":
                 yield (
                     f"asset {node.name} has partitions, but no metadata {md.PARTITION_EXPR!r}: name the column that "
                     "tells the partition of a row, or annotate the asset `-> None` if it stores its rows itself"

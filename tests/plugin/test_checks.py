@@ -128,6 +128,19 @@ def test_checks_say_what_they_found_and_what_is_allowed(
     assert (passed, description) == (outcome.passed, outcome.description)
 
 
+def test_keys_of_two_integer_types(lake: LanceResource) -> None:
+    """Keys of the other table that the type of the candidate cannot hold are keys that the candidate lacks."""
+    for key, ids in ((ORDERS, pa.array([1, 2], pa.int32())), (CUSTOMERS, pa.array([1, 2, 2**40], pa.int64()))):
+        table = LanceTable.create(lake.uri_of(key), pa.schema({"id": ids.type}))
+        table.append(pa.table({"id": ids}))
+    audit = Audit(candidate=lake.open(None, ORDERS), others={CUSTOMERS: lake.open(None, CUSTOMERS)})
+    check = KeysExist("id", in_table="shop/customers", key="id")
+    assert check.evaluate(audit).passed
+    lake.table(CUSTOMERS).delete("id = 2")
+    now = Audit(candidate=lake.open(None, ORDERS), others={CUSTOMERS: lake.open(None, CUSTOMERS)})
+    assert "1 of 2 values of 'id'" in check.evaluate(now).description
+
+
 def test_bounds_with_a_time_zone(audit: Audit) -> None:
     """An instant is compared as an instant, in whatever zone it is written."""
     berlin = dt.timezone(dt.timedelta(hours=1))

@@ -244,13 +244,15 @@ def test_main_that_moves_while_it_is_audited(lake: LanceResource, instance: dg.D
 
 
 def test_previews_of_a_killed_publisher_are_removed(stall: Stall, instance: dg.DagsterInstance) -> None:
-    """They are known by the run that made them; the preview of a person stays."""
+    """They are known by the run that made them. Those of a person stay, and those of another deployment's runs."""
     branch = stall.write(instance, 7)
     stall.table.append(pa.table({"id": [50]}))
-    stall.table.branches.create("preview/gone/merge", metadata={"dagster/published_by": "gone"})
+    finished = {"dagster/published_by": branch.removeprefix("run/")}
+    stall.table.branches.create("preview/gone/merge", metadata=finished)
+    stall.table.branches.create("preview/elsewhere/merge", metadata={"dagster/published_by": "unknown here"})
     stall.table.branches.create("preview/by-ada")
     assert stall.publish(instance, branch).success
-    assert ["preview/by-ada"] == stall.previews()
+    assert ["preview/by-ada", "preview/elsewhere/merge"] == sorted(stall.previews())
     assert [1, 7, 50] == stall.published()
 
 

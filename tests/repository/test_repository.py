@@ -335,6 +335,18 @@ def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
     assert {"a": [1], "b": [1, 3]} == ids(repository, "main")
 
 
+def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path: Path) -> None:
+    """A revert keeps what came later; the revert of the removal itself names the table again."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.commit("start")
+    wrong = repository.publish(run(repository, 1, "a", "b")).commit
+    removed = repository.remove_table("b")
+    repository.revert(wrong.id)
+    assert {"a": []} == ids(repository, "main")
+    repository.revert(removed.id)
+    assert {"a": [], "b": [1]} == ids(repository, "main")
+
+
 def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:
     """A diff of two commits names each table that differs, and compares rows on request."""
     repository = new_repository(tmp_path, "a", "b", "c")

@@ -50,7 +50,8 @@ WITHOUT_MESSAGE = {
         "Config": "get table_metadata",
         "LanceTable": "at commit count_rows diff exists head log open preview_merge read scan schema stage to_lance "
         "write_target",
-        "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names verify",
+        "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names "
+        "plan_compaction verify",
         "Tags": "create delete get history hold list move protect release rename roll_back set_metadata unprotect",
     }.items()
     for name in names.split()

@@ -753,7 +753,7 @@ def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
 def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
     """A base path in a storage this package does not speak, or behind options that are wrong."""
     table = made_by_package(tmp_path)
-    in_manifest(lambda own: replace(own, base_paths=(BasePath(id=1, path="gs://bucket/t", is_dataset_root=True),)))(
+    in_manifest(lambda own: replace(own, base_paths=(BasePath(id=1, path="hdfs://bucket/t", is_dataset_root=True),)))(
         table
     )
     in_fragments(lambda found: [replace(own, files=tuple(replace(f, base_id=1) for f in own.files)) for own in found])(
@@ -762,10 +762,10 @@ def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
     problems = [
         problem
         for problem in LanceTable.open(table.uri).maintenance.verify().problems
-        if problem.path == "gs://bucket/t/data"
+        if problem.path == "hdfs://bucket/t/data"
     ]
     assert 1 == len(problems)
-    assert "cannot be listed: cannot store tables at gs://" in problems[0].what
+    assert "cannot be listed: cannot store tables at hdfs://" in problems[0].what
     assert (f"main@{table.head().number}",) == problems[0].versions
 
 

@@ -361,12 +361,18 @@ class KeysExist(BuiltInCheck):
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Look up the distinct values; reads one column of each table, batch by batch."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         other = audit.others[self.reads[0]]
         wanted = distinct(audit.candidate, self.column)
         # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
-        known = distinct(other, self.key).cast(wanted.type)
+        known = distinct(other, self.key)
+        try:
+            known = known.cast(wanted.type)
+        except pa.ArrowInvalid:
+            # The other table has keys that do not fit into the type of the candidate.
+            wanted = wanted.cast(known.type)
         left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
         shown = [str(value) for value in left.slice(0, SHOWN).to_pylist()]
         return CheckOutcome(

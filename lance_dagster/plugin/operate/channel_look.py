@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from lance_dagster.errors import NotFoundError, RefNotFoundError
+from lance_dagster.errors import FormatError, NotFoundError, RefNotFoundError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
 
@@ -116,7 +116,12 @@ class ChannelLook:
         for name in tables:
             if name not in self.watched or name in reported:
                 continue
-            version = view[name].version
+            try:
+                version = view[name].version
+            except (NotFoundError, FormatError) as error:
+                # It will not be readable at the next tick either, and the other tables of the channel go on.
+                self.notes.append(f"{name} at entry {entry.number} of {self.channel}: {error}")
+                continue
             # A table is adopted at the version of its tag, which was reported when the tag moved. The mark of the tag
             # is removed, because only the log of the channel counts from here on.
             tag = self.tag_marks.get(name, {}).pop(self.channel, "")

@@ -121,8 +121,12 @@ class AuditLog:
         if newest is None or newest.is_success:
             return []
         made = {asset for run_id in family for asset in assets if self.was_materialized(asset, run_id)}
-        planned = set().union(*(self._planned[run_id] for run_id in family))
+        planned = set().union(*(self._planned_by(run_id) for run_id in family))
         return [asset for asset in assets if asset in planned - made]
+
+    def _planned_by(self, run_id: str) -> set[dg.AssetKey]:
+        self._of_run(run_id)
+        return self._planned[run_id]
 
     def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[_Event]]:
         if run_id not in self._events:

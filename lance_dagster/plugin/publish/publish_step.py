@@ -265,7 +265,8 @@ class PublishStep:
         # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
         if not self._is_alone:
             return one
-        within = tuple(self.context.partition_keys) if self.partitioned and self.context.has_partition_key else ()
+        has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
+        within = tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
         return find_waiting(empty, audit, instance=self.instance, within=within)
 
     @property

@@ -311,7 +311,8 @@ def drop_stale_previews(table: LanceTable, chain: RunChain, instance: dg.Dagster
         if run_id is None:
             continue
         run = instance.get_run_by_id(run_id) if run_id else None
-        if run_id in chain.run_ids or run is None or run.is_finished:
+        # A run that this instance does not know may be at work in another deployment over the same tables.
+        if run_id in chain.run_ids or (run is not None and run.is_finished):
             drop_branch(table, branch.name)
 
 

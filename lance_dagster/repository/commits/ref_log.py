@@ -230,8 +230,9 @@ class RefLogs:
 
     def _keep(self, commit: RepositoryCommit) -> RepositoryCommit:
         if len(self._commits) >= _CACHED:
-            # The oldest one goes. The default is for another thread that removes the same one at this moment.
-            self._commits.pop(next(iter(self._commits)), None)
+            # Old ones go. The list is a copy, and the default is for another thread that removes the same one.
+            for oldest in list(self._commits)[: _CACHED // 2]:
+                self._commits.pop(oldest, None)
         self._commits[commit.id] = commit
         return commit
 

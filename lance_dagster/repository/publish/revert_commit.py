@@ -46,8 +46,9 @@ def revert_request(
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         old, new = before.tables.get(name), commit.tables.get(name)
         if new is None or old is None or dest is None:
-            # The commit removed the table; it is named again as it was.
-            return old if dest is None else None
+            # Where the commit removed the table, it is named again as it was. A table that a later commit removed stays
+            # removed.
+            return old if dest is None and new is None else None
         context = repository.table(name)
         first, last = _ends(context, old, new)
         change = TableChange.of(repository.registry, name, dest, options=options)
