@@ -19,8 +19,9 @@ FLIGHT_KEY = "unique_time_hour_carrier_flight_origin"
 @pytest.mark.parametrize(
     "defect,stopping",
     [
-        (Defect.none, set()),
-        (Defect.negative_distance, {"in_range_distance"}),
+        # The demo loads a month without a defect, and one with negative distances.
+        pytest.param(Defect.none, set(), marks=pytest.mark.soak),
+        pytest.param(Defect.negative_distance, {"in_range_distance"}, marks=pytest.mark.soak),
         (Defect.unknown_carrier, {"keys_exist_carrier"}),
         (Defect.duplicated_rows, {"rows_match_source", FLIGHT_KEY}),
     ],

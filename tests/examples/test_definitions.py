@@ -102,6 +102,7 @@ def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
     assert "Validation successful for code location example_project" in done.stdout + done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every step in its own process a broken month is stopped, and goes on to be published when it is mended."""
