@@ -77,7 +77,8 @@ def read_table(
     if isinstance(table, TableView):
         if ref != "main":
             raise InvalidInputError(f"{table.name} is read at the commit of its view, and not at {ref}")
-        table, ref = LanceTable.open(table.uri, table.storage_options), table.ref
+        ref = table.ref
+        table = LanceTable.open(table.uri, table.storage_options)
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
