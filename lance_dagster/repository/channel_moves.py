@@ -19,7 +19,7 @@ from lance_dagster.errors import (
     Remedy,
 )
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.repository.commits.ref_log import EXPIRED, next_entry
+from lance_dagster.repository.commits.ref_log import next_entry
 from lance_dagster.repository.commits.release_tags import read_tag
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
@@ -93,7 +93,8 @@ class ChannelMoves:
         newest = self._repository.logs.newest("channel", name)
         if (newest is None or newest.deleted) and not create:
             raise unknown_channel(self._repository, name)
-        if newest is None:
+        # The name of a channel that was deleted may have been given to a branch or a release tag since.
+        if newest is None or newest.deleted:
             self._refuse_taken(name)
         return newest
 
@@ -137,7 +138,7 @@ class ChannelMoves:
         The collection marks first and then looks at the channels again; here the move comes first and the look at the
         mark second. So one of the two sees the other.
         """
-        if self._repository.store.get(f"{EXPIRED}/{entry.commit}") is None:
+        if not self._repository.logs.is_expired(entry.commit):
             return
         # A new channel has nothing to go back to; readers of it get the error until it is moved to another commit.
         if before is not None:

@@ -8,7 +8,8 @@ put the entry that names them. Of a table, every version that one of these commi
 
 **A ref that moves to an old commit meanwhile.** A collection first marks the commits that it is going to delete, then
 reads all refs again and keeps what one of them names by now. A process that moves a ref to an existing commit puts the
-entry first and looks for the mark afterwards. So at least one of the two sees the other.
+entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other. A mark
+stays for the grace period: a process may have read the commit before it was deleted, and have it in memory.
 
 **A publication that goes on with a branch of an earlier attempt.** A branch without a commit goes once it is older than
 the grace period; a publication uses one of an earlier attempt only while it is much younger (`staging`).
@@ -102,6 +103,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         # Entries go before their commits: a crash in between must not leave an entry whose commit is gone.
         logs.drop(entries)
         logs.drop_commits(going)
+        logs.drop_marks(before, gone)
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
     branches, kept = _unnamed(repository, staying, before, dry_run=dry_run)
     return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=len(entries), branches=branches, kept=kept)

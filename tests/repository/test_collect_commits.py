@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import CommitRetention, InvalidInputError, LanceRepository, NotFoundError
+from lance_dagster import AlreadyExistsError, CommitRetention, InvalidInputError, LanceRepository, NotFoundError
 from tests.repository.scripted_repository import rows, run
 from tests.repository.test_repository import ids, new_repository
 from tests.repository.test_repository_requests import made_by
@@ -75,6 +75,44 @@ def test_a_commit_that_is_marked_is_not_promoted(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="is being collected"):
         repository.channels.rollback("production", to=old, reason="older")
     assert [1, 2, 3] == ids(repository, "production")["a"]
+
+
+def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
+    """A release tag whose commit a collection has marked is withdrawn, with the same error."""
+    repository = published(tmp_path, 3)
+    old = repository.head("production~2").id
+    (tmp_path / "_repository" / "expired").mkdir()
+    (tmp_path / "_repository" / "expired" / old).touch()
+    with pytest.raises(NotFoundError, match="is being collected"):
+        repository.tags.create("v1", old)
+    assert {} == repository.tags.list()
+
+
+def test_the_name_of_a_deleted_channel_that_a_release_has_is_refused(tmp_path: Path) -> None:
+    """The names of branches, channels and release tags are one set."""
+    repository = published(tmp_path, 1)
+    repository.channels.create("beta", reason="try")
+    repository.channels.delete("beta", reason="tried")
+    repository.tags.create("beta")
+    with pytest.raises(AlreadyExistsError, match="is a release tag"):
+        repository.channels.create("beta", reason="again")
+
+
+def test_a_commit_that_a_process_remembers_is_not_promoted(tmp_path: Path) -> None:
+    """A process that read a commit before it was collected cannot move a channel or a release tag to it."""
+    repository = published(tmp_path, 3)
+    old = repository.head("production~2").id
+    remembering = LanceRepository.open(tmp_path)
+    remembering.head(old)
+    assert old in repository.collect(ALL).commits
+    for move in (
+        lambda: remembering.channels.promote("production", old, reason="older"),
+        lambda: remembering.tags.create("v1", old),
+    ):
+        with pytest.raises(NotFoundError, match="is being collected"):
+            move()
+    assert [1, 2, 3] == ids(LanceRepository.open(tmp_path), "production")["a"]
+    assert {} == repository.tags.list()
 
 
 def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> None:

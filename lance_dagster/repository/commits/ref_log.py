@@ -9,7 +9,7 @@
     _repository/tables/{name}.json                which tables are registered, and their ids
     _repository/pins/{reader}@{channel}           which commit a run sees by a channel
     _repository/identities/{table}.json           the name of the table that has an id
-    _repository/expired/{sha256}                  commits that a collection is about to delete
+    _repository/expired/{sha256}                  commits that a collection deleted lately, or will
 
 A ref moves by one put-if-absent of the next entry of its log. That is the moment at which a publication of many tables
 happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No object is
@@ -20,7 +20,7 @@ So an entry carries a random id, and is read back before it counts as refused.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -182,12 +182,21 @@ class RefLogs:
         self.store.delete_many([_path(kind, name, number) for kind, name, number in entries])
 
     def drop_commits(self, commit_ids: Sequence[str]) -> None:
-        """Delete commits that were marked as expired, and then their marks."""
-        # The marks go last: a process that moves a ref to one of these commits meanwhile finds the mark and withdraws.
+        """Delete commits that were marked as expired; the marks stay."""
+        # A process that moves a ref to one of these commits finds the mark and withdraws. It may have read the commit
+        # long before, and have it in memory still.
         self.store.delete_many([_commit_path(commit_id) for commit_id in commit_ids])
         for commit_id in commit_ids:
             self._commits.pop(commit_id, None)
-        self.store.delete_many([f"{EXPIRED}/{commit_id}" for commit_id in commit_ids])
+
+    def drop_marks(self, before: float, going: Collection[str]) -> None:
+        """Delete the marks older than a time of the storage's clock, without those of commits that are going."""
+        old = [info.key for info in self.store.walk(EXPIRED) if info.modified < before]
+        self.store.delete_many([key for key in old if key.rpartition("/")[2] not in going])
+
+    def is_expired(self, commit_id: str) -> bool:
+        """Return whether a collection deleted a commit lately, or is about to."""
+        return self.store.get(f"{EXPIRED}/{commit_id}") is not None
 
     def pin(self, reader: str, channel: str, commit_id: str) -> str:
         """Let a reader see a commit by a channel from now on; return the commit, which another process may have set."""

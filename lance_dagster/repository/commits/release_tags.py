@@ -8,7 +8,15 @@ from urllib.parse import quote, unquote
 
 import pendulum
 
-from lance_dagster.errors import AlreadyExistsError, Call, CorruptFileError, ProtectedError, RefNotFoundError, Remedy
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    Call,
+    CorruptFileError,
+    NotFoundError,
+    ProtectedError,
+    RefNotFoundError,
+    Remedy,
+)
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import TAGS, RefLogs, person
 
@@ -46,6 +54,7 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
     Raises:
         InvalidRefNameError: The name breaks a rule.
         AlreadyExistsError: The tag names another commit, or the name is that of a branch or channel.
+        NotFoundError: A collection is deleting the commit.
     """
     check_tag_name(name)
     # The names of branches, channels and release tags are one set: an expression names a ref without its kind.
@@ -67,6 +76,10 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
     if made is None or made.commit != commit:
         names = "gone again" if made is None else made.commit[:12]
         raise AlreadyExistsError(f"release tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
+    # The tag comes first and the look for the mark second, as for a channel: a collection does it the other way round.
+    if logs.is_expired(commit):
+        logs.store.delete(_path(name))
+        raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer one")
     return made
 
 
