@@ -198,6 +198,8 @@ class PublishStep:
                 (search.missing if self._by_run else search.wrong).append(reason)
         self._keep_together(search)
         if search.wrong or not (search.found or search.nothing_new):
+            if search.held and not search.wrong:
+                raise PublishRefusedError(f"{self.tag} is held, so nothing was published", search.missing)
             hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
             raise PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
         for reason in search.missing:
