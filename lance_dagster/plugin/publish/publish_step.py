@@ -198,10 +198,7 @@ class PublishStep:
                 (search.missing if self._by_run else search.wrong).append(reason)
         self._keep_together(search)
         if search.wrong or not (search.found or search.nothing_new):
-            if search.held and not search.wrong:
-                raise PublishRefusedError(f"{self.tag} is held, so nothing was published", search.missing)
-            hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
-            raise PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
+            raise self._refusal(search)
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
@@ -215,6 +212,13 @@ class PublishStep:
         if self.lance.repository and search.held and not (self.config.ref or self._is_alone):
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
+
+    def _refusal(self, search: "_Search") -> PublishRefusedError:
+        """Return why nothing is published."""
+        if search.held and not search.wrong:
+            return PublishRefusedError(f"{self.tag} is held, so nothing was published", search.missing)
+        hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
+        return PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
 
     def _sort(self, one: Publication, search: "_Search") -> None:
         """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
