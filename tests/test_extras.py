@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import lance_dagster.spark
 from lance_dagster import MissingExtraError
 from tests.table_factory import entries, new_table
 
@@ -19,30 +20,6 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 """
-SPARK = [
-    "CompactionGoal",
-    "LanceDataSource",
-    "SaveMode",
-    "SaveOptions",
-    "StageOptions",
-    "StagedUpsert",
-    "UpsertOptions",
-    "compact_table",
-    "delete_keys",
-    "ensure_java",
-    "large_batches",
-    "local_session",
-    "narrow",
-    "read_changes",
-    "read_table",
-    "stage",
-    "stage_upsert",
-    "table_view",
-    "target_schema",
-    "upsert_batches",
-    "upsert_frame",
-    "write_table",
-]
 
 
 def without_extras(code: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +31,7 @@ def without_extras(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_everything_but_spark_is_there_without_extras(tmp_path: Path) -> None:
     """The table, the plugin; an I/O manager writes and reads Arrow; a name of Spark says which extra it needs."""
+    spark = sorted({*lance_dagster.spark.__all__} & {*lance_dagster.__all__})
     done = without_extras(f"""
 import dagster as dg, lance_dagster, pyarrow as pa
 missing = []
@@ -88,7 +66,7 @@ except lance_dagster.MissingExtraError as error:
 """)
     assert 0 == done.returncode, done.stderr
     assert [
-        str(sorted(SPARK)),
+        str(spark),
         "2",
         "True",
         "Spark needs pyspark, which is not installed: pip install 'lance-dagster[spark]'",

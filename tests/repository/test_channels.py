@@ -97,10 +97,10 @@ def test_a_held_channel_is_rolled_back_further(tmp_path: Path) -> None:
 def test_a_hold_of_one_table_is_left_to_its_holder(tmp_path: Path) -> None:
     """A tag that a person held for a reason of its own stays held, and is named while it lags."""
     repository = published(tmp_path, 1)
-    repository.table("a").tags.hold(TAG, reason="mine")
+    repository.table("a").tags.hold(TAG, reason="by hand")
     done = repository.publish(run(repository, 2, "a", "b"), channel=TAG)
     assert ["a"] == [each.table for each in done.lagging]
-    assert ["mine", None] == holds(repository)
+    assert ["by hand", None] == holds(repository)
 
 
 def test_a_repair_brings_holds_up(tmp_path: Path) -> None:

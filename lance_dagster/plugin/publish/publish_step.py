@@ -214,7 +214,7 @@ class PublishStep:
             search.found.clear()
 
     def _refusal(self, search: "_Search") -> PublishRefusedError:
-        """Return why nothing is published."""
+        """Return the error that says why nothing is published."""
         if search.held and not search.wrong:
             return PublishRefusedError(f"{self.tag} is held, so nothing was published", search.missing)
         hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
