@@ -12,8 +12,9 @@ No server, lock or daemon takes part: each step is a conditional put in the stor
 import json
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Unpack
 
@@ -310,7 +311,9 @@ class LanceRepository:
             audit: Is given the versions that would be published, and raises to refuse them.
             **options: `message` is the commit message. `properties` are kept with the commit and with the merge in each
                 table. `strategy` resolves conflicts, as for `LanceTable.merge`. `retire=False` keeps the branches of
-                the tables, which are deleted otherwise. `create_channel=True` makes a channel of another name.
+                the tables, which are deleted otherwise. `create_channel=True` makes a channel of another name. `reads`
+                names other tables that `audit` reads: it is given their versions in the new commit as well, and is
+                called again when another publication changes them before the commit.
 
         Raises:
             RefNotFoundError: There is no such branch, or no such channel.
@@ -327,6 +330,8 @@ class LanceRepository:
         plan_again: PlanAgain,
         message: str,
         properties: Mapping[str, str] | None = None,
+        audit: Callable[[Mapping[str, TableView]], None] | None = None,
+        reads: Iterable[str] = (),
     ) -> Published:
         """Commit versions of tables exactly as they are, all at once, and bring `main` of each table up to them.
 
@@ -335,12 +340,21 @@ class LanceRepository:
             plan_again: Is called with the name of a table whose `main` moved meanwhile, and returns another version.
             message: The commit message.
             properties: Kept with the commit.
+            audit: Is called before each attempt to commit, unless nothing of what it looks at changed: with what the
+                commit would have of these tables and of those in `reads`. Raises to refuse the commit.
+            reads: Other tables that the audit reads.
 
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
         """
         current, registry = dict(wanted), self._context.registry
         request = exact_request(registry, current, plan_again, message=message, properties=properties or {})
+        if audit is not None:
+
+            def look(tables: Mapping[str, TableVersion]) -> None:
+                audit({name: TableView(name, at, registry) for name, at in tables.items()})
+
+            request = replace(request, audit=look, reads=tuple(reads))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
         # By table: a version that was planned again has other properties, which say what was audited.

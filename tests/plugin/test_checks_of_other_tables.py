@@ -1,6 +1,6 @@
 """A check that reads another table speaks for the version of it that it read."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 import pyarrow as pa
@@ -9,6 +9,7 @@ import pytest
 from lance_dagster import (
     KeysExist,
     LanceIOManager,
+    LanceRepository,
     LanceResource,
     PinnedTable,
     RowCount,
@@ -18,6 +19,8 @@ from lance_dagster import (
 )
 from tests.plugin.shop import failure
 from tests.plugin.test_repository_publish import ids_of
+from tests.repository.scripted_repository import scripted
+from tests.store.scripted import Request, Script
 
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
 
@@ -110,3 +113,40 @@ def test_without_movement_nothing_is_evaluated_again(shop: Shop) -> None:
     assert 1 == shop.evaluated
     assert shop.run(LINES).success
     assert 2 == shop.evaluated
+
+
+class Interrupted(LanceResource):
+    """A lake whose repository sends every request through a script."""
+
+    # In a list, since a function in a class becomes a method.
+    script: ClassVar[list[Script]] = []
+
+    def repository_there(self) -> LanceRepository | None:
+        """Open the repository anew."""
+        return scripted(self.root, self.script[-1])
+
+
+@pytest.mark.parametrize("orders, expected", [([2], [1]), ([1, 2], [1, 1])])
+def test_the_other_table_is_published_just_before_the_commit(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: list[int], expected: list[int]
+) -> None:
+    """A check is evaluated again on the order that another publisher commits between the audit and the commit."""
+    shop = Shop(lake, instance)
+    assert shop.run(ORDERS, LINES).success
+    waiting = shop.run(LINES, publish=False)
+    pending = [1]
+
+    def script(request: Request) -> object:
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/main/") and pending:
+            pending.clear()
+            shop.lake, shop.orders = lake, orders
+            assert shop.run(ORDERS).success
+        return request.send()
+
+    Interrupted.script.append(script)
+    shop.lake, shop.evaluated = Interrupted(root=lake.root), 0
+    published = shop.publish(LINES, ref=f"run/{waiting.run_id}")
+    shop.lake = lake
+    assert (1 in orders) == published.success
+    assert published.success or "'keys_exist_id' failed on run/" in failure(published)
+    assert (expected, orders, 1) == (shop.seen(), shop.seen(ORDERS), shop.evaluated)

@@ -1,6 +1,7 @@
 """Many tables of one repository: a publication is seen whole or not at all, and can be taken back."""
 
 import shutil
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from lance_dagster import (
     ProtectedError,
     RefNotFoundError,
     TableNotFoundError,
+    TableVersion,
     VersionNotFoundError,
 )
 from tests.repository.scripted_repository import SCHEMA, rows, run
@@ -275,6 +277,22 @@ def test_an_audit_sees_what_will_be_published(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no"):
         repository.publish(second, channel="production", audit=audit)
     assert ([2], {"a": [1]}) == (seen, ids(repository, "production"))
+
+
+def test_an_audit_is_repeated_when_a_table_that_it_reads_moved(tmp_path: Path) -> None:
+    """A publication of another table, committed after the audit has read it, is audited before the next attempt."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    run(repository, 2, "a"), run(repository, 3, "b")
+    seen: list[list[int]] = []
+
+    def audit(staged: Mapping[str, TableVersion]) -> None:
+        seen.append([repository.table(name).count_rows(staged[name].ref) for name in ("a", "b")])
+        if len(seen) == 1:
+            repository.publish("run/3")
+
+    repository.publish("run/2", audit=audit, reads=["b"])
+    assert [[2, 1], [2, 2]] == seen
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

@@ -247,8 +247,8 @@ def recorded_versions(tag: Tag) -> set[RecordedVersion]:
     return before | {RecordedVersion(move.after, move.after_id) for move in moves}
 
 
-def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
-    """Delete a tag.
+def delete_tag(name: str, refs: Refs, *, force: bool, expected: Tag | None = None) -> None:
+    """Delete a tag; with `expected`, only as it was read before.
 
     Raises:
         RefNotFoundError: There is no such tag.
@@ -258,6 +258,8 @@ def delete_tag(name: str, refs: Refs, *, force: bool) -> None:
     tag = refs.tag(name)
     if tag is None:
         raise refs.tag_not_found(name)
+    if expected is not None and tag != expected:
+        raise RefMovedError(name, expected.ref, tag.ref)
     # Also with `force`: a tag that is deleted and created again would be free to move.
     refuse_held("delete", name, tag.metadata)
     refuse_protected_tag("delete", name, refs.store)

@@ -6,7 +6,6 @@ and no tag moves before every table is merged.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import dagster as dg
 
@@ -21,7 +20,9 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.evaluation import describe_asset
 from lance_dagster.plugin.publish.promoted_asset import Node
+from lance_dagster.plugin.publish.promotion_event import promoted_result
 from lance_dagster.plugin.publish.publication import (
     Publication,
     find_by_ref,
@@ -34,7 +35,7 @@ from lance_dagster.plugin.publish.publication import (
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
-from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
+from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
 from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
     audited_behind,
@@ -45,10 +46,9 @@ from lance_dagster.plugin.publish.rollback import (
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run
-from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of
-from lance_dagster.plugin.version_report import change_entries
-from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView
+from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
@@ -94,6 +94,8 @@ class PublishStep:
     chosen: RepositoryView | None = field(init=False, default=None)
     # What speaks against each table of a candidate, by the runs that wrote it.
     candidates: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
+    # What the evaluations of this step read, for each of its `Reaudit` values.
+    seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read the event log and the channel once for all tables."""
@@ -173,7 +175,8 @@ class PublishStep:
             if self._is_unchanged(one):
                 self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
             else:
-                yield self._result(one, ignored)
+                moved = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
+                yield promoted_result(one, moved, ignored, self.instance)
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, self.chain):
             self.context.log.warning("branch kept: %s", reason)
@@ -371,7 +374,9 @@ class PublishStep:
             # A rollback that holds makes no commit: the channel names an earlier one again.
             if withdrawn and not reverts:
                 return together.roll_back(self.chosen, found)
-            return together.promote(together.commit(found, self._plan_again), self.chosen if withdrawn else None)
+            audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
+            done = together.commit(found, self._plan_again, audit)
+            return together.promote(done, self.chosen if withdrawn else None)
         if not withdrawn:
             return merge_all(found, self.chain, self._plan_again)
         return [
@@ -417,6 +422,16 @@ class PublishStep:
             self.reaudit.drop([planned])
             raise
         return planned
+
+    def _look_beside(self, found: Sequence[Publication], views: Mapping[dg.AssetKey, TableView]) -> None:
+        """Audit publications again where the commit would name other tables than their checks read."""
+        # Tables of the same publication are committed as they were audited, which `views` shows under another name.
+        audited = {one.candidate: PinnedTable(table=one.table, version=one.planned or one.audited[-1]) for one in found}
+        for asset in views.keys() - audited.keys():
+            table = self.lance.table(asset, describe_asset(self.context, asset)[0])
+            audited[asset] = PinnedTable(table=table, version=views[asset].version)
+        for one in found:
+            self._refuse([one], self.reaudit.audit_beside(one, audited))
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
         # The tags move one by one, so that Dagster records the event of a table before the next tag moves.
@@ -492,50 +507,6 @@ class PublishStep:
         made = event.asset_materialization if event else None
         return made is not None and md.text(made.metadata, md.MOVED_TO) == str(one.promoted_to)
 
-    def _result(self, one: Publication, ignored: Sequence[str]) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        version = one.promoted_to or one.version
-        about = {
-            "lance/tag": self.tag,
-            "lance/from": one.previous.ref if one.previous else "",
-            md.MOVED_TO: str(version),
-            "lance/merged": ", ".join(map(str, one.sources)),
-            md.WHO: self.who,
-            md.REASON: self.config.reason,
-            **one.about,
-        }
-        metadata: dict[str, Any] = {
-            md.ROW_COUNT: version.rows,
-            md.COLUMN_SCHEMA: md.column_schema(one.table.schema(version)),
-            md.COLUMN_LINEAGE: _lineage(one, version),
-            md.URI: one.table.uri,
-            **md.version_metadata(version),
-            **self._links(one, version),
-            **{key: value for key, value in about.items() if value},
-        }
-        again = one.about.get(md.AUDITED_AGAIN)
-        # What was ignored when a preview was made again (`_plan_again`) is in the record of that audit only.
-        found = [*ignored, *(again.get("ignored", ()) if isinstance(again, dict) else ())]
-        if found:
-            metadata["lance/ignored"] = list(dict.fromkeys(found))
-        return dg.MaterializeResult(
-            asset_key=one.promoted,
-            metadata=metadata,
-            # The uuid of the transaction, as for the candidate: the staleness of readers follows the tag.
-            data_version=dg.DataVersion(version.transaction),
-        )
-
-    def _links(self, one: Publication, version: Version) -> dict[str, Any]:
-        """Return what leads from the page of the promoted node to its rows: the candidate, the run, the changes."""
-        # A run may have been deleted from the instance, or belong to another one.
-        runs = [run for run in runs_of(version) if self.instance.has_run(run)]
-        since = {one.previous.ref: one.previous.ref} if one.previous else {}
-        return {
-            md.CANDIDATE: dg.MetadataValue.asset(one.candidate),
-            # Dagster shows the link with the short form of the id.
-            **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
-            **change_entries(one.table, version, since),
-        }
-
     def _table(self, node: Node) -> LanceTable:
         return self.lance.table(node.candidate, node.metadata)
 
@@ -554,6 +525,7 @@ class PublishStep:
             checks=self.checks,
             log=self.log,
             accept_stale=self.accept_stale,
+            seen=self.seen,
         )
 
     @property
@@ -576,13 +548,6 @@ class PublishStep:
     @property
     def _by_run(self) -> bool:
         return not self.config.ref or run_of(self.config.ref) is not None
-
-
-def _lineage(one: Publication, version: Version) -> dg.TableColumnLineage:
-    """Return that each column comes from the column of that name in the candidate."""
-    names = one.table.schema(version).names
-    deps = {name: [dg.TableColumnDep(asset_key=one.candidate, column_name=name)] for name in names}
-    return dg.TableColumnLineage(deps_by_column=deps)
 
 
 def _waits(one: Publication) -> list[str]:

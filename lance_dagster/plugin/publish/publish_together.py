@@ -14,6 +14,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import dagster as dg
+
 from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
@@ -39,6 +41,7 @@ from lance_dagster.repository import (
     RepositoryCommit,
     RepositoryView,
     TableVersion,
+    TableView,
     VersionToPublish,
 )
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
@@ -51,6 +54,19 @@ class Committed:
     commit: RepositoryCommit
     published: tuple[Publication, ...]
     versions: Mapping[str, TableVersion]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditBeside:
+    """How a publication is audited on other tables than it publishes.
+
+    Attributes:
+        names_read: Returns these tables, with their names in the repository, by their assets.
+        look: Is given the publications and these tables as a commit would name them, and raises to refuse the commit.
+    """
+
+    names_read: Callable[[Iterable[Publication]], Mapping[dg.AssetKey, str]]
+    look: Callable[[Sequence[Publication], Mapping[dg.AssetKey, TableView]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +136,15 @@ class Together:
             raise VersionNotFoundError(f"{name} at {commit} is not on main: another program committed there just then")
         return version
 
-    def commit(self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication]) -> Committed:
+    def commit(
+        self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication], audit: AuditBeside
+    ) -> Committed:
         """Commit what was audited of all tables; nothing is promoted yet.
 
         Args:
             found: The tables, each with the version that was audited; an older version of `main` is restored.
             plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
+            audit: Looks at the tables that checks of these tables read, as the commit would name them.
 
         Raises:
             MergeConflictError: Tables cannot be merged; nothing of any table is visible.
@@ -143,12 +162,18 @@ class Together:
             current[name] = plan_again(one)
             return self._wanted(current[name])
 
+        def look(views: Mapping[str, TableView]) -> None:
+            audit.look(list(current.values()), {asset: views[name] for asset, name in beside.items() if name in views})
+
+        beside = audit.names_read(found)
         try:
             done = self.repository.publish_versions(
                 {name: self._wanted(one) for name, one in current.items()},
                 plan_again=again,
                 message=f"publish {', '.join(one.name for one in found)}",
                 properties=self.about,
+                audit=look if beside else None,
+                reads=beside.values(),
             )
         finally:
             # `_wanted` made these branches, also for a commit that was refused.

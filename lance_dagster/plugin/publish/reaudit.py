@@ -14,17 +14,22 @@ Audited again are:
 - a source whose checks saw its own partitions only, when `main` has foreign commits after the tag's version
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
+In a repository, checks that read other tables are also evaluated at each attempt to commit, when the commit would name
+a version of such a table that they did not see. The put of the commit is refused when another publication came first,
+and the next attempt asks again, so what is committed was audited together.
+
 A check that is a plain `@asset_check` cannot be evaluated on another version. Then the publication is refused, or it
 passes by the policy `stale_checks="accept"`, which is recorded.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
-from lance_dagster.errors import MergeConflictError, RefNotFoundError
+from lance_dagster.errors import MergeConflictError, NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
@@ -34,6 +39,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import (
     BoundCheck,
     check_values,
+    describe_asset,
     evaluate_check,
     open_other,
     partitions_of,
@@ -57,6 +63,8 @@ class Reaudit:
     checks: Sequence[dg.AssetCheckKey]
     log: AuditLog
     accept_stale: bool = False
+    # By check, the other tables as its last evaluation read them.
+    seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(default_factory=dict)
 
     def plan(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Make and audit the previews of the tables that need one.
@@ -152,6 +160,39 @@ class Reaudit:
         # Where every check passes here, it no longer matters that no run audited the version.
         return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
 
+    def names_read(self, found: Iterable[Publication]) -> dict[dg.AssetKey, str]:
+        """Return the other tables that blocking checks read, with their names in the repository."""
+        # Where checks read another ref, no commit of `main` changes what they read.
+        if self.lance.read_ref != MAIN:
+            return {}
+        bound = check_values(self.context, [one.candidate for one in found])
+        assets = {asset for key in self.checks if key in bound for asset in bound[key].check.reads}
+        return {asset: str(self.lance.address_of(asset, describe_asset(self.context, asset)[0])) for asset in assets}
+
+    def audit_beside(self, one: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
+        """Evaluate the checks that read other tables than a commit would have; return what speaks against it.
+
+        Args:
+            one: The publication.
+            named: The other tables of the commit, at the versions that it would name.
+        """
+        # What a person chose, and what an interrupted publication merged, is not audited on other tables again.
+        if is_rollback(one) or not one.sources or (one.landed is not None and one.planned is None):
+            return []
+        version, reasons = one.planned or one.sources[-1], []
+        for key, bound in check_values(self.context, [one.candidate]).items():
+            seen = self.seen.get(key, {})
+            moved = {
+                asset: named[asset]
+                for asset in bound.check.reads
+                if asset in named and not (asset in seen and _contains(seen[asset].version, named[asset].version))
+            }
+            if moved and key in self.checks:
+                others = {**seen, **moved}
+                outcome = self._outcome(one, bound, key, version=version, keys=_partitions(one), others=others)
+                reasons += [_failed(one, key, outcome, version)] if outcome.blocks else []
+        return reasons
+
     def drop(self, publications: Iterable[Publication]) -> None:
         """Delete the preview branches of publications."""
         for one in publications:
@@ -183,6 +224,7 @@ class Reaudit:
             read = tables_read(subject, key, log=self.log, chain=self.chain)
             for asset in checks[key].check.reads:
                 other = others.get(asset) or open_other(self.lance, self.context, asset)
+                self.seen.setdefault(key, {})[asset] = other
                 # An evaluation that did not record what it read counts as one of other versions.
                 if read is None or read.get(asset.to_user_string()) != md.version_mark(other.version):
                     return True
@@ -208,7 +250,6 @@ class Reaudit:
         foreign: Sequence[Version],
         others: Mapping[dg.AssetKey, PinnedTable],
     ) -> tuple[list[str], dict[str, object]]:
-        pinned = PinnedTable(table=one.table, version=version)
         bound = check_values(self.context, [one.candidate])
         reasons: list[str] = []
         passed: list[str] = []
@@ -219,13 +260,9 @@ class Reaudit:
                 continue
             # Foreign rows may be in any partition, so a check of single rows looks at all of them.
             scope = () if foreign and bound[key].check.row_wise else keys
-            outcome = evaluate_check(
-                bound[key], pinned, lance=self.lance, context=self.context, partition_keys=scope, others=others
-            )
-            self._report(key, bound[key], outcome, version)
+            outcome = self._outcome(one, bound[key], key, version=version, keys=scope, others=others)
             if outcome.blocks:
-                why = f"failed on {_described(one, version)}"
-                reasons.append(f"{one.name}: blocking check {key.name!r} {why}: {outcome.description}")
+                reasons.append(_failed(one, key, outcome, version))
             else:
                 passed.append(key.name)
         # Compaction and settings change no row, so what a plain check saw on the run branch holds for the merge.
@@ -240,6 +277,30 @@ class Reaudit:
             **({"foreign commits": [_committed(each) for each in foreign]} if foreign else {}),
             **({"accepted although stale": stale} if stale and self.accept_stale else {}),
         }
+
+    def _outcome(
+        self,
+        one: Publication,
+        bound: BoundCheck,
+        key: dg.AssetCheckKey,
+        *,
+        version: Version,
+        keys: Sequence[str],
+        others: Mapping[dg.AssetKey, PinnedTable],
+    ) -> CheckOutcome:
+        """Evaluate one check, record the evaluation, and keep what it read."""
+        read = {asset: others[asset] for asset in bound.check.reads if asset in others}
+        for asset in bound.check.reads:
+            # A table that is missing is reported by the evaluation.
+            with suppress(NotFoundError):
+                read.setdefault(asset, others.get(asset) or open_other(self.lance, self.context, asset))
+        self.seen[key] = read
+        pinned = PinnedTable(table=one.table, version=version)
+        outcome = evaluate_check(
+            bound, pinned, lance=self.lance, context=self.context, partition_keys=keys, others=read
+        )
+        self._report(key, bound, outcome, version)
+        return outcome
 
     def _report(self, key: dg.AssetCheckKey, bound: BoundCheck, outcome: CheckOutcome, version: Version) -> None:
         """Record an evaluation in the event log, so that the check's page shows why a publication was refused."""
@@ -357,8 +418,20 @@ def _stale_reason(one: Publication, name: str, version: Version) -> str:
     )
 
 
+def _contains(seen: Version, named: Version) -> bool:
+    """Return whether a version that a check read is the one that a commit names, or a later one of `main`."""
+    # `main` may be ahead of the repository by commits of other programs.
+    both_on_main = seen.branch == named.branch == MAIN
+    return seen.id == named.id or (both_on_main and seen.number >= named.number)
+
+
+def _failed(one: Publication, key: dg.AssetCheckKey, outcome: CheckOutcome, version: Version) -> str:
+    why = f"failed on {_described(one, version)}"
+    return f"{one.name}: blocking check {key.name!r} {why}: {outcome.description}"
+
+
 def _described(one: Publication, version: Version) -> str:
-    if version.branch == MAIN:
+    if version.branch == MAIN or one.base is None:
         return str(version)
     return f"the merge of {', '.join(map(str, one.sources))} into {one.base}"
 

@@ -26,7 +26,7 @@ _LONGEST_WAIT = 2.0
 Stage = Callable[[str, TableVersion | None], TableVersion | None]
 """Stages one table, given its name and the version the repository names; returns None when nothing changes."""
 AuditStaged = Callable[[Mapping[str, TableVersion]], None]
-"""Looks at the staged tables before they are committed; raises to refuse them."""
+"""Looks at the tables to be committed, and at those that it reads beside them; raises to refuse the commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class CommitRequest:
         properties: Stored with the commit.
         parents: The ids of commits that it merges, beside the newest one of the branch.
         audit: Looks at what was staged.
+        reads: Tables that the audit reads beside those that change; it is given them as the commit will name them.
         since: The newest entry of the branch, where it was read before; an older one only costs an attempt.
     """
 
@@ -57,6 +58,7 @@ class CommitRequest:
     properties: Mapping[str, str] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
     audit: AuditStaged | None = None
+    reads: tuple[str, ...] = ()
     since: RefEntry | None = None
 
 
@@ -91,7 +93,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         if not changed and kept == head.tables:
             return Committed(commit=head, changed={})
         # Before the commit is stored, so that refused versions are named by nothing and are collected.
-        _audit(request, changed, audited)
+        _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
         commit, data = new_commit(
             {**kept, **changed},
             # The head comes first: the log and `main~1` follow first parents.
@@ -130,9 +132,10 @@ def _staged_again(
     return for_each_table(stage, names, refusal)
 
 
-def _audit(request: CommitRequest, changed: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
-    # An audit may read all rows, so it is repeated only when a later attempt staged other versions.
-    if request.audit is not None and audited != changed:
-        request.audit(changed)
+def _audit(request: CommitRequest, seen: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
+    # An audit may read all rows, so it is repeated only when a later attempt has other versions of what it looks at.
+    # The put of the entry then proves that these are what the commit has: it is refused when the branch moved since.
+    if request.audit is not None and audited != seen:
+        request.audit(seen)
         audited.clear()
-        audited.update(changed)
+        audited.update(seen)

@@ -51,6 +51,7 @@ class PublishOptions(TypedDict, total=False):
     strategy: Strategy
     retire: bool
     create_channel: bool
+    reads: Iterable[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,7 @@ def publish_branch(
         message=merging.message or "",
         properties={**merging.properties, "branch": branch},
         audit=audit,
+        reads=tuple(wanted.options.get("reads", ())),
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )

@@ -20,7 +20,15 @@ from typing import TypeVar
 
 import pendulum
 
-from lance_dagster.errors import AlreadyExistsError, MergeConflictError, Reason, RefMovedError, VersionNotFoundError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    MergeConflictError,
+    Reason,
+    RefMovedError,
+    RefNotFoundError,
+    VersionNotFoundError,
+)
 from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
@@ -36,11 +44,12 @@ from lance_dagster.repository.registry import Registry
 NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
 REUSED_FOR = timedelta(hours=12)
-"""How long a branch without a commit is used again: half of the time after which a collection deletes it."""
+"""How long a branch or tag without a commit is used again: half of the time after which a collection deletes it."""
 # 64 bits of a digest: two merges of one table do not get the same name by chance.
 _DIGITS = 16
 # A table waits for its requests most of the time, so more threads than processors are of use.
 _WORKERS = 8
+_PINS = 5
 T = TypeVar("T")
 
 
@@ -137,8 +146,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
 def land(context: TableContext, at: TableVersion, options: MergeOptions) -> MergeConflictError | None:
     """Bring the `main` of a table up to a version that a commit names; return the conflicts if it cannot be merged."""
     if at.branch == MAIN:
-        # Pinned when it was captured, and again here: until the commit was stored, a collection saw a tag that no
-        # commit needs, and may have deleted it.
+        # Pinned when it was captured. A tag that a person or another program deleted since comes back by a repair.
         _pin(context, load(context, at))
         return None
     if landed_at(context, at) is not None:
@@ -264,12 +272,30 @@ def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
 
 
 def _pin(context: TableContext, head: State) -> None:
-    """Keep a version by a tag, and with it the branch that it is on."""
+    """Keep a version by a tag that is young, and with it the branch that it is on.
+
+    Raises:
+        ConflictError: Collections deleted the tag each time.
+    """
     # The deletion of a run branch passes over tags that keep versions of `main`, and not over the others.
     name = f"{PIN}{head.number}" if head.branch == MAIN else f"{BRANCH_PIN}{head.id[:_DIGITS]}"
-    if context.refs.tag(name) is None:
-        with suppress(AlreadyExistsError):
-            create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
+    for _ in range(_PINS):
+        found = context.refs.tag(name)
+        if found is not None and found.updated_at is not None and abs(_age(found.updated_at)) < REUSED_FOR:
+            return
+        # These errors say that another process made, renewed or deleted the tag meanwhile, so it is looked at again.
+        with suppress(AlreadyExistsError, RefMovedError, RefNotFoundError):
+            if found is None:
+                create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
+            else:
+                # A collection that read the old tag deletes exactly that one, so a renewed tag stays.
+                context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
+            return
+    raise ConflictError(f"collections deleted tag {name!r} of {context.uri} each time; try again")
+
+
+def _age(moment: pendulum.DateTime) -> timedelta:
+    return pendulum.now("UTC") - moment
 
 
 def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
@@ -282,7 +308,7 @@ def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> s
     for attempt in count():
         digest = hashlib.sha256(" ".join([head.id, *merged, str(attempt)]).encode()).hexdigest()[:_DIGITS]
         found = context.refs.branch(f"{PUBLISHED}{digest}")
-        if found is None or pendulum.now("UTC") - found.created_at < REUSED_FOR:
+        if found is None or _age(found.created_at) < REUSED_FOR:
             return f"{PUBLISHED}{digest}"
     raise RuntimeError("count never ends")
 

@@ -1,0 +1,72 @@
+"""The materialization of a promoted node: what its page says about the version that readers have from now on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.publication import Publication, runs_of
+from lance_dagster.plugin.version_report import change_entries
+
+
+def promoted_result(
+    one: Publication, moved: Mapping[str, str], ignored: Sequence[str], instance: dg.DagsterInstance
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """Return the result that materializes a promoted node.
+
+    Args:
+        one: The publication, after its tag has moved.
+        moved: What is known of the move, such as the tag, who moved it and why; empty values are left out.
+        ignored: What spoke against the publication and was ignored.
+        instance: The Dagster instance that records runs.
+    """
+    version = one.promoted_to or one.version
+    about = {
+        "lance/from": one.previous.ref if one.previous else "",
+        md.MOVED_TO: str(version),
+        "lance/merged": ", ".join(map(str, one.sources)),
+        **moved,
+        **one.about,
+    }
+    metadata: dict[str, Any] = {
+        md.ROW_COUNT: version.rows,
+        md.COLUMN_SCHEMA: md.column_schema(one.table.schema(version)),
+        md.COLUMN_LINEAGE: _lineage(one, version),
+        md.URI: one.table.uri,
+        **md.version_metadata(version),
+        **_links(one, version, instance),
+        **{key: value for key, value in about.items() if value},
+    }
+    again = one.about.get(md.AUDITED_AGAIN)
+    # What was ignored when a preview was made again is in the record of that audit only.
+    found = [*ignored, *(again.get("ignored", ()) if isinstance(again, dict) else ())]
+    if found:
+        metadata["lance/ignored"] = list(dict.fromkeys(found))
+    return dg.MaterializeResult(
+        asset_key=one.promoted,
+        metadata=metadata,
+        # The uuid of the transaction, as for the candidate: the staleness of readers follows the tag.
+        data_version=dg.DataVersion(version.transaction),
+    )
+
+
+def _links(one: Publication, version: Version, instance: dg.DagsterInstance) -> dict[str, Any]:
+    """Return what leads from the page of the promoted node to its rows: the candidate, the run, the changes."""
+    # A run may have been deleted from the instance, or belong to another one.
+    runs = [run for run in runs_of(version) if instance.has_run(run)]
+    since = {one.previous.ref: one.previous.ref} if one.previous else {}
+    return {
+        md.CANDIDATE: dg.MetadataValue.asset(one.candidate),
+        # Dagster shows the link with the short form of the id.
+        **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
+        **change_entries(one.table, version, since),
+    }
+
+
+def _lineage(one: Publication, version: Version) -> dg.TableColumnLineage:
+    """Return that each column comes from the column of that name in the candidate."""
+    names = one.table.schema(version).names
+    deps = {name: [dg.TableColumnDep(asset_key=one.candidate, column_name=name)] for name in names}
+    return dg.TableColumnLineage(deps_by_column=deps)
