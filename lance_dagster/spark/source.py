@@ -42,6 +42,12 @@ _FOLLOW_OPTIONS = ("path", "ref", "columns", CHANGES, *STREAM_OPTIONS)
 _WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where")
 # Spark passes the place of its checkpoint and the output mode on as options.
 _STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation")
+# What Spark adds to the options of a table that it is asked to keep in its catalog.
+_CATALOG_OPTIONS = frozenset({"owner", "location", "is_managed_location", "provider", "external"})
+_USE_A_VIEW = (
+    "Spark's catalog cannot keep a table of a Python data source: use table_view(spark, table, ref, name), or "
+    "CREATE TEMPORARY VIEW name USING lance_dagster OPTIONS (path '...', ref '...')"
+)
 
 
 def read_table(
@@ -217,7 +223,12 @@ class LanceDataSource(DataSource):
         """Return the table's URI and storage options; refuse unknown options."""
         path = self.options.get("path")
         if not path:
-            raise InvalidInputError("give the URI of one table: .load(uri) to read, .save(uri) to write")
+            raise InvalidInputError(
+                f"give the URI of one table: .load(uri) to read, .save(uri) to write. In SQL, {_USE_A_VIEW}"
+            )
+        # Spark asks for the columns of `CREATE TABLE ... USING`, and forgets the path: nobody could read that table.
+        if _CATALOG_OPTIONS & self.options.keys():
+            raise InvalidInputError(f"CREATE TABLE is not supported: {_USE_A_VIEW}")
         # Spark converts option names to lower case, in which Lance's storage options are written anyway.
         spelled = {name.lower(): name for name in known}
         named = [spelled.get(key, key) for key in self.options if not key.startswith(_STORAGE)]

@@ -2,7 +2,7 @@ import contextlib
 import io
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -139,6 +139,33 @@ def test_a_read_that_makes_no_sense_says_so(
     LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     with pytest.raises(AnalysisException, match=re.escape(said)):
         spark.read.format(FORMAT).options(**{"path": tmp_table_uri, **options}).load()
+
+
+def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Where this package is asked it says what to use instead; what Spark says by itself is on the Spark page."""
+    frame = spark.range(5)
+    frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
+    view = f"CREATE TEMPORARY VIEW numbers USING {FORMAT} OPTIONS (path '{tmp_table_uri}')"
+    spark.sql(f"CREATE TABLE kept (id BIGINT) USING {FORMAT} OPTIONS (path '{tmp_table_uri}')")
+    save = frame.write.format(FORMAT).mode("append")
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: spark.sql(f"CREATE TABLE a USING {FORMAT} LOCATION '{tmp_table_uri}'"), r"use table_view\(spark, "),
+        (lambda: spark.sql("SELECT * FROM kept").collect(), r"use table_view\(spark, "),
+        (lambda: spark.sql("INSERT INTO kept VALUES (9)"), r"use table_view\(spark, "),
+        (lambda: save.saveAsTable("b"), r"use table_view\(spark, "),
+        (lambda: spark.sql(f"SELECT * FROM {FORMAT}.`{tmp_table_uri}`"), "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY"),
+        (lambda: save.partitionBy("id").save(tmp_table_uri), "partitioning or clustering columns do not match"),
+    ]
+    try:
+        for call, said in refused:
+            with pytest.raises(PySparkException, match=said):
+                call()
+        spark.sql(view)
+        spark.sql("INSERT INTO numbers VALUES (9)")
+        assert 6 == LanceTable.open(tmp_table_uri).count_rows()
+    finally:
+        spark.sql("DROP TABLE kept")
+        spark.catalog.dropTempView("numbers")
 
 
 @pytest.mark.parametrize(
