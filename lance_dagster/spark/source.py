@@ -122,8 +122,8 @@ class LanceDataSource(DataSource):
     `write_table` has. Prefer that or `stage` for writes: they are faster, and the caller gets the version.
 
     Both take storage options as `storage.<key>`. Classic Spark shows them nowhere, but a Spark Connect server
-    writes the options of every read and write to its event log: there, give the server credentials of its own
-    or use `read_table` and `stage`, which keep those of the table out of it.
+    writes the options of every read and write to its event log: there, give the server credentials of its own or the
+    redaction that the Spark page names, or use `read_table` and `stage`, which keep those of the table out of it.
 
     The path may be the URI of a version, such as `lance+s3://lake?table=shop/orders&ref=production`, which names the
     ref too: of a table, or of a repository.
