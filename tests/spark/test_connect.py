@@ -1,4 +1,4 @@
-"""Every way to read and write through Spark Connect and in a classic session, and what either writes to its event log."""
+"""Every way to read and write by Spark Connect and in a classic session, and what either writes to its event log."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def events(folder: Path) -> str:
 
 
 def test_spark_connect(connect_server: str, s3_storage: S3Storage, tmp_path: Path) -> None:
-    """The commit of `stage` is made by the client; the log has the options of the data source, and hides their values."""
+    """The client commits what it stages; the log has the options of the data source, without their values."""
     run(s3_storage, connect_server)
     text = events(tmp_path / "events")
     assert "test-secret" not in text

@@ -153,7 +153,7 @@ def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri
         (lambda: spark.sql("SELECT * FROM kept").collect(), r"use table_view\(spark, "),
         (lambda: spark.sql("INSERT INTO kept VALUES (9)"), r"use table_view\(spark, "),
         (lambda: save.saveAsTable("b"), r"use table_view\(spark, "),
-        (lambda: spark.sql(f"SELECT * FROM {FORMAT}.`{tmp_table_uri}`"), "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY"),
+        (lambda: spark.sql("SELECT * FROM lance_dagster.`/t`"), "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY"),
         (lambda: save.partitionBy("id").save(tmp_table_uri), "partitioning or clustering columns do not match"),
     ]
     try:
