@@ -203,21 +203,21 @@ class BasePathRefusedError(InvalidInputError):
 
     def __init__(self, table: str, place: str) -> None:
         """Keep the URIs of the table and of the place."""
-        super().__init__(table, place)
+        # The place may hold braces, which the sentence of a remedy would take for the place of the call.
+        option = f"allowed_base_paths={place}".replace("{", "{{").replace("}", "}}")
+        remedy = Remedy(
+            f"if you trust the table with that place, open it with the storage option {option}, or allow it for every "
+            "reader by {}; if the table was moved, relocate it",
+            Call("maintenance.allow_base", (place,)),
+        )
+        super().__init__(table, place, remedy=remedy)
         self.table = table
         self.place = place
 
     @property
-    def hint(self) -> str:
-        """How to allow the place."""
-        return (
-            f"if you trust the table with that place, open it with the storage option allowed_base_paths={self.place}, "
-            "or allow it for every reader with maintenance.allow_base; if the table was moved, relocate it"
-        )
-
-    def __str__(self) -> str:
-        """Name the table and the place, and how to allow it."""
-        return f"{self.table} names files at {self.place}, outside of the table, which is not allowed; {self.hint}"
+    def complaint(self) -> str:
+        """Name the table and the place."""
+        return f"{self.table} names files at {self.place}, outside of the table, which is not allowed"
 
 
 # A class of its own: the call was right when it was made, so reading the table again can help, unlike for wrong input.

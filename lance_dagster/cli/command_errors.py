@@ -105,9 +105,11 @@ def _strategy(strategy: object) -> Sequence[str]:
 
 COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "branches.preview": ("preview-branch", _preview_branch),
+    "branches.recover": ("branch", lambda name: (name, "--recover")),
     "branches.reset": ("reset", lambda name, at: (name, "--at", at)),
     "branches.unprotect": ("protect", partial(_unprotect, "--branch")),
     "cherry_pick": ("cherry-pick", partial(_single_change, "--onto")),
+    "maintenance.allow_base": ("allow-base", lambda uri: (uri,)),
     "maintenance.relocate": ("relocate", _relocate),
     "merge": ("merge", _merge),
     "restore": ("restore", lambda version, branch: (version, "--branch", branch)),

@@ -15,7 +15,16 @@ from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line
 from lance_dagster.cli.diff_command import diff
 from lance_dagster.cli.inspect_commands import branches, show, status, tags
 from lance_dagster.cli.log_command import log
-from lance_dagster.cli.maintenance_commands import clone, compact, gc, move_base, relocate, verify
+from lance_dagster.cli.maintenance_commands import (
+    allow_base,
+    clone,
+    compact,
+    gc,
+    move_base,
+    record_digests,
+    relocate,
+    verify,
+)
 from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, preview_branch, restore, revert, sync
 from lance_dagster.cli.output import discard_output
 from lance_dagster.cli.ref_commands import branch, promote, protect, reset, rollback, tag
@@ -30,7 +39,7 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Release": (promote, rollback),
     "Many tables": (repository,),
-    "Maintain": (verify, gc, compact, clone, relocate, move_base),
+    "Maintain": (verify, record_digests, gc, compact, clone, relocate, move_base, allow_base),
 }
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
 _SENTENCE = 200

@@ -1,4 +1,4 @@
-"""`lance-dagster verify`, `gc`, `compact`, `clone`, `relocate` and `move-base`."""
+"""`lance-dagster verify`, `record-digests`, `gc`, `compact`, `clone`, `relocate` and `move-base`."""
 
 import sys
 from collections import Counter
@@ -88,8 +88,22 @@ def _verify_lines(report: "VerifyReport") -> list[str]:
         )
     )
     read = f", {counted(report.files_read, 'data file')} read whole" if report.files_read else ""
+    read += f", {counted(report.without_digest, 'file')} without a digest" if report.without_digest else ""
     verdict = f"{counted(severities['error'], 'error')}, {counted(severities['warning'], 'warning')}"
     return [*lines, f"{verdict}; looked at {looked_at}{read}"]
+
+
+@click.command("record-digests")
+@click.option("--ref", type=REF, help="The files of one version only: a branch, a tag or an expression.")
+@about_table
+def record_digests(table: "LanceTable", output: Output, ref: str | None) -> None:
+    """Record the SHA-256 of each data file of TABLE that has none yet, for `verify --deep` to compare.
+
+    Each file is read once. The digest is written beside it and deleted with it.
+    """
+    with bar() as progress:
+        recorded = table.maintenance.record_digests(ref, progress=progress)
+    output.write({"recorded": recorded}, [f"{counted(recorded, 'digest')} recorded"])
 
 
 @click.command()
@@ -317,6 +331,19 @@ def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check:
     with bar() as progress:
         found = table.maintenance.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
     _write_relocation(output, found, dry_run=dry_run)
+
+
+@click.command("allow-base")
+@about_table
+@click.argument("uri")
+def allow_base(table: "LanceTable", output: Output, uri: str) -> None:
+    """Allow versions of TABLE to name files at URI, a place outside of it, for every reader.
+
+    URI is a base path as an error shows it. The place gets a small object that names TABLE. To allow it for one call
+    only, use --storage-option allowed_base_paths=URI.
+    """
+    table.maintenance.allow_base(uri)
+    output.write({"table": table.uri, "allowed": uri}, [f"{table.uri} may name files at {uri}"])
 
 
 @click.command("move-base")

@@ -39,6 +39,7 @@ class _BranchOptions(TypedDict):
     delete: bool
     force: bool
     rename: str | None
+    recover: bool
 
 
 class _TagOptions(TypedDict):
@@ -62,10 +63,13 @@ class _TagOptions(TypedDict):
 @click.option("--delete", "-d", is_flag=True, help="Delete the branch, when main contains all its versions.")
 @click.option("--force", is_flag=True, help="With --delete: also when main lacks some of its versions.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the branch another name.")
+@click.option(
+    "--recover", is_flag=True, help="Bring back a branch that lost its file, or was deleted less than a day ago."
+)
 def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_BranchOptions]) -> None:
-    """Fork the branch NAME from a version of TABLE, delete it or rename it."""
+    """Fork the branch NAME from a version of TABLE, delete it, rename it or bring it back."""
     if options["delete"]:
-        refuse_beside("--delete", "at", "exist_ok", "rename")
+        refuse_beside("--delete", "at", "exist_ok", "rename", "recover")
         # `branches.delete` does not ask whether the versions are merged; a person at a shell has to add --force.
         _refuse_unmerged(table, name, force=options["force"])
         table.branches.delete(name)
@@ -73,8 +77,11 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
         return
     refuse_without("--delete", "force")
     if options["rename"] is not None:
-        refuse_beside("--rename", "at", "exist_ok")
+        refuse_beside("--rename", "at", "exist_ok", "recover")
         _write_branch(output, table.branches.rename(name, options["rename"]))
+    elif options["recover"]:
+        refuse_beside("--recover", "at", "exist_ok")
+        _write_branch(output, table.branches.recover(name))
     else:
         _write_branch(output, table.branches.create(name, options["at"], exist_ok=options["exist_ok"]))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
 from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type
+from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.reading import (
@@ -80,6 +81,8 @@ __all__ = [
     "conform",
     "count",
     "count_physical_rows",
+    "digest_of",
+    "digested_files",
     "evaluate_condition",
     "evaluate_predicate",
     "exact_cast",
@@ -99,6 +102,8 @@ __all__ = [
     "read_sample",
     "read_shape",
     "read_shapes",
+    "record_digest",
+    "recorded_digests",
     "row_offsets",
     "scan",
     "scan_addressed",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lance_dagster.datafiles.conforming import conform
+from lance_dagster.datafiles.digests import record_written
 from lance_dagster.datafiles.pylance_errors import storage_errors
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format.arrow_types import storage_type
@@ -142,7 +143,7 @@ class _OpenFile:
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
-        self._options = target.storage_options
+        self._folder, self._options = target.data_uri, target.storage_options
         with storage_errors(f"write {self._path}"):
             self._writer = LanceFileWriter(
                 self._path,
@@ -169,6 +170,7 @@ class _OpenFile:
             rows = self._writer.close()
         # pylance does not sync: after a power cut, a durable commit could reference a torn data file.
         sync_path(self._path, self._options)
+        record_written(self._folder, self._name, self._options)
         return StagedFile(self._name, rows or 0, self._writer.size_bytes or 0)
 
 
@@ -252,3 +254,4 @@ def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
     if "://" not in data_uri and beside.is_dir():
         for path in (*beside.iterdir(), beside, Path(data_uri)):
             sync_path(str(path), options)
+    record_written(data_uri, name, options, blobs=True)

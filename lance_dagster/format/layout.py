@@ -4,6 +4,7 @@
     {root}/_transactions/{read version}-{uuid}.txn
     {root}/_deletions/{fragment}-{read version}-{id}.arrow|bin
     {root}/data/*.lance                                 data files of main and of every branch this package writes
+    {root}/data/*.lance.{sha256}.sha256                 the digest of a data file, in the name of an empty object
     {root}/_refs/branches/{name, "/" as %2F}.json       non-ASCII names are percent-encoded too
     {root}/_refs/tags/{name}.json
     {root}/_refs/deleted/{name}@{version}@{seconds}@{id}
@@ -54,6 +55,7 @@ _MANIFEST_NAME_LENGTH = 29
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~")
 _PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
 _FENCE_NAME = re.compile(r"([^@]+)@(\d{1,19})@(\d{1,19})@([^@]*)")
+_DIGEST_NAME = re.compile(r"(.+)\.([0-9a-f]{64})\.sha256")
 DELETION_SUFFIXES = {0: "arrow", 1: "bin"}
 
 
@@ -123,6 +125,17 @@ def deletion_path(fragment_id: int, deletion: "DeletionFile") -> str:
     # The file name contains the fragment's id, so a merge that assigns another id has to write the file again.
     suffix = DELETION_SUFFIXES[deletion.kind]
     return f"{DELETIONS}/{fragment_id}-{deletion.read_version}-{deletion.id}.{suffix}"
+
+
+def digest_file(path: str, digest: str) -> str:
+    """Return the path of the empty object whose name holds the SHA-256 digest of a data file, in hex digits."""
+    return f"{path}.{digest}.sha256"
+
+
+def parse_digest_file(name: str) -> tuple[str, str] | None:
+    """Return the file and the digest of a digest's name; None for any other name."""
+    match = _DIGEST_NAME.fullmatch(name)
+    return (match[1], match[2]) if match else None
 
 
 def branch_file(name: str) -> str:

@@ -29,7 +29,7 @@ from lance_dagster.history.versions import Versions
 from lance_dagster.store import ObjectInfo, Store, put_once
 from lance_dagster.transactions.commit_id import commit_id
 
-_TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.INDEX})
+_TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.DIGEST, Kind.INDEX})
 """Kinds that consist of several files, which are as old as the youngest one: a writer may be adding to them."""
 
 

@@ -70,9 +70,18 @@ class BaseAccess:
         Raises:
             StoreError: The place cannot be written.
         """
+        if not self._allowed_by_caller(canonical_uri(path)):
+            self.allow_everyone(path, base_id)
+
+    def allow_everyone(self, path: str, base_id: int = 0) -> None:
+        """Write the allowance at a base path, also where the options of this caller allow it already.
+
+        Raises:
+            StoreError: The place cannot be written.
+        """
         uri = canonical_uri(path)
         own = self.store.uri
-        if uri == own or uri.startswith(f"{own}/") or self._allowed_by_caller(uri):
+        if uri == own or uri.startswith(f"{own}/"):
             return
         place = open_store(uri, base_options(self.storage_options, base_id, uri))
         if not _allows(place, own):

@@ -37,6 +37,7 @@ class Kind(StrEnum):
     VERSION = "versions"
     DATA = "data files"
     BLOB = "blob files"
+    DIGEST = "digests"
     DELETION = "deletion files"
     INDEX = "index files"
     TRANSACTION = "transaction files"
@@ -57,7 +58,7 @@ class StoredObject:
         branch: The branch it belongs to.
         kind: What it is.
         name: What versions name it by: the key of a data, deletion or transaction file, the folder of an index, or the
-            data file that a blob file belongs to.
+            data file that a blob file or a digest belongs to.
     """
 
     branch: str
@@ -179,6 +180,9 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
             return StoredObject(branch, Kind.HINT, key)
         numbered = layout.parse_manifest_name(first) is not None or layout.parse_manifest_name_v1(first) is not None
         return StoredObject(branch, Kind.VERSION, key) if numbered or _DETACHED.fullmatch(first) else _unknown(key)
+    digest = layout.parse_digest_file(first) if folder == layout.DATA else None
+    if digest is not None:
+        return StoredObject(branch, Kind.DIGEST, layout.join(layout.branch_root(branch), folder, digest[0]))
     if folder not in _SUFFIXES or not first.endswith(_SUFFIXES[folder]):
         return _unknown(key)
     return StoredObject(branch, _KINDS[folder], key)

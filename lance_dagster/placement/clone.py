@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypedDict, Unpack
 
+from lance_dagster.datafiles import recorded_digests
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Manifest
@@ -227,6 +229,7 @@ def _copy_files(context: TableContext, source: State, dest: Store, progress: Pro
     for place in file_references(source.manifest, context.versions.branch_uri(source.branch)):
         store = base_store(context, place.base)
         jobs += _data_jobs(place, store, dest, there, blobs=blobs)
+        jobs += _digest_jobs(place, store, dest)
         jobs += _other_jobs(place, store, dest)
     with ThreadPoolExecutor(_WORKERS) as pool:
         # The first failure is raised here. Copied files stay, and a repeated call skips them.
@@ -261,6 +264,18 @@ def _data_jobs(
         return copy
 
     return [job(name) for name, size in place.data.items() if name not in there or size not in (0, there[name])]
+
+
+def _digest_jobs(place: FileReferences, store: Store, dest: Store) -> list[Callable[[], None]]:
+    """Return a job for each recorded digest of a data file, which then tells of an incomplete copy too."""
+    folder = layout.DATA if place.base.is_dataset_root else ""
+    # A digest is a name; the object is empty.
+    return [
+        partial(dest.put, f"{layout.DATA}/{layout.digest_file(name, digest)}", b"", durable=False)
+        for name, digests in recorded_digests(store.list(_key(place.base, folder, ""))).items()
+        if name in place.data
+        for digest in digests
+    ]
 
 
 def _other_jobs(place: FileReferences, store: Store, dest: Store) -> list[Callable[[], None]]:

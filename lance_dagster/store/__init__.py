@@ -22,6 +22,7 @@ from lance_dagster.store.options import (
     is_durable,
     is_secret_option,
     option_identity,
+    records_digests,
     refuse_unknown_options,
     resolve_location,
     supported_uri,
@@ -47,6 +48,7 @@ __all__ = [
     "open_store",
     "option_identity",
     "put_once",
+    "records_digests",
     "refuse_unknown_options",
     "supported_uri",
     "sync_path",
@@ -64,7 +66,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
             survives: "power" (a power cut, the default) or "process" (the end of the process, as with pylance).
             `allowed_base_paths` lists places outside of the table whose files its versions may name.
             `check_files` states what is checked before pylance reads a version: "none", "deletions" (the default) or
-            "shapes".
+            "shapes". `record_digests` states whether the digests of written data files are recorded.
 
     Raises:
         InvalidInputError: The scheme is not supported, or an option is unknown.
@@ -79,7 +81,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
             return GoogleStore(location.uri, location.access)
     if location.access:
         raise InvalidInputError(
-            f"a local table takes no storage options but durability, allowed_base_paths and check_files, and "
-            f"{location.uri} was given others"
+            f"a local table takes no storage options but durability, allowed_base_paths, check_files and "
+            f"record_digests, and {location.uri} was given others"
         )
     return LocalStore(location.uri, durable=location.durable)

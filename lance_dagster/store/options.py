@@ -41,9 +41,13 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _DURABILITY = "durability"
 _ALLOWED_BASES = "allowed_base_paths"
 _CHECK_FILES = "check_files"
+_RECORD_DIGESTS = "record_digests"
 _CHECKS: tuple[FileChecks, ...] = ("none", "deletions", "shapes")
 # Options of this package, which no provider knows.
-_OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES})
+_OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES, _RECORD_DIGESTS})
+# Options of this package that apply to a folder at another place too.
+_OF_ANY_FOLDER = frozenset({_DURABILITY, _RECORD_DIGESTS})
+_YES_OR_NO = {"true": True, "false": False}
 _DURABLE = {"power": True, "process": False}
 _CONTAINER = re.compile(r"abfss://[a-z0-9$-]{1,63}@[a-z0-9]{3,24}\.(dfs|blob)\.[a-z0-9.-]+(/|$)")
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
@@ -185,13 +189,28 @@ def file_checks(storage_options: Mapping[str, str]) -> FileChecks:
     )
 
 
+def records_digests(storage_options: Mapping[str, str]) -> bool:
+    """Return whether the digest of each written data file is recorded, as the option `record_digests` says.
+
+    Raises:
+        InvalidInputError: The option is neither "true" nor "false".
+    """
+    given = storage_options.get(_RECORD_DIGESTS, "false")
+    if given not in _YES_OR_NO:
+        raise InvalidInputError(
+            f"the storage option {_RECORD_DIGESTS} is {given!r}; it says whether each data file is read again after it "
+            "was written, to record its digest: 'true' or 'false' (the default)"
+        )
+    return _YES_OR_NO[given]
+
+
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
     """Return the options for a base path: the table's, overridden by those given for the base, as in pylance.
 
     Args:
         storage_options: The options a table was opened with.
         base_id: The id of the base path.
-        uri: Its location; a local folder takes only `durability`.
+        uri: Its location; a local folder takes only `durability` and `record_digests`.
     """
     found = table_options(storage_options)
     for key, value in storage_options.items():
@@ -199,7 +218,7 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
         if match is not None and int(match[1]) == base_id:
             found[match[2]] = value
     if scheme_of(canonical_uri(uri)) == "":
-        return {key: value for key, value in found.items() if key == _DURABILITY}
+        return {key: value for key, value in found.items() if key in _OF_ANY_FOLDER}
     return found
 
 

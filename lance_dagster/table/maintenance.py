@@ -45,7 +45,8 @@ class Maintenance(Generic[TableT]):
 
         Args:
             ref: The version to verify; None for all versions of all branches, and the branches and tags themselves.
-            deep: Read every data file whole instead of comparing its size, and every transaction file.
+            deep: Read every data file whole instead of comparing its size, and every transaction file. Bytes of data
+                files that changed since their digests were recorded are found by this.
             progress: Called with how many steps are done and how many there are.
 
         Returns:
@@ -56,6 +57,27 @@ class Maintenance(Generic[TableT]):
         """
         # A `Version` goes in as its ref, which is resolved again: the verified manifest is that in the store.
         return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
+
+    def record_digests(self, ref: Ref | None = None, *, progress: Progress | None = None) -> int:
+        """Record the SHA-256 of each data file that has none yet, for `verify(deep=True)` to compare.
+
+        Each file is read once. With the storage option `record_digests` set to "true", writers do this for the files
+        they write. A digest is an empty object beside the file, with the digest in its name; it is deleted with the
+        file. Files in format 0.1, and those of names with more than 183 bytes, get none. Idempotent.
+
+        Args:
+            ref: The version whose files are read; None for all versions of all branches.
+            progress: Called with the number of files that were looked at, and their total.
+
+        Returns:
+            The number of digests that were recorded.
+
+        Raises:
+            RefNotFoundError: The branch or tag does not exist.
+            CorruptFileError: A manifest cannot be read.
+            PermissionRefusedError: The credentials may not write beside a data file, such as that of another table.
+        """
+        return verification.record_digests(self._context, None if ref is None else str(ref), progress)
 
     def bases(self, ref: Ref = MAIN) -> tuple[BasePath, ...]:
         """Return the base paths of a version, sorted by id."""
@@ -112,7 +134,7 @@ class Maintenance(Generic[TableT]):
         """
         place = os.fspath(uri)
         known = next((base.id for base in self._context.at(MAIN).manifest.base_paths if base.path == place), 0)
-        self._context.versions.bases.allow(place, known)
+        self._context.versions.bases.allow_everyone(place, known)
 
     def move_base(
         self,

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import DataFileInspector, ExpectedFile, read_shape
+from lance_dagster.datafiles import (
+    DataFileInspector,
+    ExpectedFile,
+    digest_of,
+    digested_files,
+    read_shape,
+    record_digest,
+    recorded_digests,
+)
 from lance_dagster.errors import BasePathRefusedError, CorruptFileError, FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import DataFileShape, decode_transaction
@@ -50,6 +58,15 @@ class NamedFile:
     has_blobs: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DigestCheck:
+    """The problems that the digests of a data file show, how many files were compared, and how many have no digest."""
+
+    problems: tuple[Problem, ...]
+    compared: int
+    without: int
+
+
 class FileChecks:
     """Checks the files of one table, its base paths included, and counts the distinct ones."""
 
@@ -57,6 +74,7 @@ class FileChecks:
         """Take the table; nothing is listed yet."""
         self._context = context
         self._listings: dict[tuple[str, int, str], Listing] = {}
+        self._digests: dict[tuple[str, str], Mapping[str, frozenset[str]]] = {}
         self.data_files: set[str] = set()
         self.deletion_files: set[str] = set()
         self.index_files: set[str] = set()
@@ -134,6 +152,45 @@ class FileChecks:
             size=named.file.size,
             read=not named.has_blobs,
         )
+
+    def check_digests(self, named: NamedFile) -> DigestCheck:
+        """Read a data file and its blob files, and compare them with the digests that are recorded for them."""
+        problems: list[Problem] = []
+        compared = without = 0
+        for store, key, recorded in self._digested(named):
+            if not recorded:
+                without += 1
+                continue
+            found = digest_of(store, key)
+            # A file that is gone by now is reported as missing, unless its version is gone too.
+            if found is None:
+                continue
+            compared += 1
+            if recorded != {found[0]}:
+                path = f"{store.uri}/{key}".removeprefix(f"{self._context.uri}/")
+                right = f"the digest recorded for it is {' and '.join(sorted(recorded))}; bring it back from a copy"
+                what = f"its bytes changed: their SHA-256 is {found[0]}"
+                problems.append(Problem(what=what, right=right, path=path, fragment=named.fragment))
+        return DigestCheck(tuple(problems), compared, without)
+
+    def record_digests(self, named: NamedFile) -> int:
+        """Record the digests of a data file and its blob files where there are none; return how many were recorded."""
+        return sum(record_digest(store, key) for store, key, recorded in self._digested(named) if not recorded)
+
+    def _digested(self, named: NamedFile) -> Iterator[tuple[Store, str, frozenset[str]]]:
+        """Yield the data file and its blob files: store, key, and the digests that are recorded for it."""
+        listing = self._listed(named.base, layout.DATA)
+        if listing.store is None or listing.sizes is None:
+            return
+        data = layout.join(listing.key, named.file.path)
+        for key in digested_files(listing.store, data, blobs=named.has_blobs):
+            folder, _, name = key.rpartition("/")
+            place = (listing.store.uri, folder)
+            if place not in self._digests:
+                self._digests[place] = recorded_digests(
+                    listing.sizes if folder == listing.key else listing.store.list(folder)
+                )
+            yield listing.store, key, self._digests[place].get(name, frozenset())
 
     def check_transaction_file(self, state: State) -> Iterator[Problem]:
         """Check that a transaction file, where it still exists, holds the transaction that its version holds."""

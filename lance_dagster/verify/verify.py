@@ -12,15 +12,21 @@ A fragment that many versions share is checked once.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Versions
+from lance_dagster.verify.file_checks import FileChecks, NamedFile
 from lance_dagster.verify.manifest_rules import ERROR, Problem
 from lance_dagster.verify.ref_checks import RefListing, check_refs, gaps, list_refs
 from lance_dagster.verify.version_checks import Progress, Verification
+
+# Files that are read at once; each takes 16 MiB of memory.
+_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,8 @@ class VerifyReport:
         deletion_files: The number of distinct deletion files.
         index_files: The number of distinct index files.
         files_read: The number of data files that were opened and read whole.
+        digests_compared: The number of data and blob files whose bytes were compared with a recorded digest.
+        without_digest: The number of data and blob files that were read and have no recorded digest.
         base_paths: The URIs of the places outside of the table that its versions name.
     """
 
@@ -51,6 +59,8 @@ class VerifyReport:
     deletion_files: int = 0
     index_files: int = 0
     files_read: int = 0
+    digests_compared: int = 0
+    without_digest: int = 0
     base_paths: tuple[str, ...] = ()
 
     @property
@@ -109,6 +119,44 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     )
 
 
+def record_digests(context: TableContext, ref: str | None, progress: Progress | None) -> int:
+    """Record the digests of the data files that every version names, or the one that a ref names, where there are none.
+
+    Returns:
+        The number of digests that were recorded.
+
+    Raises:
+        NotFoundError: The ref names nothing.
+        CorruptFileError: A manifest cannot be read.
+    """
+    context = replace(context, versions=Versions(context.store, context.storage_options))
+    places = FileChecks(context)
+    if ref is None:
+        listed = [(branch, number) for branch, own in list_refs(context).numbers.items() for number in own]
+    else:
+        listed = [resolve(ref, context.refs, context.versions)]
+    files: dict[str, NamedFile] = {}
+    seen: set[tuple[str, tuple[BasePath, ...], Fragment | bytes]] = set()
+    for branch, number in listed:
+        state = context.versions.find(branch, number)
+        # It may have expired since it was listed.
+        if state is None:
+            continue
+        for position, item in enumerate(state.manifest.fragments.items):
+            # Versions share almost all fragments; equal ones of one branch name equal files.
+            key = (branch, state.manifest.base_paths, item)
+            if key not in seen:
+                seen.add(key)
+                files |= {named.uri: named for named in places.named(state, state.manifest.fragments[position])}
+    recorded = 0
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for done, count in enumerate(pool.map(places.record_digests, files.values()), 1):
+            recorded += count
+            if progress is not None:
+                progress(done, len(files))
+    return recorded
+
+
 def _report(check: Verification) -> VerifyReport:
     # After the manifests, so that each file is read once however many versions name it.
     if check.deep:
@@ -122,6 +170,8 @@ def _report(check: Verification) -> VerifyReport:
         deletion_files=len(check.places.deletion_files),
         index_files=len(check.places.index_files),
         files_read=check.files_read,
+        digests_compared=check.digests_compared,
+        without_digest=check.without_digest,
         base_paths=tuple(sorted(check.places.base_paths)),
     )
 

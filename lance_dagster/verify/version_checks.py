@@ -64,6 +64,8 @@ class Verification:
     _stored: dict[int, tuple[Problem, str]] = field(default_factory=dict)
     versions: int = 0
     files_read: int = 0
+    digests_compared: int = 0
+    without_digest: int = 0
     _done: int = 0
     _total: int = 0
 
@@ -107,6 +109,7 @@ class Verification:
         with DataFileInspector() as inspector:
             for described in self._files.values():
                 self._read_file(described, inspector)
+                self._check_digests(described)
                 self.files_read += 1
                 self._step()
 
@@ -234,6 +237,17 @@ class Verification:
         else:
             for named, version in described.items():
                 self.problems(_check_summary(named, found), version)
+
+    def _check_digests(self, described: dict[NamedFile, str]) -> None:
+        named = next(iter(described))
+        try:
+            found = self.places.check_digests(named)
+        except StoreError as error:
+            self.problems([_about(named, f"it cannot be read: {error}", "a file that can be read")], described[named])
+            return
+        self.problems(found.problems, described[named])
+        self.digests_compared += found.compared
+        self.without_digest += found.without
 
 
 def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:

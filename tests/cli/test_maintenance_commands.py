@@ -1,4 +1,4 @@
-"""`compact`, `clone`, `relocate` and `move-base`."""
+"""`compact`, `clone`, `relocate`, `move-base`, `allow-base` and `record-digests`."""
 
 import shutil
 from pathlib import Path
@@ -104,3 +104,25 @@ def test_a_compaction_says_what_it_is_for(tmp_path: Path) -> None:
     answer = document_of("compact", table.uri, "-m", "nightly", "--property", "ticket=77")
     assert ("main@3", "main@5") == (answer["before"], answer["version"]["version"])
     assert ("nightly", "77") == (answer["version"]["message"], answer["version"]["properties"]["ticket"])
+
+
+def test_a_place_is_allowed(table: LanceTable, tmp_path: Path) -> None:
+    """For every reader, though this caller's option allows it already, by the command that the refusal names."""
+    clone = str(tmp_path / "near")
+    table.maintenance.clone(clone)
+    for allowance in Path(table.uri, "_refs", "tables").iterdir():
+        allowance.unlink()
+    refused = run("head", clone)
+    assert (2, True) == (refused.exit_code, f"`lance-dagster allow-base {clone} {table.uri}`" in refused.stderr)
+    lines_of("allow-base", clone, table.uri, "-o", f"allowed_base_paths={table.uri}")
+    assert 3 == len(contents(LanceTable.open(clone)))
+
+
+def test_digests_are_recorded(table: LanceTable) -> None:
+    """Once, and a file whose bytes changed since is named by `verify --deep`."""
+    assert {"recorded": 3} == document_of("record-digests", table.uri)
+    assert ["0 digests recorded"] == lines_of("record-digests", table.uri, "--ref", "main")
+    path = next(Path(table.uri, "data").glob("*.lance"))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    result = run("verify", table.uri, "--deep")
+    assert (1, True) == (result.exit_code, f"data/{path.name}\n    its bytes changed" in result.output)

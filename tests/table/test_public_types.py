@@ -51,7 +51,7 @@ WITHOUT_MESSAGE = {
         "LanceTable": "at commit count_rows diff exists head log open preview_merge read scan schema stage to_lance "
         "write_target",
         "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names "
-        "plan_compaction verify",
+        "plan_compaction record_digests verify",
         "Tags": "create delete get history hold list move protect release rename roll_back set_metadata unprotect",
     }.items()
     for name in names.split()

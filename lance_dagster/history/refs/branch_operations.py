@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefMovedError
+from lance_dagster.errors import AlreadyExistsError, Call, ConflictError, InvalidInputError, RefMovedError, Remedy
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_writable
 from lance_dagster.format.transaction import Clone, Transaction
@@ -393,9 +393,12 @@ def refuse_leftovers(name: str, versions: Versions) -> None:
     # A version below a fence was put by a late writer; the new branch begins above it and is not affected.
     if newest is None or newest < first_number_above_fences(name, Refs(versions.store)):
         return
+    remedy = Remedy(
+        "{} makes it a branch again, which can be deleted; or choose another name", Call("branches.recover", (name,))
+    )
     raise AlreadyExistsError(
-        f"{versions.branch_uri(name)} holds versions of a branch without metadata, left by another program "
-        f"or a crash; branches.recover({name!r}) makes it a branch again, which can be deleted; or choose another name"
+        f"{versions.branch_uri(name)} holds versions of a branch without metadata, left by another program or a crash",
+        remedy=remedy,
     )
 
 

@@ -1,0 +1,123 @@
+"""Digests of data files: when they are recorded, what a changed byte is reported as, and who deletes them."""
+
+import hashlib
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.blob import blob_field
+
+from lance_dagster import InvalidInputError, LanceTable
+from lance_dagster.store import open_store
+from tests.conftest import S3Storage
+from tests.damage import only_file
+from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
+
+RECORDING = {"record_digests": "true"}
+
+
+def flip(path: Path, value: bytes = b"letter") -> None:
+    """Flip one bit of a value in a file; what is stored there reads as another value."""
+    data = bytearray(path.read_bytes())
+    data[data.index(value)] ^= 1
+    path.write_bytes(data)
+
+
+def digests(table: LanceTable) -> dict[str, str]:
+    """The recorded digests by data file."""
+    names = [path.name for path in Path(table.uri).glob("data/**/*.sha256")]
+    return dict(name.removesuffix(".sha256").rsplit(".", 1) for name in names)
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    """In a file whose digest was recorded when it was written."""
+    plain = new_table(tmp_path, entries("letter a", 1, 2))
+    table = LanceTable.open(plain.uri, RECORDING)
+    table.append(entries("letter b", 3, 4))
+    ((name, recorded),) = digests(table).items()
+    path = Path(table.uri, "data", name)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == recorded
+    flip(path)
+    assert (True, 1) == (
+        table.maintenance.verify().ok,
+        table.count_rows("main", filter="key = 'metter b' and value = 3"),
+    )
+    # Recorded again, the changed file does not become the right one.
+    assert 1 == table.maintenance.record_digests()
+    report = table.maintenance.verify(deep=True)
+    assert (2, 0) == (report.digests_compared, report.without_digest)
+    (problem,) = report.problems
+    assert (f"data/{name}", ("main@3",), 1) == (problem.path, problem.versions, problem.fragment)
+    assert (True, True) == (problem.what.startswith("its bytes changed"), recorded in problem.right)
+
+
+def test_digests_of_what_is_there_are_recorded(tmp_path: Path) -> None:
+    """Of the files of every branch, also those that pylance wrote into a branch's own folder, each once."""
+    table = new_table(tmp_path, entries("letter a", 1, 2))
+    table.branches.create("run")
+    as_pylance(table, "run").insert(entries("letter b", 3))
+    steps: list[tuple[int, int]] = []
+    assert 2 == table.maintenance.record_digests(progress=lambda *step: steps.append(step))
+    assert (0, [(1, 2), (2, 2)]) == (table.maintenance.record_digests("run"), steps)
+    table.append(entries("letter c", 4))
+    flip(only_file(table, "tree/run/data/*.lance"))
+    report = table.maintenance.verify(deep=True)
+    (problem,) = report.problems
+    assert (2, 1, "tree/run/data/") == (report.digests_compared, report.without_digest, (problem.path or "")[:14])
+
+
+def test_blob_files_have_digests(tmp_path: Path) -> None:
+    """Each of its own, since no page of a data file covers them."""
+    schema = pa.schema([pa.field("id", pa.int64()), blob_field("blob")])
+    table = LanceTable.create(tmp_path / "blobs", schema, storage_options=RECORDING)
+    table.append(pa.table({"id": [1], "blob": lance.blob_array([b"x" * 5_000_000])}, schema))
+    flip(only_file(table, "data/*/*.blob"), b"xxx")
+    report = table.maintenance.verify(deep=True)
+    (problem,) = report.problems
+    assert 2 == report.digests_compared
+    assert re.fullmatch(r"data/[^/]+/[^/]+\.blob", problem.path or "")
+
+
+def test_digests_go_with_their_files(tmp_path: Path) -> None:
+    """Whoever cleans up: this package, which knows them, or pylance, which leaves them to it."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA, storage_options=RECORDING)
+    table.append(entries("letter a", 1))
+    table.append(entries("letter b", 2))
+    table.overwrite(entries("letter c", 3))
+    assert 3 == len(digests(table))
+    as_pylance(table).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    assert (1, 3) == (len(list(Path(table.uri).glob("data/*.lance"))), len(digests(table)))
+    assert 0 == table.maintenance.collect_garbage(dry_run=False).files
+    report = table.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False)
+    assert {"digests": 2} == {kind: count.files for kind, count in report.garbage.items() if kind == "digests"}
+    (kept,) = Path(table.uri).glob("data/*.lance")
+    assert {kept.name} == digests(table).keys()
+    assert [("letter c", 3)] == contents(table)
+
+
+def test_clones_keep_digests(tmp_path: Path) -> None:
+    """A deep clone gets those of the files it copied; a shallow one uses those beside the files."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA, storage_options=RECORDING)
+    table.append(entries("letter a", 1))
+    deep, shallow = (table.maintenance.clone(tmp_path / str(near), shallow=near) for near in (False, True))
+    assert digests(table) == digests(deep)
+    assert (0, 1) == (shallow.maintenance.record_digests(), shallow.maintenance.verify(deep=True).digests_compared)
+
+
+def test_digests_on_object_storage(s3_storage: S3Storage) -> None:
+    """The option is one of the storage, so every process that gets the options of a table records."""
+    options = {**s3_storage.storage_options, **RECORDING}
+    table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=options)
+    table.append(entries("letter a", 1))
+    assert 2 == len(open_store(table.uri, options).list("data"))
+    assert 0 == table.maintenance.record_digests()
+
+
+def test_the_option_is_true_or_false(tmp_path: Path) -> None:
+    """Anything else is refused before a file is committed."""
+    table = LanceTable.open(new_table(tmp_path).uri, {"record_digests": "yes"})
+    with pytest.raises(InvalidInputError, match="record_digests is 'yes'"):
+        table.append(entries("letter a", 1))
