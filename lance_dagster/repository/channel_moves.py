@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import (
-    AlreadyExistsError,
     Call,
     ConflictError,
     NotFoundError,
@@ -20,7 +19,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import next_entry
-from lance_dagster.repository.commits.release_tags import read_tag
+from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.repository_context import RepositoryContext
@@ -95,7 +94,7 @@ class ChannelMoves:
             raise unknown_channel(self._repository, name)
         # The name of a channel that was deleted may have been given to a branch or a release tag since.
         if newest is None or newest.deleted:
-            self._refuse_taken(name)
+            refuse_taken(self._repository.logs, name, "channel")
         return newest
 
     def _followed(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
@@ -148,12 +147,6 @@ class ChannelMoves:
         raise NotFoundError(
             f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer one"
         )
-
-    def _refuse_taken(self, name: str) -> None:
-        branch = self._repository.logs.newest("branch", name)
-        if (branch is not None and not branch.deleted) or read_tag(self._repository.logs, name) is not None:
-            kind = "release tag" if branch is None else "branch"
-            raise AlreadyExistsError(f"{name!r} is a {kind} of {self._repository.root}; a channel needs another name")
 
 
 def unknown_channel(repository: RepositoryContext, name: str) -> RefNotFoundError:

@@ -9,36 +9,58 @@ put the entry that names them. Of a table, every version that one of these commi
 **A ref that moves to an old commit meanwhile.** A collection first marks the commits that it is going to delete, then
 reads all refs again and keeps what one of them names by now. A process that moves a ref to an existing commit puts the
 entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other. A mark
-stays for the grace period: a process may have read the commit before it was deleted, and have it in memory.
+stays for the grace period: a process may have read the commit before it was deleted, and have it in memory. A mark
+belongs to the collection that put it, which alone deletes the commit or takes the mark back: of two collections at
+once, one could otherwise take back the mark that the other one relies on. The commits that a collection marked and did
+not delete, because it died, are left alone for the grace period.
 
-**A publication that goes on with a branch of an earlier attempt.** A branch without a commit goes once it is older than
-the grace period; a publication uses one of an earlier attempt only while it is much younger (`staging`).
+**A publication that is about to name a version of a table.** The version is held by a branch `published/...` or by a
+tag before the commit is stored. A collection that lists the commits before that sees a branch or tag that no commit
+names, and deletes it only if it is older than the grace period. What is older may still be used by a publication that
+finds it from an earlier attempt, or because an older commit named the same version:
+
+- A branch is used again only while it is at most half as old (`staging.REUSED_FOR`); then another name is taken.
+- A tag that is older is written again first, by compare-and-swap. The collection reads the tag, lists its age after
+  that, and deletes it by comparing its bytes. If the publication wrote between the first two, the age shows it. If it
+  wrote after that, the deletion finds other bytes. If the deletion came first, the publication makes the tag anew.
+
+So whatever a publication relies on was at most twelve hours old when it did. A collection that deletes it began twelve
+hours later or more; a publication takes less from its staging to its commit, so the commit was there to be listed.
+
+**Logs of ended branches.** There is one for each run, and only a repeated publication reads it. A log goes when its
+newest entry ended the branch longer ago than what is kept and the grace period, and no table is marked as touched by
+the branch. From then on a publication of the branch says that there is no such branch, and a fork begins with entry 1
+again. No process takes a number of before for a later one: what was known of the log is older than any process that is
+at work. A process that read the log just before it went puts a larger number, which begins a log as well as entry 1
+does. Logs of channels stay, because sensors remember their numbers, and so does the newest entry of each other log.
 
 Commits are deleted before the branches of tables: a crash in between leaves branches that no commit names, and the next
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 
-from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError
-from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
+from lance_dagster.errors import InvalidInputError, NotFoundError, ProtectedError, RefMovedError, RefNotFoundError
+from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED, TAGS, tag_file
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branches
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import delete_tag
-from lance_dagster.repository.commits.ref_log import COMMITS, EXPIRED, PINS, RefKind, RefLogs
+from lance_dagster.repository.commits.ref_log import COMMITS, PINS, BranchLog, RefKind, RefLogs
 from lance_dagster.repository.commits.release_tags import list_tags
 from lance_dagster.repository.commits.resolve_commit import promotions
-from lance_dagster.repository.commits.snapshot import RepositoryCommit
+from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.repository_context import RepositoryContext
 
 _WORKERS = 8
-_KINDS: tuple[RefKind, ...] = ("branch", "channel")
+_PINS_OF_TABLES = "repository-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,93 +109,126 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     logs = repository.logs
     # The clock of the storage, which set the times of the objects: the local one may be wrong by more than the grace.
     now = logs.store.now()
-    ages = {info.key.rpartition("/")[2].removesuffix(".json"): now - info.modified for info in logs.store.walk(COMMITS)}
-    old = {commit for commit, age in ages.items() if age >= retention.grace.total_seconds()}
+    before = now - retention.grace.total_seconds()
+    ages = {info.key.rpartition("/")[2].removesuffix(".json"): info.modified for info in logs.store.walk(COMMITS)}
+    old = {commit for commit, modified in ages.items() if modified <= before}
     # The refs are read after the ages: a commit that a publication stores and names meanwhile is not among `old`.
-    needed = _needed(logs, retention, now)
-    going = sorted(old - needed.keys())
+    branches = logs.branch_logs()
+    newest = logs.newest_of(branches)
+    needs = _Needs(logs, retention, now)
+    going = sorted(old - needs.commits(newest).keys())
     if not dry_run:
-        going = _marked(logs, going, retention, now)
+        # Before new marks: those of a collection that died would keep this one from their commits.
+        logs.drop_marks(before)
+        going = _marked(needs, going, newest)
     gone = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
     staying = list(_read(logs, {*ages, *logs.commit_ids()} - gone))
-    entries = list(_entries_of(logs, gone))
-    before = now - retention.grace.total_seconds()
+    ended = _ended(branches, newest, min(before, now - retention.keep_for.total_seconds()))
+    entries = list(_entries_of(logs, gone, {name: log for name, log in branches.items() if name not in ended}))
     if not dry_run:
         # Entries go before their commits: a crash in between must not leave an entry whose commit is gone.
         logs.drop(entries)
+        logs.drop_branch_logs(ended)
         logs.drop_commits(going)
-        logs.drop_marks(before, gone)
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
-    branches, kept = _unnamed(repository, staying, before, dry_run=dry_run)
-    return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=len(entries), branches=branches, kept=kept)
+    refs, kept = _unnamed(repository, staying, before, dry_run=dry_run)
+    dropped = len(entries) + sum(len(log.numbers) for log in ended.values())
+    return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=dropped, branches=refs, kept=kept)
 
 
-def _needed(logs: RefLogs, retention: CommitRetention, now: float) -> dict[str, None]:
-    """Return the ids of the commits that refs name or that the retention keeps."""
-    found = [tag.commit for tag in list_tags(logs).values()]
-    found += _pinned(logs, now - retention.grace.total_seconds())
-    since = now - retention.keep_for.total_seconds()
-    for name in logs.live("branch"):
-        found += _named_since(logs, "branch", name, since)
-    # Deleted channels too: what they named stays readable for `keep_for` from the deletion on.
-    for name in logs.names("channel"):
-        found += _named_since(logs, "channel", name, since)
-        with suppress(NotFoundError):
-            found += islice(promotions(logs, name), retention.promotions)
-    return dict.fromkeys(commit for commit in found if commit)
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What refs name and the retention keeps, at a time of the storage's clock."""
+
+    logs: RefLogs
+    retention: CommitRetention
+    now: float
+
+    def commits(self, newest: Mapping[str, RefEntry]) -> dict[str, None]:
+        """Return the ids of the commits that must stay, given the newest entries of the branches."""
+        logs, since = self.logs, self.now - self.retention.keep_for.total_seconds()
+        found = [tag.commit for tag in list_tags(logs).values()]
+        found += self._pinned()
+        for name, entry in newest.items():
+            # What an ended branch named is needed by the refs that have its commits, or by nothing.
+            if not entry.deleted:
+                found += _named_since(logs, "branch", name, since)
+        # Deleted channels too: what they named stays readable for `keep_for` from the deletion on.
+        for name in logs.names("channel"):
+            found += _named_since(logs, "channel", name, since)
+            with suppress(NotFoundError):
+                found += islice(promotions(logs, name), self.retention.promotions)
+        return dict.fromkeys(commit for commit in found if commit)
+
+    def _pinned(self) -> Iterator[str]:
+        """Return the commits that runs see; a run that began long ago is over."""
+        since = self.now - self.retention.grace.total_seconds()
+        for info in self.logs.store.walk(PINS):
+            data = None if info.modified < since else self.logs.store.get(info.key)
+            if data is not None:
+                yield data.decode()
 
 
-def _pinned(logs: RefLogs, since: float) -> Iterator[str]:
-    """Return the commits that runs see; a run that began long ago is over."""
-    for info in logs.store.walk(PINS):
-        if info.modified < since:
-            continue
-        data = logs.store.get(info.key)
-        if data is not None:
-            yield data.decode()
+def _ended(branches: Mapping[str, BranchLog], newest: Mapping[str, RefEntry], until: float) -> dict[str, BranchLog]:
+    """Return the logs of branches that ended before a time of the storage's clock and have nothing left to publish."""
+    return {
+        name: branches[name]
+        for name, entry in newest.items()
+        if entry.deleted and branches[name].modified <= until and not branches[name].is_marked
+    }
 
 
 def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Iterator[str]:
-    for entry in logs.entries(kind, name):
-        yield entry.commit
-        # The newest entry that is older than `since` was in force at that time, so its commit is kept too.
-        if entry.at.timestamp() < since:
-            return
+    # Another collection may cut the log meanwhile; what it deleted is needed by nothing.
+    with suppress(NotFoundError):
+        for entry in logs.entries(kind, name):
+            yield entry.commit
+            # The newest entry that is older than `since` was in force at that time, so its commit is kept too.
+            if entry.at.timestamp() < since:
+                return
 
 
-def _marked(logs: RefLogs, going: Iterable[str], retention: CommitRetention, now: float) -> list[str]:
+def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry]) -> list[str]:
     """Mark the commits that are to go, and return those that no ref came to name meanwhile."""
-    marked = list(going)
+    logs = needs.logs
+    own = uuid.uuid4().hex
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        own_marks = pool.map(lambda commit: logs.mark(commit, own), going)
+        # What another collection has marked is left to it: only it may take the mark back.
+        marked = [commit for commit, done in zip(going, own_marks, strict=True) if done]
     if not marked:
         return []
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        list(pool.map(lambda commit: logs.store.put(f"{EXPIRED}/{commit}", b""), marked))
     # All marks are written before this second look. A ref that came to name a commit before its mark is seen here; a
     # process that moves a ref after the mark sees the mark.
-    needed = _needed(logs, retention, now)
-    logs.store.delete_many([f"{EXPIRED}/{commit}" for commit in marked if commit in needed])
+    needed = needs.commits(logs.newest_of(logs.branch_logs(), newest))
+    logs.unmark([commit for commit in marked if commit in needed])
     return [commit for commit in marked if commit not in needed]
 
 
-def _entries_of(logs: RefLogs, gone: set[str]) -> Iterator[tuple[RefKind, str, int]]:
+def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]) -> Iterator[tuple[RefKind, str, int]]:
     """Return the entries from which on a log cannot be followed any more.
 
     A log is cut and not thinned out: `production~1` must never name an older promotion than the one before.
     """
     # Most collections delete nothing, and then no log is read.
-    for kind in _KINDS if gone else ():
-        for name in logs.names(kind):
-            newest, *older = logs.numbers(kind, name) or [0]
-            # The newest entry stays, also that of a deleted ref: the next number is counted from it, and a number must
-            # not be given twice.
-            keeps = logs.entry(kind, name, newest).commit not in gone if older else True
-            for number in older:
-                if keeps:
+    if not gone:
+        return
+    found: list[tuple[RefKind, str, Sequence[int]]] = [("branch", name, log.numbers) for name, log in branches.items()]
+    found += [("channel", name, logs.numbers("channel", name)) for name in logs.names("channel")]
+    for kind, name, numbers in found:
+        # The newest entry stays, also that of a deleted ref: the next number is counted from it, and a number must
+        # not be given twice.
+        keeps = True
+        for number in numbers if numbers[1:] else ():
+            is_newest = number == numbers[0]
+            if keeps:
+                # Another collection may have been faster.
+                with suppress(NotFoundError):
                     entry = logs.entry(kind, name, number)
-                    keeps = not entry.deleted and entry.commit not in gone
-                if not keeps:
-                    yield kind, name, number
+                    keeps = entry.commit not in gone and (is_newest or not entry.deleted)
+            if not keeps and not is_newest:
+                yield kind, name, number
 
 
 def _unnamed(
@@ -188,17 +243,20 @@ def _unnamed(
 
     def one(name: str) -> tuple[str, ...]:
         context, used = repository.table(name), named.get(repository.registry.id_of(name) or "", set())
-        branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used)
+        branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used, before)
         if dry_run:
-            return (*branches, *tags)
+            return (*branches, *(tag.name for tag in tags))
         # A branch stays where a tag still names its version: a person or another program put it there.
-        stay = delete_branches(branches, context.refs, context.versions)
-        kept.extend(f"{branch} of {name}: {error}" for branch, error in sorted(stay.items()))
+        stay = {name: str(error) for name, error in delete_branches(branches, context.refs, context.versions).items()}
         for tag in tags:
-            # Another collection may have been faster.
-            with suppress(RefNotFoundError):
-                delete_tag(tag, context.refs, force=True)
-        return (*(branch for branch in branches if branch not in stay), *tags)
+            try:
+                # As it was read: a publication that uses an old tag again renews it first.
+                delete_tag(tag.name, context.refs, force=True, expected=tag)
+            except (RefNotFoundError, RefMovedError, ProtectedError) as error:
+                # Another collection was faster, a publication needs it, or a person holds it.
+                stay[tag.name] = str(error)
+        kept.extend(f"{ref} of {name}: {error}" for ref, error in sorted(stay.items()))
+        return tuple(ref for ref in (*branches, *(tag.name for tag in tags)) if ref not in stay)
 
     found = for_each_table(one, repository.registry.names())
     return {name: refs for name, refs in found.items() if refs}, tuple(sorted(kept))
@@ -215,15 +273,21 @@ def _unnamed_branches(context: TableContext, named: set[str], before: float) -> 
     return found
 
 
-def _unnamed_pins(context: TableContext, named: set[str]) -> list[str]:
-    """Return the tags that hold versions for no commit."""
-    # The name of a pin of `main` has the number of the version, so these tags need not be read.
-    pins = [name for name in context.refs.tag_names(PIN) if f"{MAIN}@{name.removeprefix(PIN)}" not in named]
-    for name in context.refs.tag_names(BRANCH_PIN):
-        tag = context.refs.tag(name)
+def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list[Tag]:
+    """Return the tags that hold versions for no commit, without those that a publication may have just set."""
+    pins = []
+    for name in context.refs.tag_names(_PINS_OF_TABLES):
+        # The name of a pin of `main` has the number of the version, so most tags need not be read.
+        known = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
+        tag = None if known or not name.startswith((PIN, BRANCH_PIN)) else context.refs.tag(name)
         if tag is not None and tag.ref not in named:
-            pins.append(name)
-    return pins
+            pins.append(tag)
+    if not pins:
+        return []
+    # The ages are listed after the tags were read: where one is renewed after it was read, either its age shows that
+    # here, or its deletion finds other bytes.
+    old = {info.key for info in context.store.walk(TAGS) if info.modified <= before}
+    return [tag for tag in pins if tag_file(tag.name) in old]
 
 
 def _read(logs: RefLogs, commit_ids: Iterable[str]) -> Iterator[RepositoryCommit]:

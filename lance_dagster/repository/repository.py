@@ -41,7 +41,7 @@ from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVer
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
-from lance_dagster.repository.publish.forks import fork_table, touched_tables
+from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Publication, Published, PublishOptions, publish_branch
 from lance_dagster.repository.publish.revert_commit import revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
@@ -418,13 +418,7 @@ class LanceRepository:
 
     def status(self) -> RepositoryStatus:
         """Say where every table, channel and branch stands."""
-        head = self.head()
-        forked = {
-            name: tuple(touched_tables(self._context, name, head))
-            for name in sorted(self._context.logs.live("branch"))
-            if name != MAIN
-        }
-        return status_of_repository(self._context, forked)
+        return status_of_repository(self._context)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = False) -> RepositoryGarbage:
         """Delete commits that no branch, channel or release tag needs, and the versions of tables that only they name.

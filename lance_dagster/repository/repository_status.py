@@ -1,14 +1,17 @@
 """Where the tables, channels and branches of a repository stand."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import NotFoundError
-from lance_dagster.format.layout import MAIN, RUNS
+from lance_dagster.format.layout import MAIN, PUBLISHED, RUNS
 from lance_dagster.history.context import TableContext
-from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.collect_commits import CommitRetention
+from lance_dagster.repository.commits.ref_log import COMMITS, TAGS, RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
+from lance_dagster.repository.publish.forks import touched_tables
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.repository_context import RepositoryContext
 
@@ -62,12 +65,16 @@ class RepositoryStatus:
         channels: The channels.
         waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
             that were made in the tables themselves.
+        collectable: How many commits a collection with the default retention deletes at least, about.
+        held_versions: How many branches of tables hold versions for commits; they go with their commits.
     """
 
     commit: RepositoryCommit
     tables: tuple[TableState, ...]
     channels: tuple[ChannelState, ...]
     waiting: Mapping[str, tuple[str, ...]]
+    collectable: int = 0
+    held_versions: int = 0
 
     def __str__(self) -> str:
         """Return a line for `main`, each channel, each table with something to say, and each branch that waits."""
@@ -88,11 +95,15 @@ class RepositoryStatus:
             if said:
                 lines.append(f"table {table.name}: {'; '.join(said)}")
         lines += [f"branch {name} waits: {', '.join(tables)}" for name, tables in self.waiting.items()]
+        if self.collectable:
+            lines.append(
+                f"{self.collectable} old commits wait for `collect`; tables hold {self.held_versions} branches"
+            )
         return "\n".join(lines)
 
 
-def status_of_repository(repository: RepositoryContext, forked: Mapping[str, tuple[str, ...]]) -> RepositoryStatus:
-    """Look at every table, channel and branch; a few requests for each."""
+def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
+    """Look at every table, channel and branch that waits; a few requests for each, and nothing is written."""
     head = repository.head()
     channels = dict(sorted(repository.logs.live("channel").items()))
     commits = {name: repository.logs.commit(entry.commit) for name, entry in channels.items()}
@@ -107,12 +118,14 @@ def status_of_repository(repository: RepositoryContext, forked: Mapping[str, tup
     # Both: a table may be registered and not committed yet, or committed and taken out of the register since.
     names = sorted({*repository.registry.names(), *head.tables})
     tables = for_each_table(one, names)
-    waiting = {branch: set(touched) for branch, touched in forked.items()}
     # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
     # published; until then only the tables know.
-    for name, found in for_each_table(lambda name: repository.table(name).refs.branch_names(RUNS), names).items():
+    branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
+    waiting = _forked(repository, head)
+    for name, found in branches.items():
         for branch in found:
-            waiting.setdefault(branch, set()).add(name)
+            if branch.startswith(RUNS):
+                waiting.setdefault(branch, set()).add(name)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
@@ -123,7 +136,34 @@ def status_of_repository(repository: RepositoryContext, forked: Mapping[str, tup
             for name, entry in channels.items()
         ),
         waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
+        collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
+        held_versions=sum(branch.startswith(PUBLISHED) for found in branches.values() for branch in found),
     )
+
+
+def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, set[str]]:
+    """Return the branches that were forked and not ended, with the tables that they touched."""
+    logs = repository.logs
+    # The end of a branch takes its marks away, so the logs of branches that ended, of every run there was, are listed
+    # and not read.
+    marked = {name: log for name, log in logs.branch_logs().items() if log.is_marked}
+    live = [name for name, entry in logs.newest_of(marked).items() if not entry.deleted]
+    return {name: set(touched_tables(repository, name, head)) for name in live}
+
+
+def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
+    """Return how many commits a collection with the default retention deletes; mostly it deletes more.
+
+    No log is read for this, so as many are left out as the refs may need.
+    """
+    retention = CommitRetention()
+    # The local clock: that of the storage is read by a write, which a reader may have no right to.
+    until = time.time() - max(retention.keep_for, retention.grace).total_seconds()
+    old = sum(info.modified < until for info in logs.store.walk(COMMITS))
+    # Of each channel its promotions and the entry that was in force at the time; the latter of `main` too; of each
+    # other branch the commit that it began with; and release tags.
+    needed = channels * (retention.promotions + 1) + 1 + branches + (len(logs.store.list(TAGS)) if old else 0)
+    return max(0, old - needed)
 
 
 def _table_state(

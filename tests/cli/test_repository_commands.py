@@ -166,6 +166,18 @@ def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
         assert problem in result.stderr
 
 
+def test_show_says_that_the_parent_was_collected(repository: str) -> None:
+    """What a commit changed is not known then, and no table is called added."""
+    lines_of("repository", "commit", repository, "-m", "again")
+    publish(repository, 2)
+    commits = document_of("repository", "show", repository)
+    (Path(repository) / "_repository" / "commits" / f"{commits['parents'][0]}.json").unlink()
+    shown = lines_of("repository", "show", repository)
+    assert "not known, because the first parent was collected" in next(line for line in shown if "changes" in line)
+    assert [f"{LINES}   main@3", f"{ORDERS}  main@3"] == [line.strip() for line in shown[-2:]]
+    assert document_of("repository", "show", repository)["changed"] is None
+
+
 def test_without_a_command_the_help_is_shown() -> None:
     """Each command with its whole first sentence."""
     result = run("repository")

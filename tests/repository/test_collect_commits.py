@@ -1,16 +1,46 @@
 """A collection deletes what no ref needs, and what a ref comes to need meanwhile stays."""
 
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
+import pendulum
 import pytest
 
-from lance_dagster import AlreadyExistsError, CommitRetention, InvalidInputError, LanceRepository, NotFoundError
-from tests.repository.scripted_repository import rows, run
+from lance_dagster import (
+    AlreadyExistsError,
+    CommitRetention,
+    InvalidInputError,
+    LanceRepository,
+    NotFoundError,
+    RefNotFoundError,
+)
+from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.commits.snapshot import new_commit
+from tests.repository.scripted_repository import FAST, Plug, opened, rows, run, scripted
 from tests.repository.test_repository import ids, new_repository
 from tests.repository.test_repository_requests import made_by
+from tests.store.scripted import PlugPulledError, Request
 
 ALL = CommitRetention(promotions=1, keep_for=timedelta(0), grace=timedelta(0))
+OLD = CommitRetention(promotions=1, keep_for=timedelta(0))
+"""Everything that is a day old, while other processes are at work."""
+TWO_DAYS = timedelta(days=2)
+
+
+def backdate(paths: Iterable[Path]) -> None:
+    """Make files two days older, with the times that files of tags and branches hold themselves."""
+    for path in paths:
+        if path.parent.parent.name == "_refs":
+            found = json.loads(path.read_text())
+            for key in found.keys() & {"createdAt", "updatedAt"}:
+                found[key] = (pendulum.now("UTC") - TWO_DAYS).isoformat()
+            path.write_text(json.dumps(found))
+        os.utime(path, (time.time() - TWO_DAYS.total_seconds(),) * 2)
 
 
 def published(root: Path, times: int) -> LanceRepository:
@@ -154,10 +184,10 @@ def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_collection_is_linear(tmp_path: Path) -> None:
     """Each commit that goes costs the same number of requests, and with nothing to collect only commits are read."""
     found, idle = {}, {}
-    for count in (3, 6, 12):
-        repository = published(tmp_path / str(count), count)
-        idle[count] = made_by(repository, lambda again: again.collect())
-        found[count] = made_by(repository, lambda again: again.collect(ALL))
+    for times in (3, 6, 12):
+        repository = published(tmp_path / str(times), times)
+        idle[times] = made_by(repository, lambda again: again.collect())
+        found[times] = made_by(repository, lambda again: again.collect(ALL))
     assert 2 * (found[6] - found[3]) == found[12] - found[6]
     assert 2 * (idle[6] - idle[3]) == idle[12] - idle[6]
 
@@ -176,3 +206,151 @@ def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
     done = repository.collect(ALL)
     assert () == done.kept
     assert chained - branches(repository) == {name for name in done.branches["a"] if name.startswith("published/")}
+
+
+def with_new_version(root: Path) -> LanceRepository:
+    """A table whose main has a version that is not committed yet."""
+    repository = new_repository(root, "a")
+    repository.table("a").append(rows(1))
+    return repository
+
+
+def with_old_tag(root: Path) -> LanceRepository:
+    """The same, two days after a process that was about to commit the version died."""
+    repository = with_new_version(root)
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, Plug(0, _stores_a_commit)).commit("died")
+    backdate((root / "a.lance" / "_refs" / "tags").iterdir())
+    return repository
+
+
+def _stores_a_commit(request: Request) -> bool:
+    return request.verb == "put_if_absent" and request.key.startswith("_repository/commits/")
+
+
+def read_after_garbage(root: Path) -> list[int]:
+    """The ids that the commit has, once the table has a later version and lost the files that nothing names."""
+    table = LanceRepository.open(root, FAST).table("a")
+    table.append(rows(9))
+    table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
+    return ids(LanceRepository.open(root, FAST), "main")["a"]
+
+
+@pytest.mark.parametrize("prepare", [with_new_version, with_old_tag])
+@pytest.mark.parametrize("at", ["commit", "every request"])
+def test_a_version_that_is_about_to_be_committed_stays(
+    tmp_path: Path, prepare: Callable[[Path], LanceRepository], at: str
+) -> None:
+    """A collection while the commit is stored leaves the tag of its version, an old one too, and so its files."""
+    for step in count() if at == "every request" else (0,):
+        root = tmp_path / str(step)
+        repository, left = prepare(root), step
+
+        def script(request: Request) -> object:
+            nonlocal left
+            if at == "every request" or _stores_a_commit(request):
+                left -= 1
+                if left == -1:
+                    LanceRepository.open(root, FAST).collect(OLD)  # noqa: B023 - called in this round
+            return request.send()
+
+        scripted(repository.root, script).commit("first")
+        assert [1] == read_after_garbage(root)
+        if left >= 0:
+            assert step
+            return
+
+
+@pytest.mark.parametrize("at", ["walk _refs/tags", "compare_and_delete"])
+def test_a_tag_that_is_used_again_while_a_collection_looks_stays(tmp_path: Path, at: str) -> None:
+    """The commit is made after the collection read the old tag, or just before it deletes it."""
+    repository = with_old_tag(tmp_path)
+    done: list[object] = []
+
+    def script(request: Request) -> object:
+        if f"{request.verb} {request.key}".startswith(at) and "branches" not in request.key and not done:
+            done.append(LanceRepository.open(tmp_path, FAST).commit("first"))
+        return request.send()
+
+    scripted(repository.root, script).collect(OLD)
+    assert done
+    assert [1] == read_after_garbage(tmp_path)
+
+
+def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:
+    """Two collections at once: a mark is taken back by the one that put it, so the other one must not rely on it."""
+    repository = published(tmp_path, 3)
+    old = repository.head("production~2").id
+    backdate((tmp_path / "_repository" / "commits").iterdir())
+    mark = tmp_path / "_repository" / "expired" / old
+    mark.parent.mkdir()
+    mark.write_bytes(b"another collection")
+    assert old not in repository.collect(OLD).commits
+    assert b"another collection" == mark.read_bytes()
+    backdate([mark])
+    assert (old,) == repository.collect(OLD).commits
+
+
+def test_a_release_of_another_process_is_not_withdrawn(tmp_path: Path) -> None:
+    """Only the tag that this call made; the collection saw the other one, and keeps the commit."""
+    repository = published(tmp_path, 3)
+    old = repository.head("production~2").id
+    repository.tags.create("v1", old)
+    (tmp_path / "_repository" / "expired").mkdir()
+    (tmp_path / "_repository" / "expired" / old).touch()
+    with pytest.raises(NotFoundError, match="is being collected"):
+        repository.tags.create("v1", old)
+    assert ["v1"] == [*repository.tags.list()]
+
+
+def logs_of_branches(root: Path) -> list[str]:
+    """The branches of the repository that have a log."""
+    return sorted(path.name for path in (root / "_repository" / "branches").iterdir())
+
+
+def test_logs_of_branches_that_ended_go(tmp_path: Path) -> None:
+    """Not where something is left to publish; the name can be used again, also by a process that read the log."""
+    repository = published(tmp_path, 2)
+    run(repository, 3, "a")
+    assert 0 == repository.collect(OLD).entries
+    backdate((tmp_path / "_repository" / "branches").rglob("*.json"))
+    assert 4 == repository.collect(OLD, dry_run=True).entries
+    branch = "run/1"
+
+    def script(request: Request) -> object:
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/run%2F1/9"):
+            assert 4 == LanceRepository.open(tmp_path, FAST).collect(OLD).entries
+        return request.send()
+
+    scripted(repository.root, script).fork("a", branch).append(rows(4), branch=branch)
+    assert ["main", "run%2F1", "run%2F3"] == logs_of_branches(tmp_path)
+    repository.publish(branch, channel="production")
+    assert [1, 2, 4] == ids(repository, "production")["a"]
+    with pytest.raises(RefNotFoundError):
+        repository.publish("run/2")
+
+
+def test_runs_that_ended_cost_nothing(tmp_path: Path) -> None:
+    """Neither a collection nor a look at the status makes a request for each run that there was."""
+    found = []
+    for times in (3, 6):
+        repository = published(tmp_path / str(times), times)
+        status = made_by(repository, lambda again: again.status())
+        repository.collect(ALL)
+        found.append((status, made_by(repository, lambda again: again.collect(ALL))))
+    assert found[0] == found[1]
+
+
+def test_the_status_says_how_much_waits_for_a_collection(tmp_path: Path) -> None:
+    """Commits that are older than what is kept, without those that the refs may need."""
+    repository = published(tmp_path, 1)
+    logs = RefLogs(opened(repository.root))
+    for number in range(40):
+        logs.put_commit(*new_commit({}, (), author="x", message=str(number), properties={}))
+    assert (0, 1) == (repository.status().collectable, repository.status().held_versions)
+    past = time.time() - timedelta(days=40).total_seconds()
+    for path in (tmp_path / "_repository" / "commits").iterdir():
+        os.utime(path, (past, past))
+    waiting = repository.status().collectable
+    assert 0 < waiting <= len(repository.collect(dry_run=True).commits)
+    assert f"{waiting} old commits wait" in str(repository.status())

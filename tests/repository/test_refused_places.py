@@ -53,6 +53,24 @@ def test_a_channel_called_main(tmp_path: Path) -> None:
             act()
 
 
+def test_branches_channels_and_releases_share_no_name(tmp_path: Path) -> None:
+    """In all directions: an expression names a ref without its kind. Nothing is written."""
+    repository = new_repository(tmp_path, "orders")
+    repository.fork("orders", "nightly")
+    repository.channels.create("stable", "main")
+    repository.tags.create("v1", "main")
+    for taken, kind, makers in (
+        ("nightly", "branch", (repository.channels.create, repository.tags.create)),
+        ("stable", "channel", (lambda name: repository.fork("orders", name), repository.tags.create)),
+        ("v1", "release tag", (lambda name: repository.fork("orders", name), repository.channels.create)),
+    ):
+        for make in makers:
+            with pytest.raises(AlreadyExistsError, match=f"'{taken}' is a {kind} of .* needs another name"):
+                make(taken)
+    assert {"nightly": ("orders",)} == repository.status().waiting
+    assert (["stable"], ["v1"]) == ([*repository.channels.list()], [*repository.tags.list()])
+
+
 def test_a_refused_fork_leaves_nothing_that_waits(tmp_path: Path) -> None:
     """Where a tag has the name, no branch waits for a publication; a branch that other tables have goes on."""
     repository = new_repository(tmp_path, "a", "b")

@@ -83,6 +83,7 @@ def counted(root: Path) -> Iterator[tuple[str, int]]:
         "hold a channel, and the tags of 5 tables",
         made_by(repository, lambda again: again.channels.hold("production", reason="audit")),
     )
+    yield "look at the status of 5 tables", made_by(repository, lambda again: again.status())
     now = timedelta(0)
     least = CommitRetention(promotions=1, keep_for=now, grace=now)
     going = len(repository.collect(least, dry_run=True).commits)

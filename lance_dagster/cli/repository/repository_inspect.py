@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lance_dagster.cli.arguments import about_repository
+from lance_dagster.cli.command_errors import command_line
 from lance_dagster.cli.output import Output, aligned, busy, counted, fact_lines, first_line, printable
 from lance_dagster.errors import NotFoundError
 
@@ -82,11 +83,17 @@ def status(repository: "LanceRepository", output: Output) -> None:
         "channels": [_channel_state_document(each) for each in found.channels],
         "tables": [_table_state_document(each) for each in found.tables],
         "waiting": {name: list(names) for name, names in found.waiting.items()},
+        "collectable": found.collectable,
+        "held_versions": found.held_versions,
     }
     lines = [f"main: {commit_line(found.commit)}, {counted(len(found.commit.tables), 'table')}"]
     lines += [_channel_state_line(each) for each in found.channels]
     lines += [line for each in found.tables for line in _table_state_lines(each)]
     lines += [f"not published: {name} ({', '.join(names) or 'no table'})" for name, names in found.waiting.items()]
+    if found.collectable:
+        old, branches = counted(found.collectable, "old commit"), counted(found.held_versions, "branch")
+        command = command_line("repository collect", repository.root, "--delete")
+        lines.append(f"not collected: {old}, {branches} of tables for commits; {command} deletes what is not needed")
     output.write(document, [printable(line) for line in lines])
 
 
@@ -175,10 +182,12 @@ def show(repository: "LanceRepository", output: Output, ref: str) -> None:
     """Show one commit, what it changed, and the version of each table; main if REF is not given."""
     found = repository.head(ref)
     parent = _parent_of(repository, found)
-    changed = set(found.changed_from(parent))
+    gone = bool(found.parents) and parent is None
+    changed = set() if gone else set(found.changed_from(parent))
     facts = [
         ("commit", found.id),
         *(("parent", each) for each in found.parents),
+        *([("changes", "not known, because the first parent was collected")] if gone else []),
         ("author", printable(found.author)),
         ("time", time_of(found.committed_at)),
         ("message", printable(found.message)),
@@ -189,7 +198,7 @@ def show(repository: "LanceRepository", output: Output, ref: str) -> None:
     rows = [(name, _text(view, name) or "", _change_of(name, changed, parent)) for name in view]
     # The view has only the tables of the commit, so those that it removed are added.
     rows += [(name, "", "removed") for name in sorted(changed - found.tables.keys())]
-    document = {**commit_document(found), "changed": sorted(changed)}
+    document = {**commit_document(found), "changed": None if gone else sorted(changed)}
     output.write(document, [*fact_lines(facts), *(["", *aligned(rows)] if rows else [])])
 
 
@@ -197,7 +206,7 @@ def _parent_of(repository: "LanceRepository", found: "RepositoryCommit") -> "Rep
     try:
         return repository.head(found.parents[0]) if found.parents else None
     except NotFoundError:
-        # The parent was collected, so there is nothing to compare with, and every table is shown as added.
+        # The parent was collected, so nobody can tell what the commit changed.
         return None
 
 

@@ -19,10 +19,13 @@ A lost answer proves nothing: an HTTP client may have sent the request twice and
 So an entry carries a random id, and is read back before it counts as refused.
 """
 
+import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 from urllib.parse import quote, unquote
 
@@ -63,6 +66,24 @@ _READERS = 8
 # A commit names every table of the repository, so a process that reads a long log must not keep all of them.
 _CACHED = 256
 _PUTS = 3
+_LOOKS = 3
+_NONE: Mapping[str, RefEntry] = MappingProxyType({})
+_BRANCH_FILE = re.compile(r"(?P<name>[^/]+)/(?:(?P<entry>[0-9]{15}\.json)|tables/[^/]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchLog:
+    """What a listing says of the log of a branch.
+
+    Attributes:
+        numbers: The numbers of the entries, newest first.
+        modified: When the newest entry was written, in seconds by the clock of the storage.
+        is_marked: Whether tables are marked as touched by the branch.
+    """
+
+    numbers: tuple[int, ...]
+    modified: float
+    is_marked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +106,15 @@ class RefLogs:
             name: Its name.
             known: An entry that was read before; it is not read again where it is the newest one.
         """
-        found = self.store.list(_folder(kind, name), 1)
-        # An entry is never changed, so its number tells that `known` is what a read would return.
-        if found and known is not None and _number_of(found[0]) == known.number:
-            return known
-        return self.entry(kind, name, _number_of(found[0])) if found else None
+        for _ in range(_LOOKS):
+            found = self.store.list(_folder(kind, name), 1)
+            # An entry is never changed, so its number tells that `known` is what a read would return.
+            if found and known is not None and _number_of(found[0]) == known.number:
+                return known
+            # A collection may remove the log of an ended branch between the listing and the read.
+            with suppress(NotFoundError):
+                return self.entry(kind, name, _number_of(found[0])) if found else None
+        raise StoreError(f"{self.store.uri}/{_folder(kind, name)} lists entries and does not have them")
 
     def current(self, kind: RefKind, name: str) -> RefEntry:
         """Return the entry that says which commit a ref names.
@@ -104,11 +129,51 @@ class RefLogs:
 
     def live(self, kind: RefKind) -> dict[str, RefEntry]:
         """Return the newest entry of every ref that was not deleted."""
+        if kind == "branch":
+            found = self.newest_of(self.branch_logs())
+            return {name: entry for name, entry in sorted(found.items()) if not entry.deleted}
         names = self.names(kind)
         # Each ref costs two requests, one after the other; those of different refs need not wait for each other.
         with ThreadPoolExecutor(_READERS) as pool:
             newest = pool.map(lambda name: self.newest(kind, name), names)
             return {name: entry for name, entry in zip(names, newest, strict=True) if entry and not entry.deleted}
+
+    def branch_logs(self) -> dict[str, BranchLog]:
+        """List the logs of all branches, ended ones included; no entry is read."""
+        # One listing of everything, and not one for each name: a run leaves a few objects, and a request lists a
+        # thousand of them.
+        entries: dict[str, dict[int, float]] = {}
+        marked: set[str] = set()
+        folder = f"{_FOLDERS['branch']}/"
+        for info in self.store.walk(_FOLDERS["branch"]):
+            # Anything else is a temporary file of a writer.
+            if found := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
+                name, file_name = unquote(found["name"]), found["entry"]
+                if file_name is None:
+                    marked.add(name)
+                else:
+                    entries.setdefault(name, {})[_number_of(file_name)] = info.modified
+        return {
+            name: BranchLog(
+                numbers=tuple(sorted(found, reverse=True)), modified=found[max(found)], is_marked=name in marked
+            )
+            for name, found in entries.items()
+        }
+
+    def newest_of(self, logs: Mapping[str, BranchLog], known: Mapping[str, RefEntry] = _NONE) -> dict[str, RefEntry]:
+        """Read the newest entry of each of some branches, without those that are `known`."""
+
+        def newest(name: str) -> RefEntry | None:
+            number, before = logs[name].numbers[0], known.get(name)
+            if before is not None and before.number == number:
+                return before
+            # A collection may remove the log of an ended branch after it was listed.
+            with suppress(NotFoundError):
+                return self.entry("branch", name, number)
+            return None
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            return {name: entry for name, entry in zip(logs, pool.map(newest, logs), strict=True) if entry is not None}
 
     def entries(self, kind: RefKind, name: str, *, upto: int | None = None) -> Iterator[RefEntry]:
         """Read the entries of a ref up to a number, newest first, each when it is asked for."""
@@ -178,8 +243,23 @@ class RefLogs:
         return [name.removesuffix(".json") for name in self.store.list(COMMITS) if name.endswith(".json")]
 
     def drop(self, entries: Sequence[tuple[RefKind, str, int]]) -> None:
-        """Delete entries; never the newest one of a ref."""
+        """Delete entries; never the newest one of a ref, from which the next number is counted."""
         self.store.delete_many([_path(kind, name, number) for kind, name, number in entries])
+
+    def drop_branch_logs(self, logs: Mapping[str, BranchLog]) -> None:
+        """Delete the logs of ended branches, as far as they were listed."""
+        # The newest entries go last: without it, a crash in between would leave an older entry in force.
+        older = [(name, number) for name, log in logs.items() for number in log.numbers[1:]]
+        for entries in (older, [(name, log.numbers[0]) for name, log in logs.items()]):
+            self.store.delete_many([_path("branch", name, number) for name, number in entries])
+        for name in logs:
+            self.store.prune(_folder("branch", name))
+
+    def mark(self, commit_id: str, collection: str) -> bool:
+        """Mark a commit as about to be deleted by a collection; return False where another collection marked it."""
+        path, data = f"{EXPIRED}/{commit_id}", collection.encode()
+        # Read back, because the refusal may be the answer to a second copy of this very request.
+        return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def drop_commits(self, commit_ids: Sequence[str]) -> None:
         """Delete commits that were marked as expired; the marks stay."""
@@ -189,10 +269,13 @@ class RefLogs:
         for commit_id in commit_ids:
             self._commits.pop(commit_id, None)
 
-    def drop_marks(self, before: float, going: Collection[str]) -> None:
-        """Delete the marks older than a time of the storage's clock, without those of commits that are going."""
-        old = [info.key for info in self.store.walk(EXPIRED) if info.modified < before]
-        self.store.delete_many([key for key in old if key.rpartition("/")[2] not in going])
+    def drop_marks(self, before: float) -> None:
+        """Delete the marks older than a time of the storage's clock."""
+        self.store.delete_many([info.key for info in self.store.walk(EXPIRED) if info.modified < before])
+
+    def unmark(self, commit_ids: Sequence[str]) -> None:
+        """Take marks back; only those of this collection."""
+        self.store.delete_many([f"{EXPIRED}/{commit_id}" for commit_id in commit_ids])
 
     def is_expired(self, commit_id: str) -> bool:
         """Return whether a collection deleted a commit lately, or is about to."""

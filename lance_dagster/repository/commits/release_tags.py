@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import quote, unquote
 
 import pendulum
@@ -18,7 +19,7 @@ from lance_dagster.errors import (
     Remedy,
 )
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.repository.commits.ref_log import TAGS, RefLogs, person
+from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,27 @@ class ReleaseTag:
     created_by: str
     created_at: pendulum.DateTime
     message: str
+
+
+def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "release tag"]) -> None:
+    """Refuse a new ref whose name a ref of another kind has.
+
+    The names of branches, channels and release tags are one set, because an expression names a ref without its kind.
+    Two processes that make refs of one name at the same moment are not kept apart; then the channel is what is read.
+
+    Raises:
+        AlreadyExistsError: There is a ref of another kind.
+    """
+    taken = None
+    # Names with a slash are names of branches only, and cost no request here.
+    kinds: tuple[RefKind, ...] = ("branch",) if "/" in name else ("branch", "channel")
+    for kind in kinds:
+        found = None if kind == wanted else logs.newest(kind, name)
+        if found is not None and not found.deleted:
+            taken = kind
+    if taken is not None or (wanted != "release tag" and read_tag(logs, name) is not None):
+        kind_of = taken or "release tag"
+        raise AlreadyExistsError(f"{name!r} is a {kind_of} of {logs.store.uri}; a {wanted} needs another name")
 
 
 def read_tag(logs: RefLogs, name: str) -> ReleaseTag | None:
@@ -57,11 +79,7 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         NotFoundError: A collection is deleting the commit.
     """
     check_tag_name(name)
-    # The names of branches, channels and release tags are one set: an expression names a ref without its kind.
-    for kind in ("branch", "channel"):
-        found = logs.newest(kind, name)
-        if found is not None and not found.deleted:
-            raise AlreadyExistsError(f"{name!r} is a {kind} of {logs.store.uri}; a tag of that name would be ambiguous")
+    refuse_taken(logs, name, "release tag")
     tag = {
         "commit": commit,
         "by": person(),
@@ -69,7 +87,8 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         "message": message,
         "write": uuid.uuid4().hex,
     }
-    logs.store.put_if_absent(_path(name), json.dumps(tag).encode())
+    data = json.dumps(tag).encode()
+    logs.store.put_if_absent(_path(name), data)
     # Read back whatever the answer was: another process may have been first, or an HTTP client sent the request twice
     # and the answer is the refusal of the second one.
     made = read_tag(logs, name)
@@ -78,7 +97,10 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         raise AlreadyExistsError(f"release tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
     # The tag comes first and the look for the mark second, as for a channel: a collection does it the other way round.
     if logs.is_expired(commit):
-        logs.store.delete(_path(name))
+        # Only what this call put: a tag that another process made before the mark was seen by the collection.
+        found = logs.store.get_with_etag(_path(name))
+        if found is not None and found[0] == data:
+            logs.store.compare_and_delete(_path(name), found[1])
         raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer one")
     return made
 

@@ -13,7 +13,7 @@ others are staged again on top of it.
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lance_dagster.errors import ConflictError
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
@@ -42,7 +42,6 @@ class CommitRequest:
         message: The commit message.
         author: Who makes it; empty for the committer.
         properties: Stored with the commit.
-        parents: The ids of commits that it merges, beside the newest one of the branch.
         audit: Looks at what was staged.
         reads: Tables that the audit reads beside those that change; it is given them as the commit will name them.
         since: The newest entry of the branch, where it was read before; an older one only costs an attempt.
@@ -56,7 +55,6 @@ class CommitRequest:
     message: str
     author: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
-    parents: tuple[str, ...] = ()
     audit: AuditStaged | None = None
     reads: tuple[str, ...] = ()
     since: RefEntry | None = None
@@ -96,8 +94,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
         commit, data = new_commit(
             {**kept, **changed},
-            # The head comes first: the log and `main~1` follow first parents.
-            (head, *(logs.commit(parent) for parent in request.parents if parent != head.id)),
+            (head,),
             author=request.author or person(),
             message=request.message,
             properties=request.properties,
@@ -106,7 +103,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         # collection deletes. In the opposite order, readers could find an entry without its commit.
         logs.put_commit(commit, data)
         made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)
-        if logs.append("branch", request.branch, replace(made, hold=entry.hold)):
+        if logs.append("branch", request.branch, made):
             return Committed(commit=commit, changed=changed)
         # Wait for a random time: publishers that lost at the same moment would meet again at the next put.
         time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret

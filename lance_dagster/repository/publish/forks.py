@@ -15,6 +15,7 @@ from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import next_entry, with_properties
+from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table, load
 from lance_dagster.repository.repository_context import RepositoryContext
@@ -26,17 +27,16 @@ MERGED = "merged"
 def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
     """Make a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
-    context = repository.table(name)
+    context, logs = repository.table(name), repository.logs
     # Registered before anything is written: a misspelt table must not leave a branch that waits for a publication.
     table_id = repository.registry.register(name)
-    begun = repository.logs.newest("branch", branch)
+    begun = logs.newest("branch", branch)
     if begun is None or begun.deleted:
+        refuse_taken(logs, branch, "branch")
         # The answer does not matter: where another process forks a table at the same moment, its entry serves both.
-        repository.logs.append(
-            "branch", branch, next_entry(begun, "fork", repository.logs.current("branch", MAIN).commit)
-        )
+        logs.append("branch", branch, next_entry(begun, "fork", logs.current("branch", MAIN).commit))
     # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
-    repository.logs.touch(branch, table_id)
+    logs.touch(branch, table_id)
     try:
         create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
     except (AlreadyExistsError, ConflictError, InvalidInputError):

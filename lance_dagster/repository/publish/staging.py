@@ -275,23 +275,26 @@ def _pin(context: TableContext, head: State) -> None:
     """Keep a version by a tag that is young, and with it the branch that it is on.
 
     Raises:
-        ConflictError: Collections deleted the tag each time.
+        ConflictError: Other processes changed the tag each time.
     """
     # The deletion of a run branch passes over tags that keep versions of `main`, and not over the others.
     name = f"{PIN}{head.number}" if head.branch == MAIN else f"{BRANCH_PIN}{head.id[:_DIGITS]}"
     for _ in range(_PINS):
         found = context.refs.tag(name)
-        if found is not None and found.updated_at is not None and abs(_age(found.updated_at)) < REUSED_FOR:
-            return
-        # These errors say that another process made, renewed or deleted the tag meanwhile, so it is looked at again.
-        with suppress(AlreadyExistsError, RefMovedError, RefNotFoundError):
-            if found is None:
+        if found is None:
+            # Another process may make the same tag at this moment; then it is looked at again.
+            with suppress(AlreadyExistsError):
                 create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
-            else:
-                # A collection that read the old tag deletes exactly that one, so a renewed tag stays.
-                context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
+                return
+        elif found.updated_at is not None and abs(_age(found.updated_at)) < REUSED_FOR:
             return
-    raise ConflictError(f"collections deleted tag {name!r} of {context.uri} each time; try again")
+        else:
+            # A collection that read the old tag deletes exactly that one, so a renewed tag stays; and where the
+            # collection was faster, the tag is made anew.
+            with suppress(RefMovedError, RefNotFoundError):
+                context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
+                return
+    raise ConflictError(f"other processes changed tag {name!r} of {context.uri} each of {_PINS} times; try again")
 
 
 def _age(moment: pendulum.DateTime) -> timedelta:
