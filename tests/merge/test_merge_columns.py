@@ -457,6 +457,24 @@ def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, cas
     sound(table)
 
 
+@pytest.mark.parametrize("casting", ["run", "main"])
+def test_a_cast_that_loses_is_no_conflict_when_no_row_comes_back(tmp_path: Path, casting: str) -> None:
+    """The winner replaced all rows too, and deleted its own: no row of the old type is left, whichever side it is."""
+    other = "run" if casting == "main" else "main"
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run")
+    table.columns.cast("value", pa.int32(), branch=casting)
+    table.overwrite(entries("b", 2).cast(table.schema(casting)), branch=casting)
+    table.overwrite(entries("c", 3), branch=other)
+    table.delete("value = 3", branch=other)
+    with pytest.raises(MergeConflictError) as refused:
+        table.merge("run")
+    assert ["the whole table"] == [conflict.unit for conflict in refused.value.conflicts]
+    table.merge("run", strategy="source-wins" if casting == "main" else "dest-wins")
+    assert [] == rows(table)
+    sound(table)
+
+
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
 def test_a_partition_goes_to_one_side(table: LanceTable, strategy: Winner) -> None:
     """With all its rows, those the loser took out included."""

@@ -49,7 +49,7 @@ from lance_dagster.merge.rules.row_decisions import (
     equally_updated_rows,
     only_moved_rows,
 )
-from lance_dagster.merge.rules.row_origins import BaseKey, in_order
+from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
 from lance_dagster.merge.rules.schema_merge import (
     MergedSchema,
     MergedSettings,
@@ -222,9 +222,9 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         builder.edits.mask(number, offsets)
     findings = list(row_findings(decided, builder.beside_others(), rules))
     # A row that a strategy brings back has to fit the columns of the side that gives it up.
-    if claims.source.undone or any(each.decision.source_given_up for each in decided):
+    if _come_back(claims.source.undone, dest) or any(each.decision.source_given_up for each in decided):
         findings += unfit_returned_rows(source)
-    if claims.dest.undone or any(each.decision.dest_given_up for each in decided):
+    if _come_back(claims.dest.undone, source) or any(each.decision.dest_given_up for each in decided):
         findings += unfit_returned_rows(dest)
     return _DecidedRows(
         decided=decided,
@@ -234,6 +234,12 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         combined=rules.combined,
         findings=findings,
     )
+
+
+def _come_back(undone: BaseRows, winner: MergeSide) -> bool:
+    """Tell whether rows of the merge base for which the change of one side does not count are in the result."""
+    # Where the winner took the rows out too, as two overwrites do, none comes back.
+    return any(offsets & winner.of(number).alive for number, offsets in undone.items())
 
 
 def _with_compared_rows(rules: RowRules, numbers: Sequence[BaseKey]) -> RowRules:
