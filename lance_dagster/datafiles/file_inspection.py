@@ -2,8 +2,12 @@
 
 A damaged file can make pylance raise, panic, or allocate more memory than there is, which ends the process. So files
 are opened in a subprocess, and its death is a result like any other.
+
+Starting one takes longer than most inspections, so a subprocess that met no damage waits for the next inspection of its
+process, and ends by itself when none comes.
 """
 
+import atexit
 import json
 import os
 import resource
@@ -27,20 +31,33 @@ _PROGRAM = "from lance_dagster.datafiles.file_inspection import serve_inspection
 # Generous, so that a slow store is not taken for a damaged file.
 _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 _LEAST_MEMORY, _BYTES_FOR_A_BYTE = 4 << 30, 16
+_IDLE_SECONDS = 30
+_idle: list["_Subprocess"] = []
+"""Those that wait for the next inspection, of any thread: taking one from a list is atomic."""
+# The pipes of an idle subprocess must have one user.
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 class DataFileInspector(AbstractContextManager["DataFileInspector"]):
-    """Opens data files, one after the other, in a subprocess that is started with the first file."""
+    """Opens data files, one after the other, in a subprocess that is taken or started with the first file."""
 
     def __init__(self) -> None:
         """Do not start the subprocess yet."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Subprocess | None = None
+        self._met_damage = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the subprocess."""
-        self._end()
+        """Leave the subprocess to the next inspection, or end it when it may be in the middle of an answer."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # What a damaged file did to the memory of a process is unknown.
+        if kind is None and not self._met_damage:
+            _idle.append(process)
+        else:
+            process.end()
 
     def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> DataFileShape:
         """Open a data file; with `read`, decode every value in it.
@@ -58,59 +75,100 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "memory": _memory(size)}
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
-            raise CorruptFileError(uri, f"reading it ends the process that tries, {self._end()}")
+            process, self._process = self._process, None
+            how = "which did not start" if process is None else process.end()
+            raise CorruptFileError(uri, f"reading it ends the process that tries, {how}")
         found = json.loads(answer)
         if "damage" in found:
+            self._met_damage = True
             raise CorruptFileError(uri, str(found["damage"]))
         return DataFileShape(**found)
 
     def _send(self, request: str, seconds: int) -> bytes:
         # Started again after a crash: one damaged file must not end the inspection of the others.
-        if self._process is None or self._process.poll() is not None:
-            # The subprocess must find this package where this process found it, also in a checkout.
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            self._process = subprocess.Popen(  # noqa: S603  # our own program
-                [sys.executable, "-c", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # The panic messages of pylance would only confuse the output of a verification.
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
-        process = self._process
+        if self._process is None:
+            # pylance takes credentials from the environment, so a process with an older one is not used again.
+            environment = _environment()
+            while _idle:
+                self._process = _idle.pop()
+                fits = self._process.environment == environment
+                answer = self._process.ask(request, seconds) if fits else b""
+                # One that ended may have done so before it got the request, so the file is tried with a new one too.
+                if answer or (fits and self._process.process.poll() is None):
+                    return answer
+                self._process.end()
+            self._process = _Subprocess(environment)
+        return self._process.ask(request, seconds)
+
+
+class _Subprocess:
+    """A subprocess that serves inspections, and the environment that it was started with."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.process = subprocess.Popen(  # noqa: S603  # our own program
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # The panic messages of pylance would only confuse the output of a verification.
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def ask(self, request: str, seconds: int) -> bytes:
+        """Return the answer, or nothing when the subprocess ended or the time is over."""
+        process = self.process
         if process.stdin is None or process.stdout is None:
             return b""
         try:
             process.stdin.write(f"{request}\n".encode())
             process.stdin.flush()
         except BrokenPipeError:
+            # It has closed its pipes, so it is about to end.
+            process.wait()
             return b""
         # A damaged file can keep pylance busy for ever, so the wait has an end.
         ready, _, _ = select.select([process.stdout], [], [], seconds)
-        return process.stdout.readline() if ready else b""
+        answer = process.stdout.readline() if ready else b""
+        if ready and not answer:
+            process.wait()
+        return answer
 
-    def _end(self) -> str:
+    def end(self) -> str:
         """End the subprocess, and return how it ended."""
-        process, self._process = self._process, None
-        if process is None:
-            return "which did not start"
+        process = self.process
         for pipe in (process.stdin, process.stdout):
             # The subprocess may have ended before it read the request; closing flushes the rest and then fails.
             with suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
-        try:
-            code = process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        code = process.poll()
+        if code is None:
+            # It only reads, so nothing is lost. Ending by itself takes it a sixth of a second.
             process.kill()
             process.wait()
             return "or takes longer than it can"
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
+def _environment() -> dict[str, str]:
+    # The subprocess must find this package where this process found it, also in a checkout.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@atexit.register
+def _end_idle() -> None:
+    while _idle:
+        _idle.pop().end()
+
+
 def serve_inspections() -> None:
-    """Serve inspections: read one JSON request per line from standard input, write one JSON response per line."""
-    for line in sys.stdin:
+    """Serve inspections: read one JSON request per line from standard input, write one JSON response per line.
+
+    Ends when standard input does, or after a time without a request.
+    """
+    # The parent waits for each answer, so what is buffered never holds a second request.
+    while select.select([sys.stdin], [], [], _IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         request = json.loads(line)
         _limit_memory(request.pop("memory"))
         try:

@@ -1,5 +1,7 @@
 """Data files opened by a process of its own."""
 
+import os
+import signal
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,3 +53,28 @@ def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.
             inspector.inspect(str(file), {}, size=1, read=True)
         monkeypatch.delenv("PYTHONMALLOC")
         assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
+
+
+def test_a_process_without_damage_serves_the_next_inspection(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same environment, because pylance takes credentials from there; one that died meanwhile is replaced."""
+    (file.parent / "cut").write_bytes(b"text")
+
+    def serving(name: str, damage: bool) -> int:  # noqa: FBT001
+        with DataFileInspector() as inspector:
+            if damage:
+                with pytest.raises(CorruptFileError):
+                    inspector.inspect(str(file.parent / name), {}, size=1, read=False)
+            else:
+                inspector.inspect(str(file), {}, size=1, read=False)
+            assert inspector._process is not None  # noqa: SLF001 - which process it is, is what is tested
+            return inspector._process.process.pid  # noqa: SLF001
+
+    first = serving(file.name, damage=False)
+    assert first == serving("cut", damage=True)
+    second = serving(file.name, damage=False)
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    third = serving(file.name, damage=False)
+    assert 3 == len({first, second, third})
+    os.kill(third, signal.SIGKILL)
+    os.waitid(os.P_PID, third, os.WEXITED | os.WNOWAIT)
+    assert third != serving(file.name, damage=False)
