@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import lance
 import pytest
@@ -32,6 +32,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CommitStateUnknownError, LanceDagsterError, StoreError
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.store import LocalStore, Store
+from lance_dagster.store.s3 import S3Store
 from tests.faults.independent_reader import Found, read_folder
 from tests.faults.operations import Operation
 from tests.store.scripted import CONDITIONAL, LISTINGS, READS, PlugPulledError, Request, ScriptedStore
@@ -194,9 +195,13 @@ def instrumented(script: Callable[[Request], Any]) -> Iterator[None]:
     def opened(root: str, *, durable: bool = True) -> Store:
         return ScriptedStore(LocalStore(root, durable=durable), script)
 
+    def opened_on_s3(uri: str, storage_options: Mapping[str, str]) -> Store:
+        return ScriptedStore(S3Store(uri, storage_options), script)
+
     with pytest.MonkeyPatch.context() as patch:
-        # The one place where stores on local disk are made is `open_store`.
+        # The one place where stores are made is `open_store`.
         patch.setattr("lance_dagster.store.LocalStore", opened)
+        patch.setattr("lance_dagster.store.S3Store", opened_on_s3)
         yield
 
 
@@ -256,12 +261,49 @@ class Template:
         shutil.copytree(self.kept, self.place)
         return self.place
 
+    def look(self) -> Found:
+        """What an independent reader finds there."""
+        return read_folder(self.place)
+
+    def files(self) -> Iterator[str]:
+        """The files there, by their paths below the folder."""
+        return (path.relative_to(self.place).as_posix() for path in self.place.rglob("*") if path.is_file())
+
+    def table(self, name: str) -> tuple[str, Mapping[str, str] | None]:
+        """The URI of a table there, and what it takes to open it."""
+        return str(self.place / name), None
+
+
+class Place(Protocol):
+    """Where an operation is done: a folder or a bucket that is as it was made before each run."""
+
+    @property
+    def place(self) -> Path:
+        """The folder, or a copy of the bucket."""
+        ...
+
+    def fresh(self) -> Path:
+        """Make it as it was."""
+        ...
+
+    def look(self) -> Found:
+        """What an independent reader finds there."""
+        ...
+
+    def files(self) -> Iterator[str]:
+        """The files there, by their paths."""
+        ...
+
+    def table(self, name: str) -> tuple[str, Mapping[str, str] | None]:
+        """The URI of a table there, and what it takes to open it."""
+        ...
+
 
 @dataclass(slots=True)
 class Enumeration:
     """One operation on copies of one folder."""
 
-    template: Template
+    template: Place
     name: str
     operation: Operation
     runs: int = 0
@@ -272,11 +314,12 @@ class Enumeration:
 
     def __post_init__(self) -> None:
         """Do it undisturbed."""
-        self.before = read_folder(self.template.fresh())
+        self.template.fresh()
+        self.before = self.template.look()
         ended = do(self.operation, self.template.place, {})
         if ended.error is not None:
             raise ended.error
-        self.after, self.requests = read_folder(self.template.place), ended.requests
+        self.after, self.requests = self.template.look(), ended.requests
 
     def verb(self, number: int) -> str:
         """The verb of a request of the undisturbed run; nothing beyond its end."""
@@ -310,7 +353,7 @@ class Enumeration:
         self.runs += 1
         folder = self.template.fresh()
         ended = self.held(plan, lambda: do(self.operation, folder, plan))
-        found = read_folder(folder)
+        found = self.template.look()
         if self.operation.reads and ended.error is None and Fault.STALE in plan.values():
             # It is as if a rival had committed meanwhile what the listing did not show.
             self.sound(plan, ended, found)
@@ -350,18 +393,17 @@ class Enumeration:
             again = self.held(plan, lambda: do(self.operation, folder, {}))
             # A second deletion finds nothing to delete.
             self.expect(done or again.error is None, f"it cannot be repeated: {again.error}", plan, ended, found)
-        found = read_folder(folder)
+        found = self.template.look()
         self.expect(found.refs == self.after.refs, "repeated, it is not done", plan, ended, found)
         self.sound(plan, ended, found)
         self.held(plan, lambda: self.check_others(found))
 
     def check_others(self, found: Found) -> None:
         """Let pylance and `verify` look at each result that has other files than those they looked at before."""
-        folder = self.template.place
-        files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        files = self.template.files()
         seen = frozenset(found.refs.items()), tuple(sorted(_RANDOM.sub("*", name) for name in files))
         if seen not in self.checked:
-            check_others(folder, found, self.operation.tables)
+            check_others(self.template, found, self.operation.tables)
             self.checked.add(seen)
 
     def held(self, plan: object, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
@@ -423,7 +465,7 @@ class Rivalry:
             done = ends[-1]
             if done.error is not None and second.operation.instead is not None:
                 done = do(replace(second.operation, act=second.operation.instead), folder, {})
-            found.append((read_folder(folder), done.error is None))
+            found.append((self.actor.template.look(), done.error is None))
         # Of two that do the same, the second one may finish what the first one began; afterwards it would be refused.
         same = [self.actor.after] if self.actor.after.refs == self.rival.after.refs else []
         self.orders = (*(state for state, both in found if both), *same)
@@ -452,7 +494,7 @@ class Rivalry:
         plan: dict[int, Event] = {number: lambda: self.rival.operation.act(folder)}
         actor = self.actor
         ended = actor.held(plan, lambda: do(actor.operation, folder, plan))
-        found = read_folder(folder)
+        found = actor.template.look()
         told = f"{self.rival.name!r} at {number} {actor.verb(number)}"
         acted, rivalled = ended.error is None, ended.rival is None
         allowed = [self.rival.after] if rivalled else [actor.before]
@@ -471,7 +513,7 @@ class Rivalry:
             again = actor.held(told, lambda: do(actor.operation, folder, {}))
             blocked = again.error is not None and self.rival_first.error is None and found.refs == self.rival.after.refs
             actor.expect(not blocked, f"it cannot be repeated: {again.error}", told, ended, found)
-        actor.held(told, lambda: actor.check_others(read_folder(folder)))
+        actor.held(told, lambda: actor.check_others(actor.template.look()))
 
 
 def _mixed(found: Found, allowed: Sequence[Found]) -> bool:
@@ -479,23 +521,24 @@ def _mixed(found: Found, allowed: Sequence[Found]) -> bool:
     return all(any(found.refs.get(name) == state.refs.get(name) for state in allowed) for name in names)
 
 
-def check_others(folder: Path, found: Found, tables: Sequence[str]) -> None:
-    """Hold tables in a folder to what pylance reads, and to what `verify` says.
+def check_others(place: Place, found: Found, tables: Sequence[str]) -> None:
+    """Hold tables to what pylance reads, and to what `verify` says.
 
     Raises:
         Violation: They see something else.
     """
-    for path in (folder / name for name in tables if (folder / name / "_versions").is_dir()):
-        table = LanceTable.open(path)
+    for name in (name for name in tables if (place.place / name / "_versions").is_dir()):
+        uri, options = place.table(name)
+        table = LanceTable.open(uri, options)
         errors = [str(problem) for problem in table.maintenance.verify().problems if problem.severity == "error"]
         if errors:
             raise Violation(f"verify says {errors}")
-        dataset = lance.dataset(str(path))
+        dataset = lance.dataset(uri, storage_options=None if options is None else dict(options))
         dataset.validate()
-        names: dict[str, Any] = {"main": dataset} | {
-            name: dataset.checkout_version((name, None)) for name in table.branches.list() if "published/" not in name
+        refs: dict[str, Any] = {"main": dataset} | {
+            ref: dataset.checkout_version((ref, None)) for ref in table.branches.list() if "published/" not in ref
         }
-        for name, version in names.items():
+        for ref, version in refs.items():
             rows = tuple(sorted((tuple(row.values()) for row in version.to_table().to_pylist()), key=repr))
-            if rows != found.refs[f"{path.name} {name}"]:
-                raise Violation(f"pylance reads {rows} on {name} of {path.name}")
+            if rows != found.refs[f"{name} {ref}"]:
+                raise Violation(f"pylance reads {rows} on {ref} of {name}")

@@ -154,7 +154,11 @@ class _Table:
         if number is None:
             return self._folder(branch), True
         base = next(base for base in map(_message, manifest[18]) if _one(base, 1) == number)
-        return Path(bytes(_one(base, 4)).decode()), bool(_one(base, 3))
+        place = bytes(_one(base, 4)).decode()
+        if "://" in place:
+            # A copy of a bucket is read: the table's folder has the same name there.
+            place = f"{self.root}{place.partition(f'/{self.root.name}')[2]}"
+        return Path(place), bool(_one(base, 3))
 
     def _data_file(self, branch: str, manifest: Fields, file: Fields) -> Path:
         folder, is_root = self._base(branch, manifest, _one(file, 7, None))

@@ -5,7 +5,7 @@ all of them, and looks for bugs that are put into the package.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.catalogue import PUBLISHERS, REPOSITORY, Catalogue
 from tests.faults.enumeration import Rivalry
+from tests.faults.on_s3 import ON_S3, BucketCatalogue, kills_and_lost_answers, server_in_thread
 from tests.faults.operations import MOVED, OPERATIONS
 from tests.faults.seeded_bugs import BUGS, FOUND, Bug, hunt
 from tests.soak import FACTOR, every, thinned
@@ -47,6 +48,23 @@ def test_every_request_with_every_fault(catalogue: Catalogue, name: str, record_
     for plan in plans:
         found.suffer(plan)
     record_property("runs with one fault", len(plans))
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketCatalogue]:
+    """What operations on a repository do in a bucket."""
+    with server_in_thread() as (server, endpoint):
+        yield BucketCatalogue(tmp_path_factory.mktemp("buckets"), server, endpoint)
+
+
+@pytest.mark.parametrize("name", thinned(ON_S3, kept=lambda name: name == "publish"))
+def test_kills_and_lost_answers_on_s3(buckets: BucketCatalogue, name: str, record_property: Record) -> None:
+    """A process that dies anywhere, or is not told what became of a write, on an object store: the same holds."""
+    found = buckets.of(name)
+    plans = chosen(kills_and_lost_answers(found), name, _FEW // 2)
+    for plan in plans:
+        found.suffer(plan)
+    record_property("kills and lost answers on S3", len(plans))
 
 
 @pytest.mark.soak

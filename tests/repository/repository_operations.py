@@ -123,9 +123,14 @@ def complete(repository: LanceRepository, act: Callable[[LanceRepository], objec
 
 def in_a_folder(name: str) -> faults.Operation:
     """The operation for the enumeration of faults, which opens the repository itself."""
+    return opened_by(lambda folder: LanceRepository.open(folder, FAST), name)
+
+
+def opened_by(open_: Callable[[Path], LanceRepository], name: str) -> faults.Operation:
+    """The same, with a function that opens the repository."""
 
     def act(folder: Path) -> None:
-        complete(LanceRepository.open(folder, FAST), OPERATIONS[name].act)
+        complete(open_(folder), OPERATIONS[name].act)
 
     # Older versions of a branch name the files of their table by its former place.
     tables = () if name == "move a table" else ("a.lance", "b.lance", "c.lance")

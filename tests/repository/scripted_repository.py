@@ -28,9 +28,9 @@ def rows(*ids: int, price: int = 1) -> pa.Table:
     return pa.table({"id": ids, "price": [price] * len(ids)}, schema=SCHEMA)
 
 
-def new_repository(root: Path, *names: str) -> LanceRepository:
+def new_repository(root: Path | str, *names: str, options: Mapping[str, str] = FAST) -> LanceRepository:
     """A repository with empty tables, which are committed."""
-    repository = LanceRepository.create(root, FAST)
+    repository = LanceRepository.create(root, options)
     for name in names:
         repository.create_table(name, SCHEMA)
     if names:
