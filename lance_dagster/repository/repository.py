@@ -111,9 +111,9 @@ class LanceRepository:
         logs = repository._context.logs
         if logs.store.get(MARKER) is None:
             _refuse_nested(repository.root, logs.store, repository._context.registry.storage_options)
-        # Of two processes that create the repository at once, both go on with the marker of the first one.
-        marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
-        logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
+            # Of two processes that create the repository at once, both go on with the marker of the first one.
+            marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
+            logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         # Looked at apart from the marker: an earlier call may have died between the two.
         if logs.newest("branch", MAIN) is None:
             # The first commit is empty, so that every commit that a person makes has a parent to be compared with.

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from lance_dagster.errors import NotDurableError, StoreError
+from lance_dagster.errors import NotDurableError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
@@ -452,8 +452,13 @@ def _failed(what: str, path: str, error: OSError | ValueError) -> StoreError:
     """Return the error for a call of the operating system that failed; a path with a NUL is a ValueError there."""
     # Shown as Python writes it where it would break a message.
     shown = path if path.isprintable() else repr(path)
-    hint = "; the file system is mounted read-only" if getattr(error, "errno", None) == errno.EROFS else ""
-    return StoreError(f"cannot {what} {shown}: {error}{hint}")
+    code = getattr(error, "errno", None)
+    if code == errno.EROFS:
+        return PermissionRefusedError(f"{what} {shown}", f"{error}; the file system is mounted read-only")
+    # Refused before anything was done, so a caller need not ask what became of the call.
+    if code in (errno.EACCES, errno.EPERM):
+        return PermissionRefusedError(f"{what} {shown}", str(error))
+    return StoreError(f"cannot {what} {shown}: {error}")
 
 
 def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> None:

@@ -13,6 +13,7 @@ from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT, request, server
+from tests.repository.test_readers import READS, WRITES, prepared
 from tests.table_factory import SCHEMA, contents, entries
 
 PAGE = CHECKOUT / "docs" / "guides" / "access.md"
@@ -130,6 +131,18 @@ def test_a_repository_is_moved_by_the_publisher_only(role: Role) -> None:
             change()
     assert before == (publisher.channels.history("production"), publisher.head())
     assert 3 == LanceRepository.open(root, role("reader")).at("production")["orders"].count_rows()
+
+
+def test_a_reader_of_a_repository_needs_no_right_to_write(role: Role) -> None:
+    """All that can be read, with the status; each write is one error that names the permission."""
+    root = f"s3://lake/{uuid.uuid4().hex}"
+    expected = prepared(LanceRepository.create(root, role("admin")))
+    reader = LanceRepository.open(root, role("reader"))
+    assert expected == {name: read(reader) for name, read in READS.items()}
+    for write in WRITES.values():
+        with pytest.raises(PermissionRefusedError, match=r"role/reader is not authorized to perform: s3:(Put|Delete)"):
+            write(LanceRepository.open(root, role("reader")))
+    assert expected == {name: read(reader) for name, read in READS.items()}
 
 
 def test_a_version_is_never_written_over(role: Role, uri: str) -> None:
