@@ -1,6 +1,6 @@
 """A check that reads another table speaks for the version of it that it read."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -9,7 +9,6 @@ import pytest
 from lance_dagster import (
     KeysExist,
     LanceIOManager,
-    LanceRepository,
     LanceResource,
     PinnedTable,
     RowCount,
@@ -17,10 +16,10 @@ from lance_dagster import (
     build_table_checks,
     table_check,
 )
+from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.shop import failure
 from tests.plugin.test_repository_publish import ids_of
-from tests.repository.scripted_repository import scripted
-from tests.store.scripted import Request, Script
+from tests.store.scripted import Request
 
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
 
@@ -115,17 +114,6 @@ def test_without_movement_nothing_is_evaluated_again(shop: Shop) -> None:
     assert 2 == shop.evaluated
 
 
-class Interrupted(LanceResource):
-    """A lake whose repository sends every request through a script."""
-
-    # In a list, since a function in a class becomes a method.
-    script: ClassVar[list[Script]] = []
-
-    def repository_there(self) -> LanceRepository | None:
-        """Open the repository anew."""
-        return scripted(self.root, self.script[-1])
-
-
 @pytest.mark.parametrize("orders, expected", [([2], [1]), ([1, 2], [1, 1])])
 def test_the_other_table_is_published_just_before_the_commit(
     lake: LanceResource, instance: dg.DagsterInstance, orders: list[int], expected: list[int]
@@ -143,8 +131,8 @@ def test_the_other_table_is_published_just_before_the_commit(
             assert shop.run(ORDERS).success
         return request.send()
 
-    Interrupted.script.append(script)
-    shop.lake, shop.evaluated = Interrupted(root=lake.root), 0
+    ScriptedLake.scripts.append(script)
+    shop.lake, shop.evaluated = ScriptedLake(root=lake.root), 0
     published = shop.publish(LINES, ref=f"run/{waiting.run_id}")
     shop.lake = lake
     assert (1 in orders) == published.success

@@ -19,6 +19,8 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
+from tests.plugin.scripted_lake import ScriptedLake
+from tests.store.scripted import Request
 
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
 PROMOTED = [dg.AssetKey(["production", *key.path]) for key in (ORDERS, LINES)]
@@ -293,3 +295,20 @@ def test_a_release_by_hand_releases_the_tags_too(shop: Shop) -> None:
     shop.repository.channels.release("production", reason="thaw")
     assert shop.run(2).success
     assert ([1, 2], [1, 2]) == shop.production()
+
+
+def test_a_publication_takes_its_number_of_requests(shop: Shop) -> None:
+    """The publisher of a run reads nothing twice that the tables of its repository keep."""
+    assert shop.run(1).success
+    asked: list[Request] = []
+
+    def script(request: Request) -> object:
+        asked.append(request)
+        return request.send()
+
+    ScriptedLake.scripts.append(script)
+    # Candidates are written and checked through tables of their own, whose requests the script does not see.
+    shop.resources["lance"] = ScriptedLake(root=str(shop.root))
+    assert shop.run(2).success
+    of_tables = [request for request in asked if not request.key.startswith("_repository/")]
+    assert 2 * 87 >= len(of_tables)

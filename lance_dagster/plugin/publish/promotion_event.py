@@ -1,6 +1,6 @@
 """The materialization of a promoted node: what its page says about the version that readers have from now on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -12,7 +12,7 @@ from lance_dagster.plugin.version_report import change_entries
 
 
 def promoted_result(
-    one: Publication, moved: Mapping[str, str], ignored: Sequence[str], instance: dg.DagsterInstance
+    one: Publication, moved: Mapping[str, str], ignored: Sequence[str], has_run: Callable[[str], bool]
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Return the result that materializes a promoted node.
 
@@ -20,7 +20,7 @@ def promoted_result(
         one: The publication, after its tag has moved.
         moved: What is known of the move, such as the tag, who moved it and why; empty values are left out.
         ignored: What spoke against the publication and was ignored.
-        instance: The Dagster instance that records runs.
+        has_run: Returns whether the instance has the record of a run.
     """
     version = one.promoted_to or one.version
     about = {
@@ -36,7 +36,7 @@ def promoted_result(
         md.COLUMN_LINEAGE: _lineage(one, version),
         md.URI: one.table.uri,
         **md.version_metadata(version),
-        **_links(one, version, instance),
+        **_links(one, version, has_run),
         **{key: value for key, value in about.items() if value},
     }
     again = one.about.get(md.AUDITED_AGAIN)
@@ -52,10 +52,10 @@ def promoted_result(
     )
 
 
-def _links(one: Publication, version: Version, instance: dg.DagsterInstance) -> dict[str, Any]:
+def _links(one: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:
     """Return what leads from the page of the promoted node to its rows: the candidate, the run, the changes."""
     # A run may have been deleted from the instance, or belong to another one.
-    runs = [run for run in runs_of(version) if instance.has_run(run)]
+    runs = [run for run in runs_of(version) if has_run(run)]
     since = {one.previous.ref: one.previous.ref} if one.previous else {}
     return {
         md.CANDIDATE: dg.MetadataValue.asset(one.candidate),

@@ -17,13 +17,22 @@ the properties of the merge commits on `main` still tell which run was published
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import TypeVar
 
 import dagster as dg
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, MergeConflictError, RefMovedError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    MergeConflictError,
+    RefMovedError,
+    RefNotFoundError,
+)
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
@@ -33,6 +42,10 @@ from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of, started
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
+# A table waits for its requests most of the time, so more threads than processors are of use.
+_WORKERS = 8
+T = TypeVar("T")
+S = TypeVar("S")
 _NOTHING_MERGED = "cannot merge, so no table was merged and no tag moved:"
 _SOME_MERGED = "cannot merge, so no tag moved; what was merged before stays merged, and the next publication finds it:"
 
@@ -309,21 +322,30 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
 
 def find_tag(table: LanceTable, name: str) -> Tag | None:
     """Return a tag, or None when there is none of that name."""
-    # `tags.get` would list all names for its error message; a table that was never published has no tag.
-    return table.tags.list(name).get(name)
+    # One request where there is the tag, as in all publications of a table but the first one.
+    with suppress(RefNotFoundError):
+        return table.tags.get(name)
+    return None
 
 
 def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str]:
     """Delete the run branches that were published, and return which ones could not be deleted and why."""
-    kept = []
-    for publication in publications:
+
+    def retire(publication: Publication) -> list[str]:
         runs = [run_of(source.branch) for source in publication.sources]
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
         # The sources may be branches of other runs: of those of a backfill, or of one that a person named.
         retired = replace(chain, run_ids=tuple(run_ids))
         branches = RunBranch(table=publication.table, chain=retired)
-        kept += [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
-    return kept
+        return [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
+
+    return [reason for reasons in in_turns(retire, publications) for reason in reasons]
+
+
+def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
+    """Do what needs the storage only for each table, a few at a time, and return the results in order."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        return list(pool.map(work, each))
 
 
 # The search of the log stops at the start of the runs. When Dagster has deleted their records, the start is unknown

@@ -5,7 +5,9 @@ and no tag moves before every table is merged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import dagster as dg
 
@@ -59,6 +61,8 @@ _WHO_TAGS = (
     "dagster/sensor_name",
     "dagster/automation_condition_name",
 )
+# How many tables a line of the log names.
+_LOGGED = 20
 
 
 @dataclass(slots=True)
@@ -168,15 +172,15 @@ class PublishStep:
         finally:
             # After the merge, `main` contains the previews; without it, nobody needs them.
             self.reaudit.drop([*found, *merged])
+        # A table links to one run in most publications, and it is the same one for all of them.
+        has_run = cache(self.instance.has_run)
         for one in self._move(merged):
-            origin = one.previous.ref if one.previous else "nowhere"
-            self.context.log.info("%s of %s: from %s to %s", self.tag, one.name, origin, one.promoted_to)
             # A second event for the same version would start the readers for nothing.
             if self._is_unchanged(one):
                 self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
             else:
                 moved = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
-                yield promoted_result(one, moved, ignored, self.instance)
+                yield promoted_result(one, moved, ignored, has_run)
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, self.chain):
             self.context.log.warning("branch kept: %s", reason)
@@ -434,18 +438,27 @@ class PublishStep:
             self._refuse([one], self.reaudit.audit_beside(one, audited))
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
-        # The tags move one by one, so that Dagster records the event of a table before the next tag moves.
+        # The channel moved for all tables at once, and the tags follow it.
+        together = [one for one in merged if one.promoted_to is not None]
+        self._log_moves(together)
+        for one in together:
+            for reason in one.lagging:
+                self.context.log.warning("%s lags behind the channel: %s", one.name, reason)
+            yield one
+        # Other tags move one by one, so that Dagster records the event of a table before the next tag moves.
         for one in merged:
-            if one.promoted_to is not None:
-                # The channel moved for all tables at once, and the tags follow it.
-                for reason in one.lagging:
-                    self.context.log.warning("%s lags behind the channel: %s", one.name, reason)
-                yield one
-            elif is_rollback(one):
-                # A revert has a new version of `main` by now, so this one is to be held.
-                yield hold_at(one, self.tag, self._about_move)
-            else:
-                yield from move_tags([one], self.tag, self._about_move)
+            if one.promoted_to is None:
+                # A revert has a new version of `main` by now, so what is a rollback still is to be held.
+                held = [hold_at(one, self.tag, self._about_move)] if is_rollback(one) else []
+                moved = held or move_tags([one], self.tag, self._about_move)
+                self._log_moves(moved)
+                yield from moved
+
+    def _log_moves(self, moved: Sequence[Publication]) -> None:
+        # Each line of the log is an event that Dagster stores, so there is one for all tables that moved together.
+        if moved:
+            more = [f"and {len(moved) - _LOGGED} more"] if len(moved) > _LOGGED else []
+            self.context.log.info("%s of %s", self.tag, "; ".join([*map(_move_of, moved[:_LOGGED]), *more]))
 
     def _change_each(self, nodes: Sequence[Node], done: str, change: Callable[[LanceTable], str]) -> None:
         """Change something else than the published version, and record it as an observation of the promoted node.
@@ -508,6 +521,11 @@ class PublishStep:
         return made is not None and md.text(made.metadata, md.MOVED_TO) == str(one.promoted_to)
 
     def _table(self, node: Node) -> LanceTable:
+        # A table of the repository keeps what it read, so the commit reads no version that this step has read. In an
+        # environment the resource opens it, which forks it at its first use.
+        if self.together is not None and not self.lance.environment:
+            with suppress(TableNotFoundError):
+                return self.together.repository.table(str(self.lance.address_of(node.candidate, node.metadata)))
         return self.lance.table(node.candidate, node.metadata)
 
     @property
@@ -548,6 +566,10 @@ class PublishStep:
     @property
     def _by_run(self) -> bool:
         return not self.config.ref or run_of(self.config.ref) is not None
+
+
+def _move_of(one: Publication) -> str:
+    return f"{one.name}: from {one.previous.ref if one.previous else 'nowhere'} to {one.promoted_to}"
 
 
 def _waits(one: Publication) -> list[str]:

@@ -21,7 +21,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.publication import Publication, landing_message, landing_properties
+from lance_dagster.plugin.publish.publication import Publication, in_turns, landing_message, landing_properties
 from lance_dagster.plugin.publish.rollback import (
     drop_branch,
     is_rollback,
@@ -185,12 +185,13 @@ class Together:
             which = "; ".join(map(str, done.lagging))
             raise ConflictError(f"published as commit {done.commit.short_id}, but main could not follow: {which}")
         view = self.repository.at(done.commit.id)
-        published = tuple(
+
+        def landed(name: str) -> Publication:
             # The commit may have a newer version of a table, which was not audited: then the chosen one is promoted.
-            replace(one, landed=view[name].version if view[name].at == done.versions[name] else one.landed)
-            for name, one in current.items()
-        )
-        return Committed(commit=done.commit, published=published, versions=done.versions)
+            one, found = current[name], view[name]
+            return replace(one, landed=found.version) if found.at == done.versions[name] else one
+
+        return Committed(commit=done.commit, published=tuple(in_turns(landed, current)), versions=done.versions)
 
     def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
         """Take tables that have the tag already into the channel, at the version of the tag; return these versions."""
@@ -223,7 +224,7 @@ class Together:
             reason=self.about.get(md.REASON, done.commit.message),
             properties=properties,
         )
-        return self._promoted(moved, done.published)
+        return self._promoted(moved, done.published, done.versions)
 
     def catch_up(self, names: Sequence[str]) -> None:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
@@ -259,10 +260,18 @@ class Together:
             who=self.about.get(md.WHO, ""),
             properties=properties,
         )
-        return self._promoted(moved, found)
+        return self._promoted(moved, found, {})
 
-    def _promoted(self, moved: Channel, published: Sequence[Publication]) -> list[Publication]:
-        """Return the publications with what the channel names now, and with the entry that says so."""
+    def _promoted(
+        self, moved: Channel, published: Sequence[Publication], landed: Mapping[str, TableVersion]
+    ) -> list[Publication]:
+        """Return the publications with what the channel names now, and with the entry that says so.
+
+        Args:
+            moved: The channel.
+            published: The publications.
+            landed: By table, what is known to be the version in `Publication.landed`.
+        """
         view = self.repository.at(moved.commit)
         about = {
             md.REPOSITORY_COMMIT: moved.commit,
@@ -272,10 +281,14 @@ class Together:
         if self.chain.run_id is not None:
             # Downstream steps of this run read what it published, even if the run read the channel before.
             self.repository.pin_again(self.chain.run_id, self.channel, moved.commit)
-        return [
-            replace(one, promoted_to=view[self.repository.name_of(one.table)].version, about={**one.about, **about})
-            for one in published
-        ]
+
+        def promoted(one: Publication) -> Publication:
+            name = self.repository.name_of(one.table)
+            # Read a moment ago, unless the channel has a newer version.
+            read = one.landed if one.landed is not None and view[name].at == landed.get(name) else view[name].version
+            return replace(one, promoted_to=read, about={**one.about, **about})
+
+        return in_turns(promoted, published)
 
     def _wanted(self, one: Publication) -> VersionToPublish:
         if is_rollback(one):

@@ -208,6 +208,9 @@ class Reaudit:
         # the first ones would be on `main` when a later one is refused.
         if alone:
             return False
+        # The usual case takes two small requests: `main` is where the branch was forked from.
+        if _fork_of(one.table, one.sources[0]) == str(one.table.head(MAIN)):
+            return False
         return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
 
     def _others_moved(self, one: Publication, all_of: Sequence[Publication]) -> bool:

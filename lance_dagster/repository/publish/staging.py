@@ -32,11 +32,12 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
+from lance_dagster.history.merge_base import version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lineage_at
-from lance_dagster.merge.merge_commit import FAST_FORWARD, MERGE_COMMIT, MergeOptions, find_merged, merge
+from lance_dagster.merge.merge_commit import FAST_FORWARD, MERGE_COMMIT, MergeOptions, merge
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.repository.commits.snapshot import TableVersion
 from lance_dagster.repository.registry import Registry
@@ -101,11 +102,15 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     # Where commits of another program stop that, the version of the repository itself is continued.
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
-    # What the newest version contains is left out: a repeated call finds what an earlier one published.
-    new = [source for source in change.sources if find_merged(context, source, head) is None]
-    for source in new if change.exact else ():
-        if not lineage_at(context, source).contains(lineage_at(context, head)):
+    new, dest_lineage = [], lineage_at(context, head)
+    for source in change.sources:
+        lineage = lineage_at(context, source)
+        # What the newest version contains is left out: a repeated call finds what an earlier one published.
+        if version_that_merged(lineage, dest_lineage, context.versions) is not None:
+            continue
+        if change.exact and not lineage.contains(dest_lineage):
             raise RefMovedError(onto, f"a version that {source} contains", str(head))
+        new.append(source)
     if new:
         return _staged(change, new, head)
     # Another program merged the versions into `main`, or they were published before.
