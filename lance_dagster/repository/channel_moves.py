@@ -139,11 +139,13 @@ class ChannelMoves:
         """
         if not self._repository.logs.is_expired(entry.commit):
             return
-        # A new channel has nothing to go back to; readers of it get the error until it is moved to another commit.
-        if before is not None:
-            # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
-            back = next_entry(entry, "rollback", before.commit, reason="the commit is being collected")
-            self._repository.logs.append("channel", name, replace(back, hold=before.hold))
+        why = "the commit is being collected"
+        if before is None:
+            back = next_entry(entry, "delete", "", reason=why)
+        else:
+            back = replace(next_entry(entry, "rollback", before.commit, reason=why), hold=before.hold)
+        # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
+        self._repository.logs.append("channel", name, back)
         raise NotFoundError(
             f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer one"
         )

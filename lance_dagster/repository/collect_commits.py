@@ -38,6 +38,7 @@ Commits are deleted before the branches of tables: a crash in between leaves bra
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
 """
 
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +61,9 @@ from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.repository_context import RepositoryContext
 
 _WORKERS = 8
+_READ_AT_ONCE = 100
 _PINS_OF_TABLES = "repository-"
+_HOLDING = re.compile(rf"{PUBLISHED}[0-9a-f]{{16}}(-undo)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         going = _marked(needs, going, newest)
     gone = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
-    staying = list(_read(logs, {*ages, *logs.commit_ids()} - gone))
+    named = _named_versions(logs, {*ages, *logs.commit_ids()} - gone)
     ended = _ended(branches, newest, min(before, now - retention.keep_for.total_seconds()))
     entries = list(_entries_of(logs, gone, {name: log for name, log in branches.items() if name not in ended}))
     if not dry_run:
@@ -132,7 +135,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         logs.drop_branch_logs(ended)
         logs.drop_commits(going)
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
-    refs, kept = _unnamed(repository, staying, before, dry_run=dry_run)
+    refs, kept = _unnamed(repository, named, before, dry_run=dry_run)
     dropped = len(entries) + sum(len(log.numbers) for log in ended.values())
     return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=dropped, branches=refs, kept=kept)
 
@@ -232,13 +235,9 @@ def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]
 
 
 def _unnamed(
-    repository: RepositoryContext, staying: Iterable[RepositoryCommit], before: float, *, dry_run: bool
+    repository: RepositoryContext, named: Mapping[str, set[str]], before: float, *, dry_run: bool
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
-    named: dict[str, set[str]] = {}
-    for commit in staying:
-        for at in commit.tables.values():
-            named.setdefault(at.id, set()).update((str(at), at.branch))
     kept: list[str] = []
 
     def one(name: str) -> tuple[str, ...]:
@@ -266,6 +265,9 @@ def _unnamed_branches(context: TableContext, named: set[str], before: float) -> 
     """Return the branches that hold versions for no commit, without those that a publication may be making."""
     found = []
     for name in context.refs.branch_names(PUBLISHED):
+        # A person may have made a branch in the table itself whose name begins so.
+        if not _HOLDING.fullmatch(name):
+            continue
         # Only branches that no commit names are read; the others can be as many as there were publications.
         branch = None if name in named else context.refs.branch(name)
         if branch is not None and branch.created_at.timestamp() <= before:
@@ -290,8 +292,22 @@ def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list
     return [tag for tag in pins if tag_file(tag.name) in old]
 
 
-def _read(logs: RefLogs, commit_ids: Iterable[str]) -> Iterator[RepositoryCommit]:
-    for commit_id in commit_ids:
+def _named_versions(logs: RefLogs, commit_ids: Iterable[str]) -> dict[str, set[str]]:
+    """Return by the id of a table the versions, and their branches, that commits name."""
+    found: dict[str, set[str]] = {}
+
+    def read(commit_id: str) -> RepositoryCommit | None:
         # Another collection may delete one meanwhile.
         with suppress(NotFoundError):
-            yield logs.commit(commit_id)
+            return logs.commit(commit_id)
+        return None
+
+    # Commits of one table differ in most cases from the one before in a few tables. So what they name takes little
+    # memory, unlike the commits.
+    waiting = iter(sorted(commit_ids))
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        while some := list(islice(waiting, _READ_AT_ONCE)):
+            for commit in pool.map(read, some):
+                for at in () if commit is None else commit.tables.values():
+                    found.setdefault(at.id, set()).update((str(at), at.branch))
+    return found

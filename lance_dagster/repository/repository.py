@@ -30,6 +30,7 @@ from lance_dagster.errors import (
     TableNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, VERSIONS
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
@@ -208,7 +209,8 @@ class LanceRepository:
             TableNotFoundError: There is no table at a name.
             AlreadyExistsError: A table is a copy of another one; or the name of a channel is that of a branch.
         """
-        return Adoption(self._context).adopt(names, channels, message)
+        wanted = None if names is None else string_list("names", names, "shop/orders")
+        return Adoption(self._context).adopt(wanted, string_list("channels", channels, "production"), message)
 
     def move_table(self, name: str, new_name: str) -> RepositoryCommit:
         """Give a table whose folder was moved its new name, and commit that.
@@ -287,7 +289,7 @@ class LanceRepository:
             change = TableChange.of(self._context.registry, name, dest, options=_options(message, {}, None))
             return stage_merge(change, dest)
 
-        names = tuple(self.tables() if tables is None else tables)
+        names = tuple(self.tables()) if tables is None else string_list("tables", tables, "shop/orders")
         request = CommitRequest(branch=MAIN, stage=stage, names=names, message=message, properties=properties or {})
         return commit_tables(self._context.logs, request).commit
 
@@ -320,6 +322,8 @@ class LanceRepository:
             MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
             ProtectedError: The channel is held; nothing was merged.
         """
+        if tables is not None:
+            tables = string_list("tables", tables, "shop/orders")
         wanted = Publication(branch=branch, channel=channel, options=options)
         return publish_branch(self._context, wanted, tables=tables, audit=audit)
 

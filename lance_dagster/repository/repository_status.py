@@ -9,7 +9,7 @@ from lance_dagster.format.layout import MAIN, PUBLISHED, RUNS
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.collect_commits import CommitRetention
 from lance_dagster.repository.commits.ref_log import COMMITS, TAGS, RefLogs
-from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
 from lance_dagster.repository.publish.forks import touched_tables
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
@@ -104,7 +104,8 @@ class RepositoryStatus:
 
 def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     """Look at every table, channel and branch that waits; a few requests for each, and nothing is written."""
-    head = repository.head()
+    newest = repository.logs.current("branch", MAIN)
+    head = repository.logs.commit(newest.commit)
     channels = dict(sorted(repository.logs.live("channel").items()))
     commits = {name: repository.logs.commit(entry.commit) for name, entry in channels.items()}
 
@@ -131,7 +132,10 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         tables=tuple(tables[name] for name in names),
         channels=tuple(
             ChannelState(
-                name=name, commit=entry.commit, behind=_behind(repository.logs, head, entry.commit), hold=entry.hold
+                name=name,
+                commit=entry.commit,
+                behind=_behind(repository.logs, head, newest, entry.commit),
+                hold=entry.hold,
             )
             for name, entry in channels.items()
         ),
@@ -191,15 +195,13 @@ def _table_state(
     )
 
 
-def _behind(logs: RefLogs, head: RepositoryCommit, commit_id: str) -> int | None:
-    wanted, steps, commit = logs.commit(commit_id).generation, 0, head
-    while commit.id != commit_id:
-        # At this generation another commit stands on the line of first parents: the channel names none of `main`.
-        if commit.generation <= wanted or not commit.parents:
-            return None
-        try:
-            commit, steps = logs.commit(commit.parents[0]), steps + 1
-        except NotFoundError:
-            # Commits between them were collected.
-            return None
-    return steps
+def _behind(logs: RefLogs, head: RepositoryCommit, newest: RefEntry, commit_id: str) -> int | None:
+    # Each commit of `main` has the one before as its only parent, and an entry of its own. So one entry tells whether a
+    # commit is on `main`, however many there are in between.
+    steps = head.generation - logs.commit(commit_id).generation
+    try:
+        found = newest if not steps else logs.entry("branch", MAIN, newest.number - steps) if steps > 0 else None
+    except NotFoundError:
+        # Commits between them were collected.
+        return None
+    return None if found is None or found.commit != commit_id else steps

@@ -107,6 +107,25 @@ def test_a_commit_that_is_marked_is_not_promoted(tmp_path: Path) -> None:
     assert [1, 2, 3] == ids(repository, "production")["a"]
 
 
+def test_a_channel_that_began_with_a_marked_commit_is_none(tmp_path: Path) -> None:
+    """The new channel is deleted again, so that no reader finds it."""
+    repository = published(tmp_path, 3)
+    old = repository.head("production~2").id
+    (tmp_path / "_repository" / "expired").mkdir()
+    (tmp_path / "_repository" / "expired" / old).touch()
+    with pytest.raises(NotFoundError, match="is being collected"):
+        repository.channels.create("beta", old)
+    assert ["production"] == [*repository.channels.list()]
+
+
+def test_a_branch_that_a_person_made_stays(tmp_path: Path) -> None:
+    """A name that only begins like those that hold versions for commits is no reason to delete it."""
+    repository = published(tmp_path, 1)
+    repository.table("a").branches.create("published/by-hand")
+    repository.collect(ALL)
+    assert "published/by-hand" in branches(repository)
+
+
 def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
     """A release tag whose commit a collection has marked is withdrawn, with the same error."""
     repository = published(tmp_path, 3)

@@ -353,6 +353,16 @@ def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
     assert {"a": [1], "b": [1, 3]} == ids(repository, "main")
 
 
+def test_a_removal_is_reverted(tmp_path: Path) -> None:
+    """The table is registered again and its version has a tag of its own, since only old commits named it."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a"))
+    repository.revert(repository.remove_table("a").id)
+    assert (["a", "b"], [1]) == (repository.tables(), ids(repository, "main")["a"])
+    assert "main@2" == str(repository.head().tables["a"])
+    assert "repository-main-2" in repository.table("a").tags.list()
+
+
 def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path: Path) -> None:
     """A revert keeps what came later; the revert of the removal itself names the table again."""
     repository = new_repository(tmp_path, "a", "b")

@@ -129,3 +129,15 @@ def test_tables_that_are_not_touched_cost_nothing(tmp_path: Path) -> None:
         repository.publish(run(repository, 1, *names), channel="production")
         found.append(published(repository, 2, "a", "b"))
     assert found[0] == found[1]
+
+
+def test_a_channel_far_behind_costs_the_status_nothing(tmp_path: Path) -> None:
+    """How many commits behind `main` it is takes one read, and not one for each of them."""
+    repository = new_repository(tmp_path, "a")
+    repository.channels.create("production")
+    found = []
+    for number in range(1, 5):
+        repository.publish(run(repository, number, "a"))
+        assert number == repository.status().channels[0].behind
+        found.append(made_by(repository, lambda again: again.status()))
+    assert found[0] == found[3]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pendulum
 
 from lance_dagster.errors import Call, InvalidInputError, ProtectedError, Remedy
+from lance_dagster.format.validation import check_string
 
 HOLDS = "lance_dagster.holds"
 _KEPT_HOLDS = 20
@@ -95,6 +96,7 @@ def given_reason(reason: str, do: str) -> str:
     Raises:
         InvalidInputError: It is empty or too long.
     """
+    check_string("the reason", reason)
     text = reason.strip()
     if not text:
         raise InvalidInputError(f"a reason is needed to {do}: others read it when their publication is refused")

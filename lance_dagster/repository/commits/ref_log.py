@@ -38,6 +38,8 @@ from lance_dagster.errors import (
     RefNotFoundError,
     StoreError,
 )
+from lance_dagster.format.layout import MAIN
+from lance_dagster.format.validation import check_string, check_string_mapping
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.repository.commits.snapshot import (
     Action,
@@ -128,9 +130,11 @@ class RefLogs:
         return found
 
     def live(self, kind: RefKind) -> dict[str, RefEntry]:
-        """Return the newest entry of every ref that was not deleted."""
+        """Return the newest entry of every ref that was not deleted; of branches, those that touched a table."""
         if kind == "branch":
-            found = self.newest_of(self.branch_logs())
+            # The end of a branch takes its marks away, so the logs of ended branches are listed and not read.
+            logs = {name: log for name, log in self.branch_logs().items() if log.is_marked or name == MAIN}
+            found = self.newest_of(logs)
             return {name: entry for name, entry in sorted(found.items()) if not entry.deleted}
         names = self.names(kind)
         # Each ref costs two requests, one after the other; those of different refs need not wait for each other.
@@ -338,7 +342,14 @@ def next_entry(
     hold: ChannelHold | None = None,
     by: str = "",
 ) -> RefEntry:
-    """Return the entry that follows another one."""
+    """Return the entry that follows another one.
+
+    Raises:
+        InvalidInputError: The reason or the person is no string.
+    """
+    # Checked here: an entry that cannot be read would stop every reader of the ref.
+    check_string("the reason", reason)
+    check_string("who acts", by)
     now = pendulum.now("UTC")
     return RefEntry(
         number=1 if before is None else before.number + 1,
@@ -355,7 +366,12 @@ def next_entry(
 
 
 def with_properties(entry: RefEntry, properties: Mapping[str, str]) -> RefEntry:
-    """Return an entry with properties."""
+    """Return an entry with properties.
+
+    Raises:
+        InvalidInputError: They are not strings.
+    """
+    check_string_mapping("properties", properties)
     return replace(entry, properties=dict(properties))
 
 

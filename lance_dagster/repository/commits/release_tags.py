@@ -18,6 +18,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
+from lance_dagster.format.validation import check_string
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, person
 
@@ -79,6 +80,7 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         NotFoundError: A collection is deleting the commit.
     """
     check_tag_name(name)
+    check_string("the message", message)
     refuse_taken(logs, name, "release tag")
     tag = {
         "commit": commit,
@@ -112,7 +114,8 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
         RefNotFoundError: There is no such tag.
         ProtectedError: `force` is False.
     """
-    if read_tag(logs, name) is None:
+    found = None if read_tag(logs, name) is None else logs.store.get_with_etag(_path(name))
+    if found is None:
         raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "release tag")
     if not force:
         delete = Call("tags.delete", (name,), {"force": True})
@@ -120,8 +123,9 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
         raise ProtectedError(
             "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
-    # The immutable tags of the tables stay: programs that read single tables were promised that these never move.
-    logs.store.delete(_path(name))
+    # The immutable tags of the tables stay: programs that read single tables were promised that these never move. Only
+    # what was read is deleted: another process may have deleted it too, and made one of that name.
+    logs.store.compare_and_delete(_path(name), found[1])
 
 
 def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:

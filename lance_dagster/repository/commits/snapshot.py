@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 import pendulum
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
+from lance_dagster.format.validation import check_string, validate_commit_info
 
 FORMAT = 1
 Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "delete"]
@@ -175,10 +176,12 @@ def new_commit(
             for name, at in tables.items()
         },
     }
+    # Before anything is stored: no reader accepts other values.
+    validate_commit_info(message, properties)
+    check_string("the author", author)
     data = _bytes(content)
     commit_id = hashlib.sha256(data).hexdigest()
-    # Parsed from its bytes: the writer holds what each reader will hold, and a value that no reader would accept fails
-    # here, before anything is stored.
+    # Parsed from its bytes: the writer holds what each reader will hold.
     return parse_commit(commit_id, data, commit_id), data
 
 

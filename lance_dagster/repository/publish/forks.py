@@ -7,10 +7,16 @@ the rows, and the name may be used again.
 
 from collections.abc import Iterable, Mapping
 
-from lance_dagster.errors import AlreadyExistsError, ConflictError, InvalidInputError, RefNotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    InvalidRefNameError,
+    RefNotFoundError,
+)
+from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.branch_operations import create_branch, delete_branch, refuse_reserved_keys
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
@@ -27,6 +33,10 @@ MERGED = "merged"
 def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
     """Make a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
+    if branch.startswith(PUBLISHED):
+        raise InvalidRefNameError("branch", branch, f"{PUBLISHED!r} begins the names of versions that commits hold")
+    # Before the mark of the table: a branch with other metadata could not be read.
+    refuse_reserved_keys(metadata)
     context, logs = repository.table(name), repository.logs
     # Registered before anything is written: a misspelt table must not leave a branch that waits for a publication.
     table_id = repository.registry.register(name)
@@ -72,7 +82,8 @@ def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryC
 def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:
     """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why."""
     newest = repository.logs.newest("branch", branch)
-    if newest is None or not newest.deleted:
+    # Ended before with another commit: rows were committed to the branch after that one.
+    if newest is None or newest.properties.get(MERGED) != merged:
         repository.logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
     tables = repository.logs.commit(merged).tables
 
@@ -96,6 +107,20 @@ def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names
 
     kept = for_each_table(end, names)
     return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
+
+
+def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> bool:
+    """Return whether a branch that ended has rows that its commit does not contain, in some table."""
+    tables = repository.logs.commit(merged).tables
+
+    def more(name: str) -> bool:
+        context, at = repository.table(name), tables.get(name)
+        try:
+            return at is None or find_merged(context, context.head(branch), load(context, at)) is None
+        except RefNotFoundError:
+            return False
+
+    return any(for_each_table(more, names).values())
 
 
 def head_of_branch(context: TableContext, name: str, branch: str) -> State:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from lance_dagster.errors import RefNotFoundError
+from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
@@ -17,7 +17,7 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
-from lance_dagster.repository.publish.forks import MERGED, end_branch, head_of_branch, touched_tables
+from lance_dagster.repository.publish.forks import MERGED, end_branch, has_more, head_of_branch, touched_tables
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.repository_context import RepositoryContext
 
@@ -88,9 +88,12 @@ def publish_branch(
 
     Raises:
         RefNotFoundError: There is no such branch, or no such channel.
+        InvalidInputError: The branch is `main`.
         MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
         ProtectedError: The channel is held; nothing was merged.
     """
+    if wanted.branch == MAIN:
+        raise InvalidInputError("main is what branches are published to; `commit` takes in what is on main of tables")
     if wanted.channel is not None:
         # Refused before anything is merged: a refusal after the commit would leave `main` ahead of the channel.
         Channels(repository).refuse_immovable(wanted.channel, create=wanted.creates_channel)
@@ -100,10 +103,11 @@ def publish_branch(
     newest = logs.current("branch", MAIN)
     head = logs.commit(newest.commit)
     names = tuple(touched_tables(repository, branch, head) if tables is None else tables)
-    if ended is not None and ended.deleted and MERGED in ended.properties:
+    merged = ended.properties.get(MERGED) if ended is not None and ended.deleted else None
+    if merged is not None and not has_more(repository, branch, merged=merged, names=names):
         # Published before. That publication may have died before `main` of each table, the channel and the branches of
         # the tables followed, so these steps are repeated; where they are done, they change nothing.
-        before = Committed(commit=logs.commit(ended.properties[MERGED]), changed={})
+        before = Committed(commit=logs.commit(merged), changed={})
         return _followed(repository, wanted, before, names)
     if not names:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")

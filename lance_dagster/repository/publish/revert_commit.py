@@ -11,7 +11,7 @@ from lance_dagster.merge.merge_commit import MergeOptions, merge
 from lance_dagster.merge.picks import PickOptions, restore
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
-from lance_dagster.repository.publish.staging import TableChange, landed_at, stage_change
+from lance_dagster.repository.publish.staging import TableChange, capture, landed_at, load, stage_change
 from lance_dagster.repository.repository_context import RepositoryContext
 
 _REVERTS = "reverts"
@@ -48,7 +48,7 @@ def revert_request(
         if new is None or old is None or dest is None:
             # Where the commit removed the table, it is named again as it was. A table that a later commit removed stays
             # removed.
-            return old if dest is None and new is None else None
+            return _named_again(repository, name, old) if old and dest is None and new is None else None
         context = repository.table(name)
         first, last = _ends(context, old, new)
         change = TableChange.of(repository.registry, name, dest, options=options)
@@ -74,6 +74,14 @@ def revert_request(
         message=said,
         properties={**properties, _REVERTS: commit.id},
     )
+
+
+def _named_again(repository: RepositoryContext, name: str, old: TableVersion) -> TableVersion:
+    """Take a table that was removed back, at the version that it had."""
+    if repository.registry.register(name) != old.id:
+        raise ConflictError(f"another table is at {repository.table(name).uri} now; remove it before the revert")
+    # Only old commits name the version, and a collection may be about to delete them, so it gets a tag of its own.
+    return capture(repository.table(name), old.id, load(repository.table(name), old))
 
 
 def _to_undo(repository: RepositoryContext, commit: RepositoryCommit) -> RepositoryCommit | None:

@@ -51,6 +51,7 @@ _DIGITS = 16
 # A table waits for its requests most of the time, so more threads than processors are of use.
 _WORKERS = 8
 _PINS = 5
+_STAGINGS = 3
 T = TypeVar("T")
 
 
@@ -253,16 +254,30 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
     # The strategy is part of the name: what was staged with another strategy has other rows.
     strategy = json.dumps(change.options.strategy, sort_keys=True)
     name = _usable_name(context, head, [*(source.id for source in sources), strategy])
-    create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
-    try:
-        # A merge that an earlier attempt made is found, and not repeated.
-        merged = [merge(context, source, name, change.options) for source in sources]
-    except MergeConflictError:
-        # No other publication needs the branch: one that shares it merges the same versions and is refused too.
-        delete_branch(name, context.refs, context.versions)
-        raise
+    for left in reversed(range(_STAGINGS)):
+        try:
+            merged = _merged_on(name, head, sources, change)
+            break
+        except MergeConflictError:
+            # No publication needs the branch: one that shares it merges the same versions and is refused too, and may
+            # delete it at this moment.
+            with suppress(RefNotFoundError, ConflictError):
+                delete_branch(name, context.refs, context.versions)
+            raise
+        except (RefNotFoundError, ConflictError):
+            # Such a publication deleted the branch while this one was at work on it; on a new one, this one finds the
+            # same conflicts.
+            if not left:
+                raise
     # The newest one has all sources: for a source that is contained already, `merge` returns an older version.
     return _named(change.table_id, max(merged, key=lambda state: state.number), head)
+
+
+def _merged_on(name: str, head: State, sources: Sequence[State], change: TableChange) -> list[State]:
+    context = change.context
+    create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+    # A merge that an earlier attempt made is found, and not repeated.
+    return [merge(context, source, name, change.options) for source in sources]
 
 
 def _named(table_id: str, made: State, head: State) -> TableVersion:

@@ -1,0 +1,100 @@
+"""Arguments that would do harm are refused with one error before anything is written."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lance_dagster import InvalidInputError, InvalidRefNameError, LanceRepository, MergeConflictError
+from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run, scripted
+from tests.store.scripted import Request
+
+# What a caller gives who does not look at the signatures.
+NO_TEXT: Any = 3
+WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
+    "commit with a property": lambda lake: lake.commit("x", properties={"n": NO_TEXT}),
+    "commit with a message": lambda lake: lake.commit(NO_TEXT),
+    "commit tables": lambda lake: lake.commit("x", tables="orders"),
+    "publish tables": lambda lake: lake.publish("run/1", tables="orders"),
+    "adopt tables": lambda lake: lake.adopt("orders"),
+    "adopt channels": lambda lake: lake.adopt(channels="production"),
+    "promote with a property": lambda lake: lake.channels.promote("production", properties={"n": NO_TEXT}),
+    "promote with a reason": lambda lake: lake.channels.promote("production", reason=NO_TEXT),
+    "hold by a person": lambda lake: lake.channels.hold("production", reason="x", who=NO_TEXT),
+    "roll back for a reason": lambda lake: lake.channels.rollback("production", reason=NO_TEXT),
+    "delete for a reason": lambda lake: lake.channels.delete("production", reason=NO_TEXT),
+    "release with a message": lambda lake: lake.tags.create("v1", message=NO_TEXT),
+    "fork with metadata": lambda lake: lake.fork("orders", "run/2", metadata={"n": NO_TEXT}),
+    "publish main": lambda lake: lake.publish("main", tables=["orders"]),
+}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LanceRepository:
+    """A channel, a run that waits, and a version of main that is not committed."""
+    repository = new_repository(tmp_path, "orders")
+    repository.channels.create("production")
+    run(repository, 1, "orders")
+    repository.table("orders").append(rows(7))
+    repository.commit("more")
+    repository.table("orders").append(rows(8))
+    return repository
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_before_it_is_stored(lake: LanceRepository, name: str) -> None:
+    """Stored, some of these could not be read: every reader of the channel would get an error for ever."""
+    root = Path(lake.root)
+    before = sorted(root.rglob("*"))
+    with pytest.raises(InvalidInputError):
+        WRONG[name](lake)
+    if name != "commit with a property":
+        # The version to be committed has got its tag by then.
+        assert before == sorted(root.rglob("*"))
+    again = LanceRepository.open(root, FAST)
+    assert ([7], []) == (ids(again, "main")["orders"], ids(again, "production")["orders"])
+    assert {"run/1": ("orders",)} == again.status().waiting
+
+
+def test_names_of_what_commits_hold_are_not_for_runs(lake: LanceRepository) -> None:
+    """A fork is refused; and a branch that a person gave such a name in the table is not collected."""
+    with pytest.raises(InvalidRefNameError, match="commits hold"):
+        lake.fork("orders", "published/mine")
+
+
+def test_rows_that_came_late_are_published_by_a_repeated_publication(lake: LanceRepository) -> None:
+    """They were committed to the branch after it was looked at, so the first publication keeps the branch."""
+    table = lake.table("orders")
+
+    def script(request: Request) -> object:
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/main/"):
+            table.append(rows(2), branch="run/1")
+        return request.send()
+
+    kept = scripted(lake.root, script).publish("run/1", channel="production").kept
+    assert ("run/1 of orders: it has commits that were not published",) == kept
+    done = lake.publish("run/1", channel="production")
+    assert ([1, 2, 7, 8], ()) == (ids(lake, "production")["orders"], done.kept)
+    assert {} == lake.status().waiting
+    assert done.commit.id == lake.publish("run/1", channel="production").commit.id
+
+
+def test_two_publications_of_one_conflict_say_what_is_in_conflict(lake: LanceRepository) -> None:
+    """Both are refused; that the other one deletes their branch at the same moment is no error of its own."""
+    table = lake.fork("orders", "run/3")
+    table.update({"price": "2"}, where="id = 7", branch="run/3")
+    table.update({"price": "3"}, where="id = 7")
+    others: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.verb == "compare_and_swap" and "published" in request.key and not others:
+            others.append("publishes")
+            with pytest.raises(MergeConflictError):
+                lake.publish("run/3")
+        return request.send()
+
+    with pytest.raises(MergeConflictError):
+        scripted(lake.root, script).publish("run/3")
+    assert others
+    assert [] == [name for name in table.branches.list() if name.startswith("published/")]
