@@ -23,7 +23,7 @@ SOAK ?= 10
 # One process for each core, up to what the memory of a usual machine holds.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: help install demo ui test test-azure test-cluster soak supported lint proto bench lock clean
+.PHONY: help install demo ui test test-azure test-ceph test-cluster soak supported lint proto bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 21
@@ -64,6 +64,9 @@ test: install ## Run the tests; ARGS='-k merge' passes options to pytest
 test-azure: install ## Test the stores on Azurite, the emulator of Blob Storage, which npm installs into .venv
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3.37.0
 	@LANCE_DAGSTER_AZURITE_REQUIRED=1 $(BIN)/python -m pytest tests/store/test_providers.py $(ARGS)
+
+test-ceph: install ## Test the store of S3 on Ceph, which Debian has: apt-get install radosgw ceph-mon ceph-osd
+	@$(BIN)/python -m pytest -n 0 -m ceph tests/store/test_ceph.py $(ARGS)
 
 test-cluster: install ## Test Spark on a standalone cluster: a master and two workers in processes of their own
 	@$(BIN)/python -m pytest -n 0 -m cluster tests/cluster $(ARGS)

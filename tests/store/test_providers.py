@@ -65,7 +65,7 @@ class TestEveryProvider(StoreConformance):
         return open_store(f"{storage.uri}/deep/prefix", storage.storage_options)
 
 
-def test_a_table_lives_a_whole_life(storage: S3Storage) -> None:
+def live_a_whole_life(storage: S3Storage) -> None:
     """Create, append, branch, replace, merge, tag, move, collect; pylance reads and writes it with the same options."""
     uri, options = f"{storage.uri}/lake/table", dict(storage.storage_options)
     with pytest.raises(TableNotFoundError, match="no Lance table at "):
@@ -89,6 +89,11 @@ def test_a_table_lives_a_whole_life(storage: S3Storage) -> None:
     table.maintenance.collect_garbage()
     assert not table.maintenance.verify(deep=False).problems
     assert 5 == lance.dataset(uri, storage_options=options).count_rows()
+
+
+def test_a_table_lives_a_whole_life(storage: S3Storage) -> None:
+    """On each provider."""
+    live_a_whole_life(storage)
 
 
 def test_a_place_that_does_not_exist_is_a_clear_error(storage: S3Storage) -> None:
