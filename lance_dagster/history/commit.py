@@ -10,7 +10,8 @@ Order of steps, and what a crash between two of them leaves:
 2. The transaction file is written, then the names in `data/` are synced. Other writers look for the transaction file
    when they rebase over the version, so it must exist before the version does; and a power cut must not keep a
    manifest whose data files it loses.
-3. The manifest is put if absent. This request is the commit.
+3. The manifest is put if absent. This request is the commit. On local disk its name is synced after the turn of the
+   writer is over, and before the commit is acknowledged.
 4. The branch fence is checked again, for branches other than `main` (`refs.branch_fence` says why).
 5. The version hint is written, only where listings are unordered. It is a hint: a crash before it costs other writers
    a longer search, so a failure is logged and not raised.
@@ -44,6 +45,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lance_dagster.errors import (
     CommitConflictError,
@@ -62,7 +64,6 @@ from lance_dagster.history.refs.branch_fence import BranchFence
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.store import Store
 from lance_dagster.transactions.apply import apply
 from lance_dagster.transactions.commit_id import commit_id
 from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
@@ -234,24 +235,34 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
     """
     started = time.monotonic()
     fence, branch_id = BranchFence(Refs(versions.store), branch), None
-    attempts = 0
+    attempts, staged = 0, b""
     while True:
         before = time.monotonic()
         head = head or _head(versions, branch, known)
         proposal = propose(head)
+        if isinstance(proposal, State):
+            return proposal
         # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
         quick = time.monotonic() - before < _QUICK_SECONDS
-        with versions.store.turn(branch) if quick else nullcontext(enter_result=False) as waited:
-            if waited and isinstance(proposal, Proposal):
+        # Whatever can be done before and after the turn is: it is the time for which others wait.
+        staged = _stage(versions, branch, proposal, staged)
+        turn = versions.store.turn(branch, partial(_look_ahead, versions, branch, propose))
+        with turn if quick else nullcontext(enter_result=False) as waited:
+            if waited:
                 # Others were ahead, so there is a newer head.
                 head = _head(versions, branch, head.number)
                 proposal = propose(head)
-            if isinstance(proposal, State):
-                return proposal
+                if isinstance(proposal, State):
+                    return proposal
+                staged = _stage(versions, branch, proposal, staged)
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id)
-            landed = _put(versions, branch, proposal, (fence, branch_id))
+            landed = _put(versions, branch, proposal)
         if landed is not None:
+            _sync(versions, landed, proposal.transaction)
+            path = versions.manifest_path(branch, landed.number)
+            fence.check_after_put(branch_id, landed, _with_committer(proposal.transaction), path)
+            _write_hint(versions, branch, landed.number)
             return replace(landed, before=head.number)
         now = time.monotonic()
         if now - started > _DEADLINE_SECONDS:
@@ -296,41 +307,74 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 
     There is no fence to check: the branch's own file says that it is being created.
     """
-    return _put(versions, branch, proposal)
+    _stage(versions, branch, proposal, b"")
+    put = _put(versions, branch, proposal)
+    if put is not None:
+        _sync(versions, put, proposal.transaction)
+        _write_hint(versions, branch, put.number)
+    return put
 
 
-def _put(
-    versions: Versions, branch: str, proposal: Proposal, fenced: tuple[BranchFence, str | None] | None = None
-) -> State | None:
-    """Write the proposed version; return None when another writer took the number.
+def _stage(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -> bytes:
+    """Make everything ready that a version needs before its manifest: its transaction file, and the names of its files.
 
     Args:
         versions: The versions of the table.
         branch: The name of the branch.
         proposal: What to commit.
-        fenced: The branch fence to check after the put, and the id it found before; None for a branch being created.
+        staged: The transaction that was made ready for an earlier proposal; an equal one names the same files.
+
+    Returns:
+        The transaction that is ready, encoded.
     """
-    store = versions.store
-    transaction, number = _with_committer(proposal.transaction), proposal.manifest.version
-    path = versions.manifest_path(branch, number)
+    transaction = _with_committer(proposal.transaction)
     body = encode_transaction(transaction)
-    data = encode_manifest_file(proposal.manifest, body)
-    # The transaction file comes first: other writers look for it when they rebase over this version. It need not
-    # survive a power cut, since the manifest holds the same transaction inline.
-    store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
-    # pylance writes data files without syncing their names; a durable manifest must not name files that a power cut
-    # removes.
-    store.sync_folder(layout.DATA)
-    if not _put_manifest(versions, path, data, transaction):
+    if body != staged:
+        # The transaction file comes first: other writers look for it when they rebase over this version. It need not
+        # survive a power cut, since the manifest holds the same transaction inline.
+        versions.store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
+        # pylance writes data files without syncing their names; a durable manifest must not name files that a power cut
+        # removes.
+        versions.store.sync_folder(layout.DATA)
+    return body
+
+
+def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
+    """Put the manifest of the proposed version; return None when another writer took the number."""
+    transaction = _with_committer(proposal.transaction)
+    data = encode_manifest_file(proposal.manifest, encode_transaction(transaction))
+    if not _put_manifest(versions, versions.manifest_path(branch, proposal.manifest.version), data, transaction):
         return None
-    put = State(branch, proposal.manifest, transaction, id=commit_id(data), size=len(data))
-    if fenced is not None:
-        fence, branch_id = fenced
-        fence.check_after_put(branch_id, put, transaction, path)
-    if not store.ordered_listing:
-        # Last: a hint must never name a version that is not there.
-        _write_hint(versions, branch, number)
-    return put
+    return State(branch, proposal.manifest, transaction, id=commit_id(data), size=len(data))
+
+
+def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
+    """Make the name of a manifest survive a power cut, and with it those of all versions before.
+
+    Outside of the turn: the next writer may put its version on top, and its own sync covers this name too.
+
+    Raises:
+        CommitStateUnknownError: The name may be lost by a power cut.
+    """
+    problem: StoreError | None = None
+    for _ in range(_UNKNOWN_ATTEMPTS):
+        try:
+            versions.store.sync_folder(layout.versions_folder(put.branch))
+        except NotDurableError as error:
+            # It can be read back, which says nothing here, and neither does a second sync that succeeds.
+            problem = error
+            break
+        except StoreError as error:
+            problem = error
+        else:
+            return
+    text = f"cannot tell whether the commit of {put} survives a power cut: {problem}"
+    raise CommitStateUnknownError(text, transaction.uuid, _with_committer(transaction)) from problem
+
+
+def _look_ahead(versions: Versions, branch: str, propose: Propose) -> None:
+    """Look at the versions that landed meanwhile, so that few are left to look at when the turn has come."""
+    propose(_head(versions, branch, 0))
 
 
 def _with_committer(transaction: Transaction) -> Transaction:
@@ -343,6 +387,9 @@ def _with_committer(transaction: Transaction) -> Transaction:
 
 def _write_hint(versions: Versions, branch: str, number: int) -> None:
     """Write the version hint: pylance starts there to look for newer versions where listings are unordered."""
+    if versions.store.ordered_listing:
+        return
+    # Last: a hint must never name a version that is not there. Of two writers the slower one may leave an older number.
     try:
         versions.store.put(layout.hint_path(branch), b'{"version":%d}' % number, durable=False)
     except StoreError as error:
@@ -361,7 +408,8 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
         try:
-            if _put_once(store, path, data, transaction):
+            # Its name is synced when the turn is over.
+            if store.put_if_absent(path, data, synced=False):
                 return True
         except PermissionRefusedError:
             # Refused requests change nothing; one before this one may have landed without an answer.
@@ -383,16 +431,6 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
     raise CommitStateUnknownError(
         f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid, transaction
     ) from problem
-
-
-def _put_once(store: Store, path: str, data: bytes, transaction: Transaction) -> bool:
-    try:
-        return store.put_if_absent(path, data)
-    except NotDurableError as error:
-        # It can be read back, which says nothing here: the next sync may succeed without having written it.
-        raise CommitStateUnknownError(
-            f"cannot tell whether the commit survives a power cut: {error}", transaction.uuid, transaction
-        ) from error
 
 
 def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:

@@ -4,7 +4,7 @@ Every provider implements `Store`; the conformance tests run against each of the
 """
 
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +66,11 @@ class Store(Protocol):
         """Write an object atomically, replacing any existing one. Unless `durable`, a power cut may lose it."""
         ...
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object atomically unless the key exists; return whether it was written."""
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:
+        """Write an object atomically unless the key exists; return whether it was written.
+
+        Unless `synced`, a power cut may take it until the caller has called `sync_folder`; it is never left in part.
+        """
         ...
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
@@ -136,8 +139,10 @@ class Store(Protocol):
         """Remove empty folders at and below a folder, and above it, on storages that have folders."""
         ...
 
-    def turn(self, name: str) -> AbstractContextManager[bool]:
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[bool]:
         """Wait until other writers of a name are done, on storages where that is cheap; yield whether some were ahead.
+
+        A writer that is next calls `meanwhile` while another one is at work.
 
         It only keeps writers from wasting attempts and from starving each other. No caller may rely on it: it ends
         after a while, and does nothing where it cannot work.
@@ -149,7 +154,11 @@ class Store(Protocol):
         ...
 
     def sync_folder(self, folder: str) -> None:
-        """Make the directory entries of a folder survive a power cut, on storages where that takes a call."""
+        """Make the directory entries of a folder survive a power cut, on storages where that takes a call.
+
+        Raises:
+            NotDurableError: A sync failed, so a power cut may lose an entry whatever a later sync says.
+        """
         ...
 
 

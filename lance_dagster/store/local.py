@@ -26,8 +26,8 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -98,10 +98,13 @@ class LocalStore:
             # Atomic: a reader sees the old object or the new one, never a mixture.
             os.replace(temporary, target)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object atomically unless the name exists; return whether it was written."""
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:
+        """Write an object atomically unless the name exists; return whether it was written.
+
+        The content is synced in any case, the name unless `synced` is False.
+        """
         try:
-            with self._written(key, data, synced=self._durable, moves=False) as (temporary, target):
+            with self._written(key, data, synced=self._durable, moves=False, named=synced) as (temporary, target):
                 # Atomic and exclusive: fails with FileExistsError when another writer was first.
                 os.link(temporary, target)
         except FileExistsError:
@@ -266,13 +269,16 @@ class LocalStore:
     def sync_folder(self, folder: str) -> None:
         """Make the directory entries of a folder survive a power cut, and those that lead to it."""
         path = f"{self._root}/{folder}"
-        with _translated("sync", path):
+        try:
             if self._durable and os.path.isdir(path):
                 self._secure(path)
                 self._sync(path)
+        except OSError as error:
+            # A class of its own: a second sync may succeed without having written what the first one failed to write.
+            raise NotDurableError(str(_failed("sync", path, error))) from error
 
     @contextmanager
-    def turn(self, name: str) -> Iterator[bool]:
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> Iterator[bool]:
         """Wait until other writers of a name are done, at most a few seconds; yield whether some were ahead.
 
         Two locks: a writer that waits for the second has the first, so that a writer which comes back at once has to
@@ -280,16 +286,12 @@ class LocalStore:
         """
         folder = f"{self._root}/{_QUEUES}/{zlib.crc32(name.encode()) % _MOST_QUEUES}"
         until = time.monotonic() + _LONGEST_TURN
-        first, ahead_of_first = _locked(f"{folder}/next/.lock", until, head=False)
-        second, ahead = _locked(f"{folder}/.lock", until, head=True)
-        if first is not None:
-            os.close(first)
-        try:
-            yield ahead or ahead_of_first
-        finally:
-            # The lock is that of the descriptor, and ends with it; a process that dies ends it too.
-            if second is not None:
-                os.close(second)
+        # The locks are those of the descriptors, and end with them; a process that dies ends them too.
+        with ExitStack() as held:
+            with ExitStack() as next_one:
+                ahead = _locked(f"{folder}/next/.lock", until, next_one)
+                ahead |= _locked(f"{folder}/.lock", until, held, meanwhile)
+            yield ahead
 
     def refuse_links(self, folder: str) -> None:
         """Refuse a folder that is a symbolic link, or that lies behind one.
@@ -307,8 +309,10 @@ class LocalStore:
                 )
 
     @contextmanager
-    def _written(self, key: str, data: bytes, *, synced: bool, moves: bool) -> Iterator[tuple[str, str]]:
-        """Yield a synced temporary file and its target; after the caller linked or renamed it, sync the folder.
+    def _written(
+        self, key: str, data: bytes, *, synced: bool, moves: bool, named: bool = True
+    ) -> Iterator[tuple[str, str]]:
+        """Yield a synced temporary file and its target; once the caller linked or renamed it, sync the name if `named`.
 
         The temporary file is in the folder of the target, because `link` and `rename` work within one file system. It
         is deleted afterwards, unless the caller `moves` it and does not fail.
@@ -318,7 +322,7 @@ class LocalStore:
         folder = target.rpartition("/")[0]
         temporary = f"{folder}/.tmp{uuid.uuid4().hex}"
         self.refuse_links(key.rpartition("/")[0])
-        left, named = True, False
+        left, done = True, False
         try:
             with self._created(temporary, folder, synced=synced) as file:
                 file.write(data)
@@ -328,14 +332,14 @@ class LocalStore:
             if synced:
                 self._secure(folder)
             yield temporary, target
-            left, named = not moves, True
-            if synced:
+            left, done = not moves, True
+            if synced and named:
                 self._sync(folder)
         # Not a failure of the storage: the caller lost the race for the name.
         except FileExistsError:
             raise
         except (OSError, ValueError) as error:
-            if named:
+            if done:
                 raise NotDurableError(f"{target} was written, but a power cut may lose it: {error}") from error
             raise _failed("write", target, error) from error
         finally:
@@ -404,40 +408,49 @@ class LocalStore:
             yield
 
 
-def _locked(path: str, until: float, *, head: bool) -> tuple[int | None, bool]:
-    """Lock a file; return its descriptor, and whether another process had the lock.
+def _locked(path: str, until: float, held: ExitStack, meanwhile: Callable[[], object] | None = None) -> bool:
+    """Lock a file until `held` is closed, or go on without when the time is over; return whether another one had it.
 
-    Without a lock the descriptor is None: the time was over, or the file system has no locks. Waiting is by asking
-    again and again, since a lock that a stopped process holds must not stop others. The longer a writer has waited, the
-    more often it asks, so that it is served before one that came later; and the `head` of the queue asks all the time.
+    Waiting is by asking again and again, since a lock that a stopped process holds must not stop others. The longer a
+    writer has waited, the more often it asks, so that it is served before one that came later. The writer with
+    something to do `meanwhile` is the head of the queue: it does that first, and then asks all the time.
     """
     started, waited = time.monotonic(), False
-    try:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
-        return None, False
+    descriptor = _lock_file(path)
+    if descriptor is None:
+        return False
+    held.callback(os.close, descriptor)
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if meanwhile is not None and not waited:
+                meanwhile()
             waited = True
         except OSError:
-            break
+            # The file system has no locks.
+            return waited
         else:
-            return descriptor, waited
+            return waited
         now = time.monotonic()
         if now > until:
-            break
-        pause = (
-            _SHORTEST_PAUSE if head else max(_SHORTEST_PAUSE, _LONGEST_PAUSE / (1 + (now - started) / _LONGEST_PAUSE))
-        )
+            return waited
+        longest = _LONGEST_PAUSE / (1 + (now - started) / _LONGEST_PAUSE)
+        pause = _HEAD_PAUSE if meanwhile is not None else max(_SHORTEST_PAUSE, longest)
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # no secret depends on it
-    os.close(descriptor)
-    return None, waited
+
+
+def _lock_file(path: str) -> int | None:
+    """Open a file for a lock, with its folder where that is missing; None where this user may not write."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        try:
+            return os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return os.open(path, flags, 0o666)
+    except OSError:
+        return None
 
 
 @contextmanager

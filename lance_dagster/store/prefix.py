@@ -125,7 +125,7 @@ class PrefixStore(ABC):
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
         """List the keys that start with a prefix, one request for each page; a limit bounds the first one."""
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:  # noqa: ARG002  # it always is
         """Write an object unless the key exists; return whether it was written."""
         self._probe()
         return self._conditional_put(key, data, None)
@@ -175,7 +175,11 @@ class PrefixStore(ABC):
     def prune(self, folder: str) -> None:  # noqa: B027  # complete as it is
         """Do nothing: object storage has no folders."""
 
-    def turn(self, name: str) -> AbstractContextManager[bool]:  # noqa: ARG002  # there is none to wait for
+    def turn(
+        self,
+        name: str,  # noqa: ARG002  # there is none to wait for
+        meanwhile: Callable[[], object] = object,  # noqa: ARG002  # same
+    ) -> AbstractContextManager[bool]:
         """Do nothing: writers of an object store do not know of each other."""
         return nullcontext(enter_result=False)
 

@@ -81,9 +81,9 @@ class ScriptedStore:
         """Ask the script, then write."""
         self._ask("put", key, lambda: self._below.put(key, data, durable=durable))
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:
         """Ask the script, then write."""
-        return bool(self._ask("put_if_absent", key, lambda: self._below.put_if_absent(key, data)))
+        return bool(self._ask("put_if_absent", key, lambda: self._below.put_if_absent(key, data, synced=synced)))
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Ask the script, then write."""
@@ -145,7 +145,7 @@ class ScriptedStore:
         """Ask the script, then remove empty folders."""
         self._ask("prune", folder, lambda: self._below.prune(folder))
 
-    def turn(self, name: str) -> AbstractContextManager[bool]:  # noqa: ARG002 - there is none
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[bool]:  # noqa: ARG002 - there is none
         """None: a script lets somebody in while a turn lasts, who would wait for its end."""
         return nullcontext(enter_result=False)
 

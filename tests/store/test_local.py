@@ -233,6 +233,23 @@ def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> N
     assert "run" == failing.branches.create("run", exist_ok=True).name
 
 
+def test_the_next_writer_does_not_wait_for_the_last_sync(tmp_path: Path) -> None:
+    """A commit is acknowledged when the name of its manifest is synced; its turn is over before."""
+    table = new_table(tmp_path, entries("a", 1))
+    found: list[tuple[bool, bool]] = []
+
+    class Looking(LocalStore):
+        def _sync(self, path: str) -> None:
+            if path.endswith("_versions"):
+                with LocalStore(table.uri).turn("main") as waited:
+                    found.append((waited, len(self.list("_versions")) > 3))
+            super()._sync(path)
+
+    # Staged by another handle, since a store of a test is not asked for the options of a table.
+    LanceTable(context_on(Looking(table.uri))).append(table.stage(entries("a", 2)))
+    assert [(False, True)] == found
+
+
 @pytest.mark.parametrize("job", ["create", "delete", "rename", "rename to it", "reset", "append"])
 @pytest.mark.parametrize("outside", [True, False])
 def test_no_change_is_made_behind_a_link(tmp_path: Path, job: str, *, outside: bool) -> None:
@@ -297,7 +314,7 @@ def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:
         assert not waited
 
         def wait() -> None:
-            with second.turn("main") as waited:
+            with second.turn("main", lambda: order.append(("meanwhile", True))) as waited:
                 order.append(("second", waited))
 
         thread = threading.Thread(target=wait)
@@ -307,7 +324,7 @@ def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:
         time.sleep(0.1)
         order.append(("first", False))
     thread.join()
-    assert [("first", False), ("second", True)] == order
+    assert [("meanwhile", True), ("first", False), ("second", True)] == order
     with first.turn("main"):
         start = time.monotonic()
         assert "main@3" == str(table.append(entries("a", 2)))
