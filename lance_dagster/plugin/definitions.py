@@ -13,6 +13,7 @@ from lance_dagster.plugin.checks.check_definitions import build_table_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
 from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
 from lance_dagster.plugin.provider_options import AzureOptions, GoogleOptions, S3Options
 from lance_dagster.plugin.publish.publisher import build_publisher
@@ -23,6 +24,7 @@ from lance_dagster.plugin.table_asset import RESOURCE_KEY, asset_key_of
 ChecksByAsset = Mapping[str, Sequence[TableCheck]] | Mapping[dg.AssetKey, Sequence[TableCheck]]
 # The value of `schedule` that loads each partition when it ends.
 _BY_PARTITION = "partitions"
+_WEEKLY = "0 3 * * 0"
 
 
 def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
@@ -54,6 +56,7 @@ class LanceAssetsOptions(TypedDict, total=False):
 
     spark: SparkResource | None
     schedule: str | None
+    maintenance: str | None
     storage_options: Mapping[str, str]
     s3: S3Options | None
     azure: AzureOptions | None
@@ -81,9 +84,12 @@ def lance_assets(
     the result. Readers depend on the promoted nodes, such as `production/shop/orders`, and see what the tag names.
 
     The definitions have a `LanceResource`, a `LanceIOManager` as the default IO manager, the checks, a publisher, a
-    job `load_and_publish` that writes, checks and publishes everything, a job `publish` for promotions by hand, and a
-    sensor `tag_moves` that reports moves of the tag by other programs. They are validated. Merge them with those of
-    readers and other assets by `dg.Definitions.merge`.
+    job `load_and_publish` that writes, checks and publishes everything, a job `publish` for promotions by hand, a job
+    `maintenance` with a schedule, and a sensor `tag_moves` that reports moves of the tag by other programs. They are
+    validated. Merge them with those of readers and other assets by `dg.Definitions.merge`.
+
+    Switch the schedule of the maintenance on in the UI; like every schedule of Dagster it is stopped until then. Each
+    publication leaves a small branch in each table, which only maintenance takes away.
 
     Args:
         assets: The candidates: each returns the rows of one table.
@@ -92,7 +98,9 @@ def lance_assets(
         tag: The tag that readers follow, and the first part of the keys of the promoted nodes.
         **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one
             process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
-            partition of time when it ends. `s3`, `azure`, `google` or `storage_options`, credentials of the root.
+            partition of time when it ends. `maintenance`, when tables are verified, compacted and cleaned up, as a cron
+            expression in UTC; Sundays at 3 if left out, None for no such job. `s3`, `azure`, `google` or
+            `storage_options`, credentials of the root.
             `environment`, the name of a branch deployment, whose tables are forks of those below the root.
             `unchecked`, whether tables may have no check. `repository=False` publishes each table by itself; by default
             all tables of a run are published as one commit of the repository at the root. `name`, put before the names
@@ -108,7 +116,7 @@ def lance_assets(
         ...     return pa.table({"id": [1, 2, 3]})
         >>> defs = lance_assets([numbers], root="/data/lake", checks={"numbers": [RowCount(minimum=1)]})
         >>> [job.name for job in defs.jobs]
-        ['load_and_publish', 'publish']
+        ['load_and_publish', 'publish', 'maintenance']
     """
     require_sequence("assets", assets, "orders")
     _refuse_unknown_options(options)
@@ -139,7 +147,8 @@ def lance_assets(
         resources=resources | ({"spark": spark} if spark else {}),
     )
     jobs = _jobs(prefix, specs, publisher, schedule=options.get("schedule"), in_process=spark is not None)
-    return validate_definitions(dg.Definitions.merge(made, jobs))
+    upkeep = _maintenance(f"{prefix}maintenance", specs, options.get("maintenance", _WEEKLY), resource_key)
+    return validate_definitions(dg.Definitions.merge(made, jobs, upkeep))
 
 
 def _refuse_unknown_options(options: Mapping[str, object]) -> None:
@@ -168,6 +177,13 @@ def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: 
             raise InvalidInputError(f"checks are given for {name!r}, which is none of the assets; {meant}")
         found += build_table_checks(spec, values, resource_key=resource_key)
     return found
+
+
+def _maintenance(name: str, specs: Sequence[dg.AssetSpec], schedule: str | None, resource_key: str) -> dg.Definitions:
+    if schedule is None:
+        return dg.Definitions()
+    made = build_maintenance_job(specs, name=name, schedule=schedule, resource_key=resource_key)
+    return dg.Definitions(jobs=[made.job], schedules=[made.schedule] if made.schedule else [])
 
 
 def _jobs(

@@ -86,6 +86,7 @@ ROLLED_BACK_TO = "lance/rolled_back_to"
 # On promoted nodes: the commit of the repository and the entry of the channel's log that promoted it.
 REPOSITORY_COMMIT = "lance/repository_commit"
 CHANNEL_ENTRY = "lance/channel_entry"
+COMMIT_TABLES = "lance/commit_tables"
 LAGGING = "lance/lagging"
 # In an entry of a channel: the tables whose promoted nodes its publisher materializes, so that no sensor does it too.
 REPORTED = "lance/reported"

@@ -29,7 +29,7 @@ from lance_dagster.errors import (
     StoreError,
     TableNotFoundError,
 )
-from lance_dagster.format.layout import MAIN, VERSIONS
+from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -434,6 +434,10 @@ class LanceRepository:
             dry_run: Only say what would be deleted.
         """
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
+
+    def held_versions(self, name: str) -> int:
+        """Return how many branches of a table hold versions for commits; they go with their commits, by `collect`."""
+        return len(self._context.table(name).refs.branch_names(PUBLISHED))
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of some tables up to a channel; return what could not follow.

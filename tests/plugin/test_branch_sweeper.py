@@ -1,4 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -6,7 +7,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceTable, build_branch_sweeper
+from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_branch_sweeper
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
 
 NOW = timedelta(0)
@@ -50,6 +51,18 @@ def test_branch_of_a_failed_run_is_kept_and_then_deleted(shop: Shop, stored_inst
     assert "deleted 2 branches: " in text(shop, stored_instance, **AT_ONCE)
     assert [] == branches(shop)
     assert "nothing to delete" == text(shop, stored_instance, **AT_ONCE)
+
+
+def test_the_tables_of_a_run_stay_together(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A table of a run that waits keeps its branch although `main` has it; alone it goes, table by table."""
+    run_id = shop.run(instance, selection=[ORDERS, CUSTOMERS]).run_id
+    shop.table().merge(f"run/{run_id}")
+    said = text(shop, instance)
+    assert "1 kept, because other tables of the run are not merged yet" in said
+    assert f"waiting to be published: 1 branch: shop/customers run/{run_id[:8]}" in said
+    assert [f"run/{run_id}"] == branches(shop)
+    alone = replace(shop, lance=LanceResource(root=shop.lance.root, repository=False))
+    assert f"deleted 1 branch: shop/orders run/{run_id[:8]} (main contains it)" in text(alone, instance)
 
 
 def test_branches_of_a_chain_stay_while_a_run_of_it_is_unfinished(

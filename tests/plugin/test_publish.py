@@ -332,6 +332,13 @@ def test_publisher_without_tables() -> None:
         build_publisher("orders")
 
 
+@pytest.mark.parametrize("tag", ["main", "published/0a1b2c3d", "run/4f2a", "two words"])
+def test_a_publisher_of_a_branch_is_refused(tag: str) -> None:
+    """Readers follow a tag: the name of a branch, or one that no tag can have, is refused when definitions load."""
+    with pytest.raises(InvalidInputError, match="tag"):
+        build_publisher([ORDERS], tag=tag)
+
+
 GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(["gold", "events"])
 
 

@@ -1,5 +1,6 @@
 """With a repository, the tables of a run are published as one commit, and readers see one moment."""
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -297,6 +298,32 @@ def test_a_release_by_hand_releases_the_tags_too(shop: Shop) -> None:
     assert ([1, 2], [1, 2]) == shop.production()
 
 
+def test_the_page_names_the_other_tables_of_the_commit(shop: Shop) -> None:
+    """The promoted node of a table lists the others with their versions, also those that it was not published with."""
+    assert shop.run(1).success
+    waiting = shop.run(2, publish=False)
+    assert shop.act(PROMOTED[:1], ref=f"run/{waiting.run_id}").success
+    for key, expected in (
+        (PROMOTED[0], "- `shop/lines` main@2"),
+        (PROMOTED[1], "- `shop/orders` main@2, published with it"),
+    ):
+        event = shop.instance.get_latest_materialization_event(key)
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert expected == event.asset_materialization.metadata["lance/commit_tables"].value
+
+
+def test_many_uncollected_publications_are_reported(shop: Shop) -> None:
+    """A publisher says when nobody collects what old publications left in the tables."""
+    assert shop.run(1).success
+    for held in shop.root.glob("shop/*.lance/_refs/branches/published*"):
+        for number in range(700):
+            held.with_name(held.name.replace(".json", f"{number}.json")).hardlink_to(held)
+    logs = shop.instance.all_logs(shop.run(2).run_id)
+    said = [entry.user_message for entry in logs if entry.level == logging.WARNING]
+    assert ["702 branches of shop/"] == [text[:21] for text in said]
+
+
 def test_a_publication_takes_its_number_of_requests(shop: Shop) -> None:
     """The publisher of a run reads nothing twice that the tables of its repository keep."""
     assert shop.run(1).success
@@ -311,4 +338,5 @@ def test_a_publication_takes_its_number_of_requests(shop: Shop) -> None:
     shop.resources["lance"] = ScriptedLake(root=str(shop.root))
     assert shop.run(2).success
     of_tables = [request for request in asked if not request.key.startswith("_repository/")]
-    assert 2 * 87 >= len(of_tables)
+    # One more for both: a listing tells how many old publications wait for a collection.
+    assert 2 * 87 + 1 >= len(of_tables)

@@ -25,15 +25,20 @@ class Action(Enum):
     DELETE = "delete"
     KEEP = "keep"
     WAITING = "waiting"
+    WITH_OTHERS = "with others"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class BranchDecision:
-    """What the sweeper does with a branch, and why."""
+    """What the sweeper does with a branch, and why.
+
+    `unmerged` is what it would do if `main` lacked the branch, for one that goes because `main` has it.
+    """
 
     action: Action
     reason: str
+    unmerged: Action | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +112,10 @@ def decide(
     # The daemon starts the retry later, so no run of the root is unfinished until then.
     if run.is_complete_and_waiting_to_retry:
         return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
-    if is_merged:
-        return BranchDecision(Action.DELETE, "main contains it")
-    if run.is_success:
-        return BranchDecision(Action.WAITING, "the run succeeded")
-    return _decide_failed(record, runs, keep)
+    found = (
+        BranchDecision(Action.WAITING, "the run succeeded") if run.is_success else _decide_failed(record, runs, keep)
+    )
+    return BranchDecision(Action.DELETE, "main contains it", found.action) if is_merged else found
 
 
 def _decide_failed(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:

@@ -75,8 +75,9 @@ def build_branch_sweeper(
     It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed`
     ago, and branches of failed runs whose full re-execution succeeded. It never deletes a branch while a run of the
     same root is unfinished or about to be retried, nor a branch of a successful run that was not published, nor a
-    branch that a tag or another branch needs. Previews are deleted after a day. The text of each tick says what was
-    deleted and why, and which branches wait to be published.
+    branch that a tag or another branch needs. With a repository a run is one candidate: a branch that `main` contains
+    stays as long as another table of the run waits or may be re-executed. Previews are deleted after a day. The text of
+    each tick says what was deleted and why, and which branches wait to be published.
 
     Args:
         name: The sensor's name.
@@ -182,8 +183,12 @@ class _Sweep:
     counts: dict[Action, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     visited: int = 0
+    watched: Sequence[WatchedTable] = ()
+    # By branch, a table that has rows on it which `main` lacks.
+    unmerged: dict[str, str | None] = field(default_factory=dict)
 
     def run(self, watched: Sequence[WatchedTable]) -> None:
+        self.watched = watched
         until = time.monotonic() + _BUDGET_SECONDS
         # The modulo is needed because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
@@ -220,15 +225,39 @@ class _Sweep:
             return
         run_id = run_of(branch.name) or ""
         made = decide(branch.name, run_id, runs, keep=self.keep, is_merged=is_merged, created_at=branch.created_at)
-        if made.action is Action.DELETE:
+        action = made.action
+        if made.unmerged in (Action.WAITING, Action.KEEP) and self._is_needed_elsewhere(one, branch.name):
+            action = Action.WITH_OTHERS
+        if action is Action.DELETE:
             self._delete(one, table, branch, made.reason)
             return
-        self.counts[made.action] = self.counts.get(made.action, 0) + 1
+        self.counts[action] = self.counts.get(action, 0) + 1
         if made.action is Action.WAITING:
             swept = _Swept(one, branch.name, str(head), made.reason)
             self.waiting.append(swept)
             if datetime.now(UTC) - head.committed_at >= self.options.get("waiting_after", timedelta(hours=1)):
                 self.late.append(swept)
+
+    def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:
+        """Return whether another table has rows on the same branch that `main` lacks.
+
+        In a repository these tables are one candidate: they are published, and re-executed, as the run left them.
+        """
+        if not self.lance.repository:
+            return False
+        if name not in self.unmerged:
+            # Asked about branches that `main` contains and whose publisher died, so for few of them.
+            found = (other.name for other in self.watched if other is not one and self._is_unmerged(other, name))
+            self.unmerged[name] = next(found, None)
+        return self.unmerged[name] is not None
+
+    def _is_unmerged(self, one: WatchedTable, name: str) -> bool:
+        try:
+            table = self.lance.table(one.key, one.metadata)
+            head = table.branches.newest(name)
+        except (TableNotFoundError, RefNotFoundError):
+            return False
+        return head is not None and is_written(head) and table.branches.is_merged(head) is None
 
     def _delete(self, one: WatchedTable, table: "LanceTable", branch: "Branch", reason: str) -> None:
         swept = _Swept(one, branch.name, "", reason)
@@ -264,6 +293,8 @@ class _Sweep:
             yield f"cannot delete {_counted(self.refused)}"
         if kept := self.counts.get(Action.KEEP):
             yield f"{kept} kept, because a run is unfinished or may be re-executed"
+        if together := self.counts.get(Action.WITH_OTHERS):
+            yield f"{together} kept, because other tables of the run are not merged yet"
         if unknown := self.counts.get(Action.UNKNOWN):
             yield f"{unknown} of runs that this Dagster instance does not know"
         if self.problems:

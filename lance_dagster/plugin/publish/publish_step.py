@@ -181,9 +181,15 @@ class PublishStep:
             else:
                 moved = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
                 yield promoted_result(one, moved, ignored, has_run)
+        self._clean_up(merged)
+
+    def _clean_up(self, merged: Sequence[Publication]) -> None:
+        """Delete what was published from its run branches, and warn about what only other jobs clean up."""
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, self.chain):
             self.context.log.warning("branch kept: %s", reason)
+        if self.together is not None and (waits := self.together.uncollected(merged)):
+            self.context.log.warning(waits)
 
     def _find(self, nodes: Sequence[Node]) -> list[Publication]:
         """Return the publications of the tables that have something to publish.

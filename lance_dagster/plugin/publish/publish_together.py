@@ -11,7 +11,7 @@ left alone.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import dagster as dg
@@ -45,6 +45,11 @@ from lance_dagster.repository import (
     VersionToPublish,
 )
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
+
+# How many other tables of a commit the page of a promoted node names.
+_SHOWN = 20
+# Twice the publications of two weeks, one each hour: a maintenance job that collects keeps fewer.
+_MANY_HELD = 700
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +231,18 @@ class Together:
         )
         return self._promoted(moved, done.published, done.versions)
 
+    def uncollected(self, published: Sequence[Publication]) -> str | None:
+        """Say that old publications were not collected for long; None when there are few of them."""
+        # Each publication leaves a branch in each of its tables, so one table tells, for one request.
+        for name in [self.repository.name_of(one.table) for one in published[:1]]:
+            held = self.repository.held_versions(name)
+            if held > _MANY_HELD:
+                return (
+                    f"{held} branches of {name} hold versions for old commits of the repository: schedule the job of "
+                    "build_maintenance_job, or run `lance-dagster repository collect` and `lance-dagster gc`"
+                )
+        return None
+
     def catch_up(self, names: Sequence[str]) -> None:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
         # What does not follow, such as a tag that is held, is reported by the publication itself.
@@ -286,7 +303,8 @@ class Together:
             name = self.repository.name_of(one.table)
             # Read a moment ago, unless the channel has a newer version.
             read = one.landed if one.landed is not None and view[name].at == landed.get(name) else view[name].version
-            return replace(one, promoted_to=read, about={**one.about, **about})
+            tables = _other_tables(view, landed, name)
+            return replace(one, promoted_to=read, about={**one.about, **about, md.COMMIT_TABLES: tables})
 
         return in_turns(promoted, published)
 
@@ -300,6 +318,22 @@ class Together:
             return VersionToPublish(version=one.version, message="")
         message, about = landing_message(one), landing_properties(one, self.chain)
         return VersionToPublish(version=one.planned or one.sources[0], message=message, properties=about)
+
+
+def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:
+    """Return the other tables of a commit with their versions, those that were published with a table first."""
+    others = sorted((other for other in view if other != name), key=lambda other: (other not in changed, other))
+    lines = [
+        f"- `{other}` {_place(view[other].at)}" + (", published with it" if other in changed else "")
+        for other in others[:_SHOWN]
+    ]
+    more = [f"- and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
+    return dg.MetadataValue.md("\n".join([*lines, *more])) if others else None
+
+
+def _place(at: TableVersion) -> str:
+    # The version on `main` is what people find in the log of the table.
+    return f"{MAIN}@{at.lands}" if at.lands else str(at)
 
 
 def _names(tables: Iterable[str]) -> str:

@@ -10,13 +10,22 @@ wrote. From its *Materialize* button a person promotes a version, rolls back, or
 left behind.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 import dagster as dg
 
-from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, ProtectedError, PublishRefusedError
+from lance_dagster.errors import (
+    ConflictError,
+    InvalidInputError,
+    InvalidRefNameError,
+    NotFoundError,
+    ProtectedError,
+    PublishRefusedError,
+)
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.evaluation import blocking_checks
 from lance_dagster.plugin.publish.promoted_asset import Node, promoted_asset_spec
@@ -24,6 +33,7 @@ from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
 
 POOL = "lance_publish"
+_TAG = re.compile(r"\w[\w.-]*", re.ASCII)
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
 _ABOUT = """`{table}` as readers of `{tag}` see it.
 
@@ -118,12 +128,12 @@ def build_publisher(
             group of the promoted nodes; named after the tag if left out.
 
     Raises:
-        InvalidInputError: No table is given, or one is given twice.
+        InvalidInputError: No table is given, or one is given twice; or `tag` is `main` or no name for a tag.
     """
     require_sequence("tables", tables, "shop/orders")
-    group = options.get("group_name")
+    _check_tag(tag)
     specs = [spec for table in tables for spec in _specs_of(table)]
-    nodes = [_node_of(spec, tag, partitions_def, group) for spec in specs]
+    nodes = [_node_of(spec, tag, partitions_def, options.get("group_name")) for spec in specs]
     keys = [node.candidate for node in nodes]
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
@@ -169,6 +179,14 @@ def build_publisher(
         specs=[node.spec for node in nodes],
         can_subset=True,
     )
+
+
+def _check_tag(tag: str) -> None:
+    # Found when definitions load, and not when the first publication has merged. All rules are in `history`, which is
+    # not loaded then; they are looked at when the tag is created.
+    if tag == MAIN or not _TAG.fullmatch(tag):
+        rule = "readers follow a tag, which is no branch and has only ASCII letters, digits, '.', '-' and '_'"
+        raise InvalidRefNameError("tag", tag, f"{rule}, such as production")
 
 
 def _without_vain_retries(results: Iterator[dg.MaterializeResult]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
