@@ -234,7 +234,8 @@ CASES = (
     ),
     Case(
         "sensor, by tables",
-        f"One tick of `build_ref_sensor` over small tables: unchanged, and after {sensing.CHANGED} of them changed. "
+        f"One tick of `build_ref_sensor` over small tables: unchanged, and after {sensing.CHANGED} of them changed; by "
+        "the refs of each table, and by a channel of a repository. "
         "Beside it: opening every table and reading its newest version, one after the other; the ratio is that by an "
         "unchanged tick. Requests are calls of the storage that read, which are the requests on object storage.",
         (
