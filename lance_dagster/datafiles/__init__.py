@@ -12,6 +12,7 @@ from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast
 from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
+from lance_dagster.datafiles.isolated_reading import IsolatedScan, scan_isolated
 from lance_dagster.datafiles.reading import (
     compact_with_pylance,
     count,
@@ -64,6 +65,7 @@ __all__ = [
     "Compute",
     "DataFileInspector",
     "ExpectedFile",
+    "IsolatedScan",
     "LanceDataset",
     "Positions",
     "Reads",
@@ -110,6 +112,7 @@ __all__ = [
     "scan_computed",
     "scan_fragment",
     "scan_fragments",
+    "scan_isolated",
     "staged_fragments",
     "take_rows",
     "write_files",

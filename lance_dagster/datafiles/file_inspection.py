@@ -112,7 +112,7 @@ class _Subprocess:
             stdout=subprocess.PIPE,
             # The panic messages of pylance would only confuse the output of a verification.
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=program_environment(),
         )
 
     def ask(self, request: str, seconds: int) -> bytes:
@@ -162,6 +162,11 @@ def _end_idle() -> None:
         _idle.pop().end()
 
 
+def program_environment() -> dict[str, str]:
+    """Return the environment of a subprocess that finds this package where this process found it."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def serve_inspections() -> None:
     """Serve inspections: read one JSON request per line from standard input, write one JSON response per line.
 
@@ -170,7 +175,7 @@ def serve_inspections() -> None:
     # The parent waits for each answer, so what is buffered never holds a second request.
     while select.select([sys.stdin], [], [], _IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         request = json.loads(line)
-        _limit_memory(request.pop("memory"))
+        limit_memory(request.pop("memory"))
         try:
             found: dict[str, Any] = asdict(_summary(**request))
         except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
@@ -188,7 +193,7 @@ def _memory(size: int) -> int:
     return max(_LEAST_MEMORY, _BYTES_FOR_A_BYTE * size)
 
 
-def _limit_memory(size: int) -> None:
+def limit_memory(size: int) -> None:
     """Limit the memory of this process, so that a damaged file ends it and does not fill the memory of the machine."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (size if most == resource.RLIM_INFINITY else min(size, most), most))

@@ -45,8 +45,8 @@ _NO_FIELD = re.compile(
 )
 """The message for an unknown column, often a string literal without quotes."""
 _VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
-_CRASHED = "reader producer terminated"
-"""The message that remains of a panic in one of pylance's threads."""
+_CRASHED = ("reader producer terminated", "panicked with message")
+"""Parts of messages that remain of a panic in one of pylance's threads."""
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def _panics(what: str, where: str) -> Iterator[None]:
             raise UnsupportedFeatureError(where, [unknown]) from error
         if isinstance(error, _EXPECTED) and any(part in str(error) for part in _DAMAGE):
             raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}") from error
-        if type(error).__name__ != _PANIC and _CRASHED not in str(error):
+        if type(error).__name__ != _PANIC and not any(part in str(error) for part in _CRASHED):
             raise
         raise StoreError(f"cannot {what} of {where}: pylance crashed: {_first_line(error)}") from error
 

@@ -138,6 +138,11 @@ class TableContext:
             FormatError: The version's manifest cannot be read whole.
             BasePathRefusedError: The version names files outside of the table that are not allowed.
         """
+        self.check_before_reading(state, fragment_ids)
+        return open_dataset(self.uri, state.branch, state.number, self.storage_options)
+
+    def check_before_reading(self, state: State, fragment_ids: Iterable[int] | None = None) -> None:
+        """Check what the options ask for of the files of a version, before pylance opens them; as for `dataset`."""
         check_readable(state.manifest, state.path or str(state))
         for base in state.manifest.base_paths:
             # pylance follows every base path, so it gets no version with one that is not allowed.
@@ -147,7 +152,6 @@ class TableContext:
             check_deletions(self.versions, state, fragment_ids)
         if checks == "shapes":
             _check_shapes(self.versions, state)
-        return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
     def count_rows(self, state: State) -> int:
         """Return how many rows a version has, as its manifest says.

@@ -22,6 +22,7 @@ from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Properties, Ref, TableContext, open_context, schema_of
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.table_uri import is_table_uri
@@ -230,12 +231,26 @@ class LanceTable:
             return self._context.count_rows(state)
         return datafiles.count(self._context.dataset(state), filter)
 
-    def read(self, ref: Ref = MAIN, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+    def read(
+        self,
+        ref: Ref = MAIN,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        *,
+        isolated: bool = False,
+    ) -> pa.Table:
         """Read rows into memory; the arguments are those of `scan`."""
+        if isolated:
+            return self.scan(ref, columns, filter, isolated=True).read_all()
         return datafiles.read(self.to_lance(ref), columns, filter)
 
     def scan(
-        self, ref: Ref = MAIN, columns: Sequence[str] | None = None, filter: str | None = None
+        self,
+        ref: Ref = MAIN,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        *,
+        isolated: bool = False,
     ) -> pa.RecordBatchReader:
         """Read rows as a stream of record batches.
 
@@ -243,11 +258,32 @@ class LanceTable:
             ref: The version to read.
             columns: The columns wanted, in that order; None for all.
             filter: A condition in Lance SQL, such as `"distance > 100 AND carrier = 'UA'"`.
+            isolated: Read in a process of its own, which takes a second or two to start. Damage that ends the process
+                that reads is an error then; its memory is limited to 16 times the size of the data files, at least
+                4 GiB. Rows that were read before may have been returned.
 
         Raises:
             InvalidInputError: A column does not exist, or the filter cannot be understood.
+            CorruptFileError: A file is damaged, as far as that is found before or while it is read.
         """
+        if isolated:
+            return self._scanned_elsewhere(self._context.at(ref), columns, filter)
         return datafiles.scan(self.to_lance(ref), columns, filter)
+
+    def _scanned_elsewhere(
+        self, state: State, columns: Sequence[str] | None, filter: str | None
+    ) -> pa.RecordBatchReader:
+        self._context.check_before_reading(state)
+        wanted = datafiles.IsolatedScan(
+            uri=self.uri,
+            branch=state.branch,
+            number=state.number,
+            storage_options=self.storage_options,
+            columns=None if columns is None else [*string_list("columns", columns, "id")],
+            filter=filter,
+            size=sum(file.size for fragment in state.manifest.fragments for file in fragment.files),
+        )
+        return datafiles.scan_isolated(wanted)
 
     def to_lance(self, ref: Ref = MAIN) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""

@@ -1,6 +1,8 @@
 """Damage that makes pylance end the process that reads: what is checked before it reads, and by whom."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import lance
 import pytest
 
-from lance_dagster import CorruptFileError, InvalidInputError, LanceTable
+from lance_dagster import CorruptFileError, InvalidInputError, LanceDagsterError, LanceTable
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on, entries, new_table
@@ -124,3 +126,25 @@ def test_other_checks_are_refused(deleted: LanceTable) -> None:
     """The message has the three that there are."""
     with pytest.raises(InvalidInputError, match="it says which files are checked"):
         LanceTable.open(deleted.uri, {"check_files": "all"}).read()
+
+
+def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path) -> None:
+    """Its end is one error; a read of an undamaged table gives the same rows, and the same errors, as here."""
+    table = new_table(tmp_path, entries("a", *range(1000)))
+    table.branches.create("run")
+    table.append(entries("b", 1), branch="run")
+    here, there = (table.read("run", ["value"], "value < 10", isolated=isolated) for isolated in (False, True))
+    assert (11, here) == (there.num_rows, there)
+    with pytest.raises(InvalidInputError, match="no column 'valu'; the table has key, value"):
+        table.scan(columns=["valu"], isolated=True)
+    table.append(entries("c" * 1000, *range(20_000)))
+    stream = table.scan(columns=["key"], isolated=True)
+    # Killed while it waits for this process to read on, as damage would end it.
+    started = [found.parent for found in Path("/proc").glob("[0-9]*/cmdline") if b"isolated_r" in found.read_bytes()]
+    (process,) = [int(one.name) for one in started if f"PPid:\t{os.getpid()}" in (one / "status").read_text()]
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(CorruptFileError, match="reading it ended the process that read, by signal 9"):
+        stream.read_all()
+    next(Path(table.uri, "data").glob("*.lance")).write_bytes(b"")
+    with pytest.raises(LanceDagsterError):
+        table.read(isolated=True)

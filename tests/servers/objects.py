@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import hashlib
 import itertools
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from aiohttp import web
 HOST = "127.0.0.1"
 # Paths of the server itself; no bucket can be called so.
 FAULTS, REQUESTS = "/_faults", "/_requests"
+
+# The first object of a listing of S3, which of the manifests of a branch is the newest.
+_FIRST = re.compile(rb"<Contents>.*?</Contents>")
 
 Answer = Callable[[web.Request, bytes], web.Response]
 
@@ -81,8 +85,9 @@ class Bucket:
 class Fault:
     """What goes wrong with the next requests of a method whose target contains a text.
 
-    Kinds: "503", "500" and "409" answer so and do nothing; "reset_before" and "reset_after" close the connection before
-    or after the request took effect; "truncated" sends half of the body; "slow" waits for `seconds` first.
+    Kinds: "503", "500", "409" and "412" answer so and do nothing; "reset_before" and "reset_after" close the connection
+    before or after the request took effect; "truncated" sends half of the body; "slow" waits for `seconds` first;
+    "stale" leaves the first object out of a listing of S3. The first `skip` of its requests are answered as usual.
     """
 
     kind: str
@@ -90,10 +95,17 @@ class Fault:
     part: str = ""
     times: int = 1
     seconds: float = 0.0
+    skip: int = 0
+
+    def fits(self, method: str, target: str) -> bool:
+        """Whether the fault is of requests like this one."""
+        return self.method in ("", method) and self.part in target
 
     def meets(self, method: str, target: str) -> bool:
-        """Whether the fault is of this request."""
-        return self.times > 0 and self.method in ("", method) and self.part in target
+        """Whether the fault is of this request, which is counted."""
+        fits = self.times > 0 and self.fits(method, target)
+        self.skip -= fits
+        return fits and self.skip < 0
 
 
 @dataclass(slots=True)
@@ -133,6 +145,8 @@ class Frontend:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()
+        if fault.kind == "stale" and isinstance(answered.body, bytes):
+            answered.body = _FIRST.sub(b"", answered.body, count=1)
         if fault.kind == "truncated" and isinstance(answered.body, bytes):
             whole = web.StreamResponse(status=answered.status, headers=answered.headers)
             whole.content_length = len(answered.body)
