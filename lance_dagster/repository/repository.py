@@ -44,7 +44,7 @@ from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRe
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Publication, Published, PublishOptions, publish_branch
-from lance_dagster.repository.publish.revert_commit import revert_request
+from lance_dagster.repository.publish.revert_commit import changed_by, revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.registry import SUFFIX, check_table_name
 from lance_dagster.repository.releases import Releases
@@ -405,15 +405,18 @@ class LanceRepository:
     def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
 
+        Where `main` of a table cannot follow, `status` shows it and `repair` tries again.
+
         Raises:
             MergeConflictError: Later changes build on it; nothing is visible.
             ConflictError: A version of the commit is not on `main` of its table as it was published.
         """
-        request = revert_request(self._context, self.head(ref), message=message, properties=properties or {})
+        commit = self.head(ref)
+        request = revert_request(self._context, commit, message=message, properties=properties or {})
         done = commit_tables(self._context.logs, request)
-        project(
-            self._context.registry, done.commit, done.changed, tag=None, options=_options(request.message, {}, None)
-        )
+        # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
+        names = done.changed or [name for name in changed_by(self._context, commit) if name in done.commit.tables]
+        project(self._context.registry, done.commit, names, tag=None, options=_options(request.message, {}, None))
         return done.commit
 
     def diff(self, before: str, after: str) -> RepositoryDiff:

@@ -177,6 +177,8 @@ def _read_repository(folder: Path, tables: Mapping[str, _Table], found: Found) -
     commits = {name: json.loads(min(log.glob("*.json")).read_bytes()) for name, log in logs.items() if log.is_dir()}
     commits |= {f"release {tag.stem}": json.loads(tag.read_bytes()) for tag in folder.glob("tags/*.json")}
     for name, entry in commits.items():
+        if entry.get("action") == "delete":
+            continue
         path = folder / "commits" / f"{entry['commit']}.json"
         if not path.is_file():
             found.problems.add(f"{name} names a commit that is not there")

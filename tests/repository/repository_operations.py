@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lance_dagster import LanceRepository, TableNotFoundError
+from lance_dagster import CommitRetention, LanceRepository, RefNotFoundError, TableNotFoundError
 from tests.faults import operations as faults
 from tests.repository.scripted_repository import FAST, new_repository, rows, run
 
@@ -75,6 +76,29 @@ def _forked_and_appended(repository: LanceRepository) -> None:
             table.append(rows(9), branch="run/9")
 
 
+def _removed(repository: LanceRepository) -> None:
+    _one_published(repository)
+    repository.remove_table("a")
+
+
+def _revert(repository: LanceRepository, message: str) -> None:
+    # By its id: a revert that is done again must not revert itself.
+    repository.revert(next(commit.id for commit in repository.log() if commit.message == message))
+    # It does not say which tables could not follow.
+    repository.repair()
+
+
+def _collect(repository: LanceRepository) -> None:
+    now = timedelta(0)
+    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now))
+
+
+def _delete_channel(repository: LanceRepository) -> None:
+    # One that was deleted is not there to be deleted again.
+    with suppress(RefNotFoundError):
+        repository.channels.delete("production", reason="over")
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "publish": Operation(
         prepare=lambda repository: run(repository, 1, "a", "b"),
@@ -101,6 +125,10 @@ OPERATIONS: Mapping[str, Operation] = {
         prepare=_held,
         act=lambda repository: repository.channels.release("production", reason="go on"),
     ),
+    "revert": Operation(prepare=_two_published, act=lambda repository: _revert(repository, "publish run/2")),
+    "revert a removal": Operation(prepare=_removed, act=lambda repository: _revert(repository, "remove a")),
+    "collect": Operation(prepare=_two_published, act=_collect),
+    "delete a channel": Operation(prepare=_one_published, act=_delete_channel),
     "tag": Operation(prepare=_one_published, act=lambda repository: repository.tags.create("v1", "production")),
     "move a table": Operation(prepare=_folder_moved, act=lambda repository: repository.move_table("a", "moved")),
     "remove a table": Operation(prepare=_one_published, act=_remove),

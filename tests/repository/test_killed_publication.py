@@ -107,6 +107,27 @@ def test_a_fork_that_died_blocks_no_publication(tmp_path: Path) -> None:
     assert {"a": [1], "b": []} == ids(repository, "production")
 
 
+def test_a_revert_that_died_after_its_commit_is_finished(tmp_path: Path) -> None:
+    """Done again, it finds its commit, and main of the tables follows."""
+    repository = new_repository(tmp_path, "a")
+    wrong = repository.publish(run(repository, 1, "a")).commit
+    entered: list[Request] = []
+
+    def script(request: Request) -> object:
+        if entered:
+            raise PlugPulledError
+        answer = request.send()
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/main/"):
+            entered.append(request)
+        return answer
+
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, script).revert(wrong.id)
+    repository.revert(wrong.id)
+    assert [] == repository.table("a").read("main")["id"].to_pylist()
+    assert () == repository.repair()
+
+
 def test_tags_follow_the_newest_move(tmp_path: Path) -> None:
     """A process that was overtaken between its move of a channel and that of the tags leaves the newer tags."""
     repository = new_repository(tmp_path, "a", "b")

@@ -1,8 +1,9 @@
 """Undo what one commit of a repository did to its tables, and keep everything that came later."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from lance_dagster.errors import ConflictError, InvalidInputError
+from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
@@ -74,6 +75,13 @@ def revert_request(
         message=said,
         properties={**properties, _REVERTS: commit.id},
     )
+
+
+def changed_by(repository: RepositoryContext, commit: RepositoryCommit) -> tuple[str, ...]:
+    """Return the tables that a commit changed; none where that is not known, because its parent was collected."""
+    with suppress(NotFoundError):
+        return commit.changed_from(repository.logs.commit(commit.parents[0]) if commit.parents else None)
+    return ()
 
 
 def _named_again(repository: RepositoryContext, name: str, old: TableVersion) -> TableVersion:
