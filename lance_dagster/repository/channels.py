@@ -364,14 +364,20 @@ class Channels:
         # publisher may have held them for another one. They are released below.
         released = self._moves.move(name, entry, tags=False)
 
+        present = self._repository.logs.commit(released.commit).tables
+
         def release(table: str) -> None:
-            context = self._repository.table(table)
-            # A table has no tag where it could not follow the channel so far.
+            # A table has no tag where it could not follow the channel so far, or where it was before it was moved.
             with suppress(RefNotFoundError):
-                release_tag(name, given, who, context.refs)
+                release_tag(name, given, who, self._repository.table(table).refs)
+                return
+            moved = self._repository.registry.name_of(present[table].id)
+            if moved is not None and moved != table:
+                with suppress(RefNotFoundError):
+                    release_tag(name, given, who, self._repository.table(moved).refs)
 
         if tags:
-            for_each_table(release, self._repository.logs.commit(released.commit).tables)
+            for_each_table(release, present)
         return released
 
     def delete(self, name: str, *, reason: str) -> None:

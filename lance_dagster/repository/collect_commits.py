@@ -127,14 +127,17 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     gone = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
     named = _named_versions(logs, {*ages, *logs.commit_ids()} - gone)
-    ended = _ended(branches, newest, min(before, now - retention.keep_for.total_seconds()))
+    # What is older than all times of the retention.
+    past = min(before, now - retention.keep_for.total_seconds())
+    ended = _ended(branches, newest, past)
     entries = list(_entries_of(logs, gone, {name: log for name, log in branches.items() if name not in ended}))
     if not dry_run:
         # Entries go before their commits: a crash in between must not leave an entry whose commit is gone.
         logs.drop(entries)
         logs.drop_branch_logs(ended)
         logs.drop_commits(going)
-        logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < before])
+        # Not after the grace period: a run of several days must not read another commit from then on.
+        logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < past])
     refs, kept = _unnamed(repository, named, before, dry_run=dry_run)
     dropped = len(entries) + sum(len(log.numbers) for log in ended.values())
     return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=dropped, branches=refs, kept=kept)
@@ -165,7 +168,10 @@ class _Needs:
         return dict.fromkeys(commit for commit in found if commit)
 
     def _pinned(self) -> Iterator[str]:
-        """Return the commits that runs see; a run that began long ago is over."""
+        """Return the commits that runs see.
+
+        Those of older runs need not be read: the channel named them within the time for which what it named stays.
+        """
         since = self.now - self.retention.grace.total_seconds()
         for info in self.logs.store.walk(PINS):
             data = None if info.modified < since else self.logs.store.get(info.key)
@@ -239,9 +245,10 @@ def _unnamed(
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
     kept: list[str] = []
+    tables = repository.registry.all_tables()
 
     def one(name: str) -> tuple[str, ...]:
-        context, used = repository.table(name), named.get(repository.registry.id_of(name) or "", set())
+        context, used = repository.table(name), named.get(tables[name], set())
         branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used, before)
         if dry_run:
             return (*branches, *(tag.name for tag in tags))
@@ -257,7 +264,7 @@ def _unnamed(
         kept.extend(f"{ref} of {name}: {error}" for ref, error in sorted(stay.items()))
         return tuple(ref for ref in (*branches, *(tag.name for tag in tags)) if ref not in stay)
 
-    found = for_each_table(one, repository.registry.names())
+    found = for_each_table(one, tables)
     return {name: refs for name, refs in found.items() if refs}, tuple(sorted(kept))
 
 

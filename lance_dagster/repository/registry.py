@@ -10,6 +10,7 @@ tables there are, and a commit that calls a table by an older name finds it.
 import json
 import uuid
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
@@ -22,6 +23,7 @@ from lance_dagster.store import Store, put_once
 
 IDENTITY = "_refs/identity.json"
 SUFFIX = ".lance"
+_READERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,20 @@ class Registry:
     def names(self) -> list[str]:
         """List the names of the registered tables, sorted."""
         return sorted(unquote(name.removesuffix(".json")) for name in self.store.list(TABLES))
+
+    def all_tables(self) -> dict[str, str]:
+        """Return the ids of all tables that are or were registered, by their names, as far as they are in place."""
+        names = self.names()
+        with ThreadPoolExecutor(_READERS) as pool:
+            found = dict(zip(names, pool.map(self.id_of, names), strict=True))
+            others = {unquote(file.removesuffix(".json")) for file in self.store.list(IDENTITIES)} - {*found.values()}
+            # Older commits may name versions of tables that were removed.
+            removed = dict(zip(others, pool.map(self.name_of, others), strict=True))
+        for table_id, name in removed.items():
+            # Another table may have been made at the place.
+            if name is not None and name not in found and _read_id(self.context(name).store, IDENTITY) == table_id:
+                found[name] = table_id
+        return {name: table_id for name, table_id in found.items() if table_id is not None}
 
     def id_of(self, name: str) -> str | None:
         """Return the id under which a table is registered, or None."""

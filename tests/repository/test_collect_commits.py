@@ -296,6 +296,25 @@ def test_a_tag_that_is_used_again_while_a_collection_looks_stays(tmp_path: Path,
     assert [1] == read_after_garbage(tmp_path)
 
 
+def test_a_run_of_several_days_reads_one_commit(tmp_path: Path) -> None:
+    """A collection leaves what the run sees by the channel, although the channel has moved on."""
+    repository = published(tmp_path, 1)
+    view = repository.pinned("run 1", "production")
+    repository.publish(run(repository, 2, "a"), channel="production")
+    backdate((tmp_path / "_repository" / "pins").iterdir())
+    repository.collect()
+    assert view == repository.pinned("run 1", "production")
+
+
+def test_versions_of_tables_that_were_removed_go(tmp_path: Path) -> None:
+    """Once no commit names them; not those of another table that was made at the place."""
+    repository = published(tmp_path, 2)
+    repository.remove_table("a")
+    repository.channels.promote("production")
+    repository.collect(ALL)
+    assert set() == branches(repository)
+
+
 def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:
     """Two collections at once: a mark is taken back by the one that put it, so the other one must not rely on it."""
     repository = published(tmp_path, 3)

@@ -348,6 +348,18 @@ def test_a_repository_does_what_the_model_does() -> None:
     )
 
 
+def test_the_tag_of_a_table_that_was_moved_is_released(tmp_path: Path) -> None:
+    """The commit of the channel names the table by its former name, and a promotion moves the tag again."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel=CHANNEL)
+    repository.channels.hold(CHANNEL, reason="wait")
+    (tmp_path / "a.lance").rename(tmp_path / "moved.lance")
+    repository.move_table("a", "moved")
+    repository.channels.release(CHANNEL, reason="go on")
+    assert () == repository.publish(run(repository, 2, "moved"), channel=CHANNEL).lagging
+    assert [1, 2] == repository.table("moved").read(CHANNEL)["id"].to_pylist()
+
+
 def test_a_table_that_was_moved_and_then_removed_is_read_in_old_commits(tmp_path: Path) -> None:
     """The commits from before name the table by its first name, which no register has any more."""
     repository = new_repository(tmp_path, "a", "b")
