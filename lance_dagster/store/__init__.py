@@ -4,16 +4,18 @@ This folder is the only user of fsspec and of the providers' clients. A commit i
 one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on local disk, and some S3 servers accept
 `If-None-Match` and ignore it. So each store implements the operations itself, and on object storage the server is
 probed before the first conditional write.
+
+The module of a provider is imported when its store is first opened: a code location of Dagster only asks which options
+there are.
 """
 
+import importlib
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.azure import AzureStore
-from lance_dagster.store.google import GoogleStore
 from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder, put_once
-from lance_dagster.store.local import LocalStore, sync_path
 from lance_dagster.store.options import (
     allowed_base_paths,
     base_options,
@@ -28,7 +30,12 @@ from lance_dagster.store.options import (
     supported_uri,
     table_options,
 )
-from lance_dagster.store.s3 import S3Store
+
+if TYPE_CHECKING:
+    from lance_dagster.store.azure import AzureStore as AzureStore
+    from lance_dagster.store.google import GoogleStore as GoogleStore
+    from lance_dagster.store.local import LocalStore as LocalStore, sync_path as sync_path
+    from lance_dagster.store.s3 import S3Store as S3Store
 
 __all__ = [
     "AzureStore",
@@ -55,6 +62,21 @@ __all__ = [
     "table_options",
 ]
 
+_HOME_OF = {
+    "AzureStore": "lance_dagster.store.azure",
+    "GoogleStore": "lance_dagster.store.google",
+    "LocalStore": "lance_dagster.store.local",
+    "S3Store": "lance_dagster.store.s3",
+    "sync_path": "lance_dagster.store.local",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a name from the module of its provider."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lance_dagster.store' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
 
 def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Store:
     """Return the store for the folder at `uri`, without contacting the storage.
@@ -74,14 +96,22 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
     location = resolve_location(uri, storage_options or {})
     match location.scheme:
         case "s3":
+            from lance_dagster.store.s3 import S3Store
+
             return S3Store(location.uri, location.access)
         case "az" | "abfss":
+            from lance_dagster.store.azure import AzureStore
+
             return AzureStore(location.uri, location.access)
         case "gs":
+            from lance_dagster.store.google import GoogleStore
+
             return GoogleStore(location.uri, location.access)
     if location.access:
         raise InvalidInputError(
             f"a local table takes no storage options but durability, allowed_base_paths, check_files and "
             f"record_digests, and {location.uri} was given others"
         )
+    from lance_dagster.store.local import LocalStore
+
     return LocalStore(location.uri, durable=location.durable)

@@ -281,6 +281,7 @@ used = [ld.LanceTablesComponent, ld.PinnedTable, ld.PipesTable, ld.pipes_extras,
 
 engines = {"lance", "pandas", "polars", "pyspark", "numpy", "pyarrow", "google.protobuf", "fsspec", "s3fs"}
 core = {f"lance_dagster.{name}" for name in ("table", "merge", "history", "datafiles", "edit", "format.codec")}
+core |= {f"lance_dagster.store.{name}" for name in ("azure", "google", "local", "s3")}
 found = (engines | core) & set(sys.modules)
 assert not found, found
 """
