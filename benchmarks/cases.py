@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import contention, merging, publishing, repositories, sensing, spark
+from benchmarks import contention, merging, publishing, repositories, sensing, spark, spark_memory
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -282,6 +282,13 @@ CASES = (
         "without Spark.",
         ("query", "`read_table`", "data source", "bridge", PYLANCE),
         spark.reads,
+    ),
+    Case(
+        "Spark, memory of workers",
+        "The memory of the largest Python worker at its peak, about 230 MiB of which are imports. Large partition: the "
+        "rows are one partition, and are read under a filter, for which a task reads whole fragments.",
+        ("data", "written", "written, large partition", "read", "read, large partition"),
+        spark_memory.rows,
     ),
     Case(
         "contention",

@@ -17,7 +17,7 @@ from lance_dagster.spark import large_batches, local_session, read_table, stage,
 from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows
 
 # Other sizes than those of the published figures are for a look while the code changes.
-_SCALE = float(os.environ.get("LANCE_DAGSTER_BENCH_SCALE", "1"))
+SCALE = float(os.environ.get("LANCE_DAGSTER_BENCH_SCALE", "1"))
 _FORMAT = "lance_dagster"
 _MIXED = {
     "id": "id",
@@ -44,7 +44,7 @@ _NESTED = {
     "m": "map('k', id % 10, 'l', id % 7)",
 }
 _EMBEDDINGS = {"id": "id", "v": "transform(sequence(1, 256), n -> cast(hash(id, n) AS float))"}
-_DATA: Mapping[str, tuple[int, Mapping[str, str], Mapping[str, int]]] = {
+DATA: Mapping[str, tuple[int, Mapping[str, str], Mapping[str, int]]] = {
     "narrow, 5 columns": (5_000_000, _NARROW, {}),
     "mixed, 23 columns": (2_000_000, _MIXED, {}),
     "200 columns": (200_000, _WIDE, {}),
@@ -54,7 +54,7 @@ _DATA: Mapping[str, tuple[int, Mapping[str, str], Mapping[str, int]]] = {
 
 
 @contextlib.contextmanager
-def _session() -> Iterator[SparkSession]:
+def session() -> Iterator[SparkSession]:
     spark = local_session("benchmarks", master="local[2]", config={"spark.driver.memory": "4g"})
     try:
         yield spark
@@ -64,9 +64,9 @@ def _session() -> Iterator[SparkSession]:
 
 def _sources(spark: SparkSession, folder: Path) -> Iterator[tuple[str, DataFrame, Mapping[str, int]]]:
     """Yield frames of Parquet files that are in the page cache, with the lengths of their vectors."""
-    for number, (name, (rows, columns, vectors)) in enumerate(_DATA.items()):
+    for number, (name, (rows, columns, vectors)) in enumerate(DATA.items()):
         path = str(folder / f"source{number}")
-        made = spark.range(0, max(1000, int(rows * _SCALE)), 1, 4)
+        made = spark.range(0, max(1000, int(rows * SCALE)), 1, 4)
         made.selectExpr(*(f"{expression} AS {column}" for column, expression in columns.items())).write.parquet(path)
         yield name, spark.read.parquet(path), vectors
         shutil.rmtree(path)
@@ -84,7 +84,7 @@ def _ratios(taken: Mapping[str, float], yardstick: str, others: Sequence[str]) -
 def writes(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield the speed of each way to write, as a multiple of that of Spark's own Parquet."""
     ways = ("stage", "data source", "large batches", "bridge", "pylance")
-    with _session() as spark:
+    with session() as spark:
         for name, frame, vectors in _sources(spark, folder):
             taken = medians(_write_ways(frame, vectors, folder))
             yield (name, *_ratios(taken, "parquet", ways))
@@ -159,7 +159,7 @@ def _repeated(spark: SparkSession, table: LanceTable) -> Callable[[], None]:
 
 def reads(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield the speed of each way to read, as a multiple of that of Spark's own Parquet."""
-    with _session() as spark:
+    with session() as spark:
         for name, frame, vectors in _sources(spark, folder):
             table = LanceTable.create(str(folder / f"{name}.lance"), target_schema(frame.schema, vectors))
             table.append(stage(frame, table))
@@ -168,7 +168,7 @@ def reads(folder: Path) -> Iterator[tuple[str, ...]]:
                 queries |= {
                     "two columns": lambda df: _noop(df.select("id", "s1")),
                     "filter 0.1 %": lambda df: _noop(df.where("l3 < 1000")),
-                    "filter 0.1 %, sorted": lambda df: _noop(df.where(f"id < {max(1, int(2000 * _SCALE))}")),
+                    "filter 0.1 %, sorted": lambda df: _noop(df.where(f"id < {max(1, int(2000 * SCALE))}")),
                     "count": lambda df: df.count(),
                     "group by": lambda df: df.groupBy("s0").agg({"d0": "sum"}).collect(),
                 }

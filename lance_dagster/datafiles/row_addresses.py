@@ -155,7 +155,7 @@ def scan_fragment(
         scanner = dataset.scanner(
             columns=list(columns),
             fragments=[fragment],
-            filter=_at(dataset, [start + offset for offset in offsets]) if offsets is not None and few else None,
+            filter=rows_at(dataset, [start + offset for offset in offsets]) if offsets is not None and few else None,
             with_row_address=True,
             scan_in_order=True,
             blob_handling="all_binary",
@@ -229,14 +229,14 @@ def _looked_up(dataset: "lance.LanceDataset", addresses: Addresses, columns: Seq
     # blobs that a branch inherited through a base path.
     scanner = dataset.scanner(
         columns=list(columns),
-        filter=_at(dataset, addresses.tolist()),
+        filter=rows_at(dataset, addresses.tolist()),
         with_row_address=True,
         blob_handling="all_binary",
     )
     return _located(scanner.to_table())
 
 
-def _at(dataset: "lance.LanceDataset", addresses: Sequence[int]) -> str:
+def rows_at(dataset: "lance.LanceDataset", addresses: Sequence[int]) -> str:
     """Return a predicate that selects the rows at some addresses."""
     if not addresses:
         return "false"

@@ -35,7 +35,7 @@ _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
 # pylance buffers 8 MiB for each column, which takes gigabytes for a thousand columns.
 _BUFFER_BYTES = 8 * 1024 * 1024
-_MOST_BUFFER_BYTES = 96 * 1024 * 1024
+_MOST_BUFFER_BYTES = 48 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref
+from lance_dagster.spark.piece_rows import PieceReader
 from lance_dagster.spark.spark_schema import (
     arrow_for_spark,
     batch_rows,
@@ -44,6 +45,10 @@ SPLIT_BYTES = 32 * 1024 * 1024
 # What opening a fragment costs, as bytes that are read in the same time. Ten thousand fragments of one row are then
 # many tasks and not one.
 _FRAGMENT_BYTES = 256 * 1024
+# Several batches are in memory at once, in Lance and on their way to Spark; larger ones are also decoded more slowly.
+_BATCH_BYTES = 4 * 1024 * 1024
+# Lance reads and decodes a range of a fragment as a whole.
+_RANGE_BYTES = 12 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +221,7 @@ def fragment_sizes(scan: Scan) -> tuple[FragmentSize, ...]:
 def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[FragmentRows]]:
     """Split large fragments and group small ones, into partitions that take about the same time.
 
-    Fragments are not split where rows are filtered: Lance then reads the columns of the filter for the whole fragment
-    whichever part of it is wanted.
+    Fragments are not split where rows are filtered: each task would look for the rows that match in the whole fragment.
     """
     # A fragment knows the size of its files, but not of each column; the types of the columns give their share.
     share = row_bytes(scan.schema) / scan.table_row_bytes
@@ -267,23 +271,31 @@ def _read_groups(
 
 def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some pieces, in the types that Spark expects, and not more of them than the limit."""
-    dataset = scan.dataset()
+    width = row_bytes(scan.schema)
+    rows_at_once = max(1, min(batch_rows(scan.schema), _BATCH_BYTES // width))
+    reader = PieceReader(
+        dataset=scan.dataset(),
+        columns=tuple(scan.schema.names),
+        filter=scan.filter,
+        limit=scan.limit,
+        addressed=scan.addressed,
+        batch_rows=rows_at_once,
+        range_rows=max(rows_at_once, _RANGE_BYTES // width),
+    )
     room = scan.limit
-    for fragments, condition in _scans(pieces, scan.filter):
-        scanner = dataset.scanner(
-            columns=scan.schema.names,
-            filter=condition,
-            limit=room,
-            with_row_address=scan.addressed,
-            # The fragments of a version never change, so none is missing.
-            fragments=[dataset.get_fragment(number) for number in fragments],  # type: ignore[misc]
-            batch_size=batch_rows(scan.schema),
-        )
-        for batch in scanner.to_batches():
-            yield to_spark_batch(batch, expected)
-            room = None if room is None else room - batch.num_rows
-        if room is not None and room <= 0:
+    for batch in _batches(reader, pieces):
+        rows = batch if room is None else batch.slice(0, room)
+        yield to_spark_batch(rows, expected)
+        room = None if room is None else room - rows.num_rows
+        if room == 0:
             return
+
+
+def _batches(reader: PieceReader, pieces: Sequence[FragmentRows]) -> Iterator[pa.RecordBatch]:
+    yield from reader.whole([piece.fragment for piece in pieces if piece.stop is None])
+    for piece in pieces:
+        if piece.stop is not None:
+            yield from reader.between(piece.fragment, piece.start, piece.stop)
 
 
 class LanceReader(DataSourceReader):
@@ -304,17 +316,3 @@ class LanceReader(DataSourceReader):
         # Spark's contract has a partition of any class here; a table without rows has one partition without pieces.
         if isinstance(partition, LancePartition):
             yield from read_pieces(self._scan, partition.pieces, self._expected)
-
-
-def _scans(pieces: Sequence[FragmentRows], filter: str | None) -> Iterator[tuple[list[int], str | None]]:
-    """Yield the fragments and the filter of each scan that the pieces need; whole fragments share one scan."""
-    whole = [piece.fragment for piece in pieces if piece.stop is None]
-    if whole:
-        yield whole, filter
-    for piece in pieces:
-        if piece.stop is not None:
-            # A row address is the fragment id and the row offset, so Lance reads a range of them without the rows
-            # before it. `offset` and `limit` of a scan would not do: they count live rows after the filter.
-            first = piece.fragment << 32
-            place = f"_rowaddr >= {first + piece.start} AND _rowaddr < {first + piece.stop}"
-            yield [piece.fragment], place if filter is None else f"({filter}) AND {place}"

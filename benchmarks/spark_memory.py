@@ -1,0 +1,59 @@
+"""The memory of Spark's Python workers at its peak, while they write and read each shape of data."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.spark import DATA, SCALE, session
+from lance_dagster import LanceTable
+from lance_dagster.spark import read_table, stage, target_schema
+
+_PROC = Path("/proc")
+_MARK = "LANCE_DAGSTER_BENCH_WORKER"
+
+
+def rows(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the peak of one worker for each shape: usual partitions and one large one, written and read.
+
+    The rows of the large partition are read under a filter, for which a task reads whole fragments.
+    """
+    with session() as spark:
+        environment = spark.sparkContext.environment
+        for name, (count, columns, vectors) in DATA.items():
+            scaled = max(1000, int(count * SCALE))
+            expressions = [f"{expression} AS {column}" for column, expression in columns.items()]
+            made, large = (spark.range(0, scaled, 1, parts).selectExpr(*expressions) for parts in (4, 1))
+            table, tall = (
+                LanceTable.create(str(folder / f"{name}, {parts}.lance"), target_schema(made.schema, vectors))
+                for parts in ("parts", "whole")
+            )
+            condition = f"{next(iter(columns))} IS NOT NULL"
+            ways: list[Callable[[], object]] = [
+                lambda table=table, made=made: table.append(stage(made, table)),
+                lambda tall=tall, large=large: tall.append(stage(large, tall)),
+                lambda table=table: read_table(spark, table).write.format("noop").mode("overwrite").save(),
+                lambda tall=tall, condition=condition: (
+                    read_table(spark, tall, filter=condition).write.format("noop").mode("overwrite").save()
+                ),
+            ]
+            peaks = []
+            for number, run in enumerate(ways):
+                # Spark starts new workers for another environment, whose memory nothing else has used.
+                mark = environment[_MARK] = f"{name} {number}"
+                run()
+                peaks.append(f"{_peak(mark) / 2**20:.0f} MiB")
+            yield (name, *peaks)
+
+
+def _peak(mark: str) -> int:
+    """Return the bytes of memory that the largest of the workers with a mark has had."""
+    found = 0
+    for process in _PROC.glob("[0-9]*"):
+        try:
+            if f"{_MARK}={mark}\0".encode() in (process / "environ").read_bytes():
+                line = re.search(r"VmHWM:\s*(\d+) kB", (process / "status").read_text())
+                found = max(found, 1024 * int(line.group(1)) if line else 0)
+        except OSError:
+            # The process ended, or is another user's.
+            continue
+    return found

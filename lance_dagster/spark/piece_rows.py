@@ -1,0 +1,144 @@
+"""Read a part of the rows of a fragment without reading the rest of it, in bounded memory.
+
+pylance reads just the rows of an `offset` and a `limit` while no row is filtered. For a condition on row addresses it
+reads every column of the whole fragment, and so it does for a filter that few rows satisfy, unless the columns are
+wide. It also reads ahead as far as the fragment goes, which may be a gigabyte. Large fragments are therefore read in
+ranges of rows. Under a filter, the addresses of the rows that match are looked for first, which takes the columns of
+the filter alone, and then the ranges that have such rows are read.
+
+An `offset` counts live rows, and the ranges count deleted rows as well, as row addresses do.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.datafiles import matching_offsets, rows_at
+
+if TYPE_CHECKING:
+    from lance.fragment import LanceFragment
+
+    from lance_dagster.datafiles import LanceDataset
+
+# A row that is looked up by its address takes as long as reading this many rows.
+_LOOK_UP_ROWS = 1024
+_Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceReader:
+    """Read rows of one version.
+
+    Attributes:
+        dataset: The version.
+        columns: The columns to read.
+        filter: A condition in Lance's SQL.
+        limit: The largest number of rows that are needed; a scan may return more.
+        addressed: Whether the address of each row is returned as well, as the last column.
+        batch_rows: The number of rows of a batch.
+        range_rows: The number of rows that are read at once.
+    """
+
+    dataset: "LanceDataset"
+    columns: tuple[str, ...]
+    filter: str | None
+    limit: int | None
+    addressed: bool
+    batch_rows: int
+    range_rows: int
+
+    def whole(self, fragments: list[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of whole fragments, the small ones by one scan."""
+        small: list[LanceFragment] = []
+        large: list[tuple[int, int]] = []
+        for number in fragments:
+            fragment = self._fragment(number)
+            rows = fragment.physical_rows
+            # Under a filter, only a scan can stop at a limit before it has looked at all rows.
+            if rows <= self.range_rows or (self.filter is not None and self.limit is not None):
+                small.append(fragment)
+            else:
+                large.append((number, rows))
+        if small:
+            yield from self._scan(small, filter=self.filter, limit=self.limit)
+        for number, rows in large:
+            yield from self.between(number, 0, rows)
+
+    def between(self, fragment: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a fragment with offsets from `start` to before `stop`."""
+        wanted = None if self.filter is None else self._matching(fragment, start, stop)
+        if wanted is not None and len(wanted) * _LOOK_UP_ROWS <= stop - start:
+            if len(wanted):
+                place = rows_at(self.dataset, ((fragment << 32) + wanted).tolist())
+                yield from self._scan([self._fragment(fragment)], filter=place)
+            return
+        live = _live_offsets(self.dataset, fragment)
+        for first in range(start, stop, self.range_rows):
+            last = min(first + self.range_rows, stop)
+            if wanted is None:
+                yield from self._range(fragment, *_places(live, np.array([first, last])))
+                continue
+            # Ranges without a row that matches are not read at all.
+            found = wanted[slice(*np.searchsorted(wanted, [first, last]))]
+            if len(found):
+                begin, *places, end = _places(live, np.array([first, *found, last]))
+                yield from _chosen(self._range(fragment, begin, end), np.array(places) - begin)
+
+    def _range(self, fragment: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Yield the live rows of a fragment from one to before another, counted among live rows."""
+        if start < stop:
+            wanted = stop - start if self.filter is not None or self.limit is None else min(stop - start, self.limit)
+            yield from self._scan([self._fragment(fragment)], offset=start, limit=wanted)
+
+    def _scan(self, fragments: "list[LanceFragment]", **options: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+        yield from self.dataset.scanner(
+            columns=list(self.columns),
+            fragments=fragments,
+            with_row_address=self.addressed,
+            batch_size=self.batch_rows,
+            **options,
+        ).to_batches()
+
+    def _matching(self, fragment: int, start: int, stop: int) -> _Places:
+        """Return the offsets of the rows that match the filter, in order."""
+        found = matching_offsets(self.dataset, str(self.filter), [fragment]).get(fragment)
+        offsets = np.array([] if found is None else found.to_array(), np.int64)
+        return offsets[slice(*np.searchsorted(offsets, [start, stop]))]
+
+    def _fragment(self, number: int) -> "LanceFragment":
+        # The fragments of a version never change, so none is missing.
+        return self.dataset.get_fragment(number)  # type: ignore[return-value]
+
+
+# A worker reads one fragment after another, each in several ranges.
+@functools.lru_cache(maxsize=1)
+def _live_offsets(dataset: "LanceDataset", fragment: int) -> _Places | None:
+    """Return the offsets of the live rows of a fragment, in order; None when no row of it is deleted."""
+    part: Any = dataset.get_fragment(fragment)
+    if not part.num_deletions:
+        return None
+    scanner = dataset.scanner(columns=[], with_row_address=True, fragments=[part])
+    addresses = scanner.to_table().column("_rowaddr").to_numpy()
+    return np.sort(addresses & 0xFFFFFFFF).astype(np.int64)
+
+
+def _places(live: _Places | None, offsets: _Places) -> list[int]:
+    """Return how many live rows a fragment has before each of some offsets."""
+    found: list[int] = (offsets if live is None else np.searchsorted(live, offsets)).tolist()
+    return found
+
+
+def _chosen(batches: Iterator[pa.RecordBatch], places: _Places) -> Iterator[pa.RecordBatch]:
+    """Yield the rows at some places of a stream."""
+    read = 0
+    for batch in batches:
+        here = places[slice(*np.searchsorted(places, [read, read + batch.num_rows]))] - read
+        read += batch.num_rows
+        if len(here) == batch.num_rows:
+            yield batch
+        elif len(here):
+            yield batch.take(here)
