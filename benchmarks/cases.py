@@ -287,7 +287,7 @@ CASES = (
         "Spark, memory of workers",
         "The memory of the largest Python worker at its peak, about 230 MiB of which are imports. Large partition: the "
         "rows are one partition, and are read under a filter, for which a task reads whole fragments.",
-        ("data", "written", "written, large partition", "read", "read, large partition"),
+        ("data", "written", "read", "large partition, written", "large partition, read"),
         spark_memory.rows,
     ),
     Case(

@@ -55,6 +55,7 @@ DATA: Mapping[str, tuple[int, Mapping[str, str], Mapping[str, int]]] = {
 
 @contextlib.contextmanager
 def session() -> Iterator[SparkSession]:
+    """Start a session on two cores, which ends with the block."""
     spark = local_session("benchmarks", master="local[2]", config={"spark.driver.memory": "4g"})
     try:
         yield spark

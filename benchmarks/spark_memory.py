@@ -1,8 +1,10 @@
 """The memory of Spark's Python workers at its peak, while they write and read each shape of data."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from pyspark.sql import DataFrame
 
 from benchmarks.spark import DATA, SCALE, session
 from lance_dagster import LanceTable
@@ -22,27 +24,25 @@ def rows(folder: Path) -> Iterator[tuple[str, ...]]:
         for name, (count, columns, vectors) in DATA.items():
             scaled = max(1000, int(count * SCALE))
             expressions = [f"{expression} AS {column}" for column, expression in columns.items()]
-            made, large = (spark.range(0, scaled, 1, parts).selectExpr(*expressions) for parts in (4, 1))
-            table, tall = (
-                LanceTable.create(str(folder / f"{name}, {parts}.lance"), target_schema(made.schema, vectors))
-                for parts in ("parts", "whole")
-            )
-            condition = f"{next(iter(columns))} IS NOT NULL"
-            ways: list[Callable[[], object]] = [
-                lambda table=table, made=made: table.append(stage(made, table)),
-                lambda tall=tall, large=large: tall.append(stage(large, tall)),
-                lambda table=table: read_table(spark, table).write.format("noop").mode("overwrite").save(),
-                lambda tall=tall, condition=condition: (
-                    read_table(spark, tall, filter=condition).write.format("noop").mode("overwrite").save()
-                ),
-            ]
             peaks = []
-            for number, run in enumerate(ways):
-                # Spark starts new workers for another environment, whose memory nothing else has used.
-                mark = environment[_MARK] = f"{name} {number}"
-                run()
-                peaks.append(f"{_peak(mark) / 2**20:.0f} MiB")
+            for parts, filtered in ((4, False), (1, True)):
+                frame = spark.range(0, scaled, 1, parts).selectExpr(*expressions)
+                uri, schema = str(folder / f"{name}, {parts}.lance"), target_schema(frame.schema, vectors)
+                condition = f"{next(iter(columns))} IS NOT NULL" if filtered else None
+                for run in (_write, _read):
+                    # Spark starts new workers for another environment, whose memory nothing else has used.
+                    mark = environment[_MARK] = f"{name} {parts} {run.__name__}"
+                    run(frame, LanceTable.create(uri, schema, exist_ok=True), condition)
+                    peaks.append(f"{_peak(mark) / 2**20:.0f} MiB")
             yield (name, *peaks)
+
+
+def _write(frame: DataFrame, table: LanceTable, _: str | None) -> None:
+    table.append(stage(frame, table))
+
+
+def _read(frame: DataFrame, table: LanceTable, condition: str | None) -> None:
+    read_table(frame.sparkSession, table, filter=condition).write.format("noop").mode("overwrite").save()
 
 
 def _peak(mark: str) -> int:

@@ -282,13 +282,37 @@ def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema)
         batch_rows=rows_at_once,
         range_rows=max(rows_at_once, _RANGE_BYTES // width),
     )
-    room = scan.limit
-    for batch in _batches(reader, pieces):
+    for batch in _joined(_limited(_batches(reader, pieces), scan.limit), rows_at_once):
+        yield to_spark_batch(batch, expected)
+
+
+def _limited(batches: Iterator[pa.RecordBatch], room: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the first rows, and ask for no further batch."""
+    for batch in batches:
         rows = batch if room is None else batch.slice(0, room)
-        yield to_spark_batch(rows, expected)
+        yield rows
         room = None if room is None else room - rows.num_rows
         if room == 0:
             return
+
+
+def _joined(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in fewer batches: each takes Spark time, and there is one or more for each fragment."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if waiting and rows + batch.num_rows > most:
+            yield _one(waiting)
+            waiting, rows = [], 0
+        waiting.append(batch)
+        rows += batch.num_rows
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    # Even one batch would be copied.
+    return batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
 
 
 def _batches(reader: PieceReader, pieces: Sequence[FragmentRows]) -> Iterator[pa.RecordBatch]:

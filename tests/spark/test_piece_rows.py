@@ -1,3 +1,6 @@
+from collections.abc import Iterable
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -30,32 +33,32 @@ def reader(table: LanceTable, filter: str | None, range_rows: int, limit: int | 
     )
 
 
+def values(batches: Iterable[pa.RecordBatch], name: str = "id") -> list[Any]:
+    """The values of a column."""
+    return [value for batch in batches for value in batch[name].to_pylist()]
+
+
 @pytest.mark.parametrize("range_rows", [300, 10 * ROWS])
 @pytest.mark.parametrize(
     "filter", [None, "id % 3 <> 0", "id % 1500 = 7", "id > 500 AND id < 560", "id < 0", "id >= 0"], ids=str
 )
 def test_rows_are_read_once_whatever_the_ranges(table: LanceTable, filter: str | None, range_rows: int) -> None:
     """Whole fragments and parts of them, in order and at their addresses."""
-    expected = table.read(filter=filter)["id"].to_pylist()
+    expected: list[Any] = table.read(filter=filter)["id"].to_pylist()
     for fragment in (0, 1):
         first = fragment * ROWS
         for parts in ([(0, ROWS)], [(0, 1), (1, 2999), (2999, 2999), (2999, 5500), (5500, ROWS)]):
-            read = [
-                batch
-                for start, stop in parts
-                for batch in reader(table, filter, range_rows).between(fragment, start, stop)
-            ]
-            ids = [number for batch in read for number in batch["id"].to_pylist()]
+            pieces = (reader(table, filter, range_rows).between(fragment, *part) for part in parts)
+            read = [batch for piece in pieces for batch in piece]
+            ids = values(read)
             assert [number for number in expected if first <= number < first + ROWS] == ids
-            addresses = [number for batch in read for number in batch["_rowaddr"].to_pylist()]
-            assert [(fragment << 32) + number - first for number in ids] == addresses
+            assert [(fragment << 32) + number - first for number in ids] == values(read, "_rowaddr")
             assert all(batch.num_rows for batch in read)
-    whole = [number for batch in reader(table, filter, range_rows).whole([0, 1]) for number in batch["id"].to_pylist()]
-    assert expected == whole
+    assert expected == values(reader(table, filter, range_rows).whole([0, 1]))
 
 
 def test_a_limit_is_enough_rows(table: LanceTable) -> None:
     """Of which the caller takes as many as it needs."""
-    for filter in (None, "id % 3 = 0"):
-        read = reader(table, filter, 300, limit=5).whole([1])
+    for condition in (None, "id % 3 = 0"):
+        read = reader(table, condition, 300, limit=5).whole([1])
         assert 5 == len(next(iter(read)))

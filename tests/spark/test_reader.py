@@ -115,6 +115,12 @@ def test_small_fragments_share_a_task(numbers: LanceTable) -> None:
     assert [2] == [len(partition.pieces) for partition in partitions]
 
 
+def test_rows_of_small_fragments_share_a_batch(numbers: LanceTable) -> None:
+    """Spark takes time for each batch, however few rows it has."""
+    made, (partition,) = planned(numbers)
+    assert [10] == [batch.num_rows for batch in made.read(partition)]
+
+
 def test_many_fragments_are_several_tasks(numbers: LanceTable) -> None:
     """Opening a fragment costs time, however few rows it has."""
     plan = Scan.plan(numbers)
