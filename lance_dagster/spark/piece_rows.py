@@ -20,8 +20,6 @@ import pyarrow as pa
 from lance_dagster.datafiles import matching_offsets, rows_at
 
 if TYPE_CHECKING:
-    from lance.fragment import LanceFragment
-
     from lance_dagster.datafiles import LanceDataset
 
 # A row that is looked up by its address takes as long as reading this many rows.
@@ -53,7 +51,7 @@ class PieceReader:
 
     def whole(self, fragments: list[int]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of whole fragments, the small ones by one scan."""
-        small: list[LanceFragment] = []
+        small: list[Any] = []
         large: list[tuple[int, int]] = []
         for number in fragments:
             fragment = self._fragment(number)
@@ -94,7 +92,7 @@ class PieceReader:
             wanted = stop - start if self.filter is not None or self.limit is None else min(stop - start, self.limit)
             yield from self._scan([self._fragment(fragment)], offset=start, limit=wanted)
 
-    def _scan(self, fragments: "list[LanceFragment]", **options: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+    def _scan(self, fragments: list[Any], **options: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
         yield from self.dataset.scanner(
             columns=list(self.columns),
             fragments=fragments,
@@ -109,9 +107,9 @@ class PieceReader:
         offsets = np.array([] if found is None else found.to_array(), np.int64)
         return offsets[slice(*np.searchsorted(offsets, [start, stop]))]
 
-    def _fragment(self, number: int) -> "LanceFragment":
+    def _fragment(self, number: int) -> Any:  # noqa: ANN401 - pylance's fragment
         # The fragments of a version never change, so none is missing.
-        return self.dataset.get_fragment(number)  # type: ignore[return-value]
+        return self.dataset.get_fragment(number)
 
 
 # A worker reads one fragment after another, each in several ranges.

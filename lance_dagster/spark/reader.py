@@ -311,8 +311,12 @@ def _joined(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordB
 
 
 def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    # Even one batch would be copied.
-    return batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
+    if len(batches) == 1:
+        # It would be copied all the same.
+        return batches[0]
+    # The stubs of pyarrow do not know this function.
+    joined: pa.RecordBatch = pa.concat_batches(list(batches))  # type: ignore[attr-defined]
+    return joined
 
 
 def _batches(reader: PieceReader, pieces: Sequence[FragmentRows]) -> Iterator[pa.RecordBatch]:
