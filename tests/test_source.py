@@ -165,6 +165,7 @@ PUBLIC_NAMES = [
     "build_publisher",
     "build_ref_sensor",
     "build_table_checks",
+    "build_waiting_checks",
     "candidate_audited",
     "check_values",
     "compact_table",

@@ -87,6 +87,9 @@ if TYPE_CHECKING:
         build_ref_sensor as build_ref_sensor,
         ref_asset_specs as ref_asset_specs,
     )
+    from lance_dagster.plugin.operate.waiting_check import (
+        build_waiting_checks as build_waiting_checks,
+    )
     from lance_dagster.plugin.provider_options import (
         AzureOptions as AzureOptions,
         GoogleOptions as GoogleOptions,
@@ -146,6 +149,7 @@ _HOMES = {
     "operate.pipes_session": ("PipesTable", "pipes_extras", "pipes_table"),
     "operate.protected_branch_sensor": ("build_protected_branch_sensor",),
     "operate.ref_sensor": ("build_ref_sensor", "ref_asset_specs"),
+    "operate.waiting_check": ("build_waiting_checks",),
     "provider_options": ("AzureOptions", "GoogleOptions", "S3Options"),
     "publish.promoted_asset": ("promoted_asset_spec",),
     "publish.publish_config": ("PublishConfig", "Rollback"),

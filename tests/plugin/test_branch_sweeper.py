@@ -7,7 +7,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_branch_sweeper
+from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_branch_sweeper, build_waiting_checks
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
 
 NOW = timedelta(0)
@@ -156,6 +156,25 @@ def test_waiting_branch_is_never_deleted(shop: Shop, stored_instance: dg.Dagster
     assert [f"run/{run_id}"] == branches(shop)
     # Younger than an hour: its publisher may be on its way.
     assert [] == sweep(shop, stored_instance, waiting="alert").asset_events
+
+
+def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """The page of a candidate says that a green run of it is not published; the check blocks nothing."""
+
+    def checked(after: timedelta) -> tuple[bool, dg.AssetCheckSeverity, str]:
+        made = build_waiting_checks([ORDERS, CUSTOMERS], after=after)
+        selection = dg.AssetSelection.checks(*made)
+        result = dg.materialize([*shop.assets, *made], selection=selection, resources=shop.resources, instance=instance)
+        (found,) = [one for one in result.get_asset_check_evaluations() if one.asset_key == ORDERS]
+        return found.passed, found.severity, found.description or ""
+
+    run_id = waiting_run(shop, instance)
+    passed, severity, said = checked(NOW)
+    assert (False, dg.AssetCheckSeverity.WARN) == (passed, severity)
+    assert f"waits to be published: run/{run_id}@2" in said
+    assert checked(timedelta(hours=1))[0]
+    assert shop.publish(instance).success
+    assert "nothing waits" == checked(NOW)[2]
 
 
 def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

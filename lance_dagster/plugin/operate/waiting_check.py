@@ -1,0 +1,106 @@
+"""An asset check of a candidate that warns when what a run wrote waits too long for its publication.
+
+A candidate can be green and unpublished: its publisher was deselected, refused it, or died. Nothing on the page of the
+candidate says so, and readers of the promoted node see old rows. The check looks at the run branches of the table when
+it is executed; it never blocks, and reads no rows.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
+from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide
+from lance_dagster.plugin.operate.ref_tick import WatchedTable
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import is_written, run_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+
+NAME = "published_in_time"
+_SHOWN = 20
+
+
+def build_waiting_checks(
+    tables: Sequence[TableAsset],
+    *,
+    after: timedelta = timedelta(hours=1),
+    automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None" = None,
+    resource_key: str = RESOURCE_KEY,
+) -> list[dg.AssetChecksDefinition]:
+    """Build a check `published_in_time` of each candidate, which warns when a green run of it is not published.
+
+    The check says which versions wait and for how long. Its severity is WARN and it does not block, so it stops no
+    publisher. It sees what waits when it is executed: give it a condition, or put it into a job with a schedule.
+
+    Args:
+        tables: The candidates, as definitions or keys.
+        after: How long a version may wait.
+        automation_condition: When the check is executed by itself, such as
+            `dg.AutomationCondition.cron_tick_passed("0 * * * *")`.
+        resource_key: The key of the `LanceResource`.
+
+    Raises:
+        InvalidInputError: No table is given, or `after` is negative.
+    """
+    require_sequence("tables", tables, "shop/orders")
+    if not tables:
+        raise InvalidInputError("build_waiting_checks needs at least one table")
+    if after < timedelta(0):
+        raise InvalidInputError(f"after={after!r} is no duration of zero or more")
+    watched = [WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables]
+    return [_check(one, after, automation_condition, resource_key) for one in watched]
+
+
+def _check(
+    one: WatchedTable,
+    after: timedelta,
+    automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None",
+    resource_key: str,
+) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=one.key,
+        name=NAME,
+        description=f"What a successful run wrote is published within {after}.",
+        required_resource_keys={resource_key},
+        automation_condition=automation_condition,
+    )
+    def published_in_time(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        lance: LanceResource = getattr(context.resources, resource_key)
+        late = _waiting(one, lance, context.instance, after)
+        shown = [*late[:_SHOWN], *([f"and {len(late) - _SHOWN} more"] if len(late) > _SHOWN else [])]
+        return dg.AssetCheckResult(
+            passed=not late,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=f"waits to be published: {'; '.join(shown)}" if late else "nothing waits",
+            metadata={"lance/waiting": shown} if late else {},
+        )
+
+    return published_in_time
+
+
+def _waiting(one: WatchedTable, lance: LanceResource, instance: dg.DagsterInstance, after: timedelta) -> list[str]:
+    """Return the versions that wait longer than a time, oldest first, each with its age."""
+    try:
+        table = lance.table(one.key, one.metadata)
+    except TableNotFoundError:
+        # No run has written it yet.
+        return []
+    branches = sorted(table.branches.list("run/*").values(), key=lambda branch: branch.created_at)
+    runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in branches), instance)
+    # How long failed runs are kept does not matter: they do not wait.
+    keep = KeepFor(failed=timedelta(0), unknown=None)
+    late = []
+    for branch in branches:
+        try:
+            head = table.head(branch.name)
+            is_merged = not is_written(head) or table.branches.is_merged(head) is not None
+        except RefNotFoundError:
+            # A publisher deleted it since the branches were listed.
+            continue
+        run_id = run_of(branch.name) or ""
+        made = decide(branch.name, run_id, runs, keep=keep, is_merged=is_merged, created_at=branch.created_at)
+        if made.action is Action.WAITING and datetime.now(UTC) - head.committed_at >= after:
+            late.append(f"{head}, written {head.committed_at.diff_for_humans()}")
+    return late
