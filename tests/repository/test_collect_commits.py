@@ -24,12 +24,14 @@ from lance_dagster.repository.commits.snapshot import new_commit
 from tests.repository.scripted_repository import FAST, Plug, opened, rows, run, scripted
 from tests.repository.test_repository import ids, new_repository
 from tests.repository.test_repository_requests import made_by
+from tests.soak import thinned
 from tests.store.scripted import PlugPulledError, Request
 
 ALL = CommitRetention(promotions=1, keep_for=timedelta(0), grace=timedelta(0))
 OLD = CommitRetention(promotions=1, keep_for=timedelta(0))
 """Everything that is a day old, while other processes are at work."""
 TWO_DAYS = timedelta(days=2)
+Prepare = Callable[[Path], LanceRepository]
 
 
 def backdate(paths: Iterable[Path]) -> None:
@@ -255,14 +257,32 @@ def read_after_garbage(root: Path) -> list[int]:
     return ids(LanceRepository.open(root, FAST), "main")["a"]
 
 
-@pytest.mark.parametrize("prepare", [with_new_version, with_old_tag])
+def with_old_branch(root: Path) -> LanceRepository:
+    """A run, two days after a process that was about to publish it died."""
+    repository = new_repository(root, "a")
+    run(repository, 1, "a")
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, Plug(0, _stores_a_commit)).publish("run/1")
+    backdate((root / "a.lance" / "_refs" / "branches").glob("published*"))
+    return repository
+
+
 @pytest.mark.parametrize("at", ["commit", "every request"])
-def test_a_version_that_is_about_to_be_committed_stays(
-    tmp_path: Path, prepare: Callable[[Path], LanceRepository], at: str
-) -> None:
+@pytest.mark.parametrize("prepare", [with_new_version, with_old_tag])
+def test_a_version_that_is_about_to_be_committed_stays(tmp_path: Path, prepare: Prepare, at: str) -> None:
     """A collection while the commit is stored leaves the tag of its version, an old one too, and so its files."""
+    _collected_meanwhile(tmp_path, prepare, lambda repository: repository.commit("first"), at)
+
+
+@pytest.mark.parametrize("at", thinned(["commit", "every request"], kept=lambda at: at == "commit"))
+def test_a_run_that_is_published_long_after_an_attempt_died(tmp_path: Path, at: str) -> None:
+    """A collection meanwhile deletes what the attempt left, and nothing of the publication."""
+    _collected_meanwhile(tmp_path, with_old_branch, lambda repository: repository.publish("run/1"), at)
+
+
+def _collected_meanwhile(folder: Path, prepare: Prepare, act: Callable[[LanceRepository], object], at: str) -> None:
     for step in count() if at == "every request" else (0,):
-        root = tmp_path / str(step)
+        root = folder / str(step)
         repository, left = prepare(root), step
 
         def script(request: Request) -> object:
@@ -273,7 +293,7 @@ def test_a_version_that_is_about_to_be_committed_stays(
                     LanceRepository.open(root, FAST).collect(OLD)  # noqa: B023 - called in this round
             return request.send()
 
-        scripted(repository.root, script).commit("first")
+        act(scripted(repository.root, script))
         assert [1] == read_after_garbage(root)
         if left >= 0:
             assert step

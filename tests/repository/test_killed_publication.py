@@ -2,6 +2,7 @@
 
 import signal
 import uuid
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -80,7 +81,9 @@ def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["publish a merge", "roll back"])
-def test_a_process_is_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) -> None:
+def test_a_process_is_killed_before_any_change_to_the_disk(
+    tmp_path: Path, operation: str, record_property: Callable[[str, object], None]
+) -> None:
     """A real process, dead at once wherever it opens, links, renames or deletes a file."""
     either, stride = undisturbed(tmp_path, operation), 1 if FACTOR else 23
     for step in count(len(operation) % stride, stride):
@@ -91,6 +94,7 @@ def test_a_process_is_killed_before_any_change_to_the_disk(tmp_path: Path, opera
         finished(repository, operation, either)
         if process.exitcode == 0:
             assert step
+            record_property("kills", step // stride)
             return
         assert -signal.SIGKILL == process.exitcode
 

@@ -9,7 +9,7 @@
     _repository/tables/{name}.json                which tables are registered, and their ids
     _repository/pins/{reader}@{channel}           which commit a run sees by a channel
     _repository/identities/{table}.json           the name of the table that has an id
-    _repository/expired/{sha256}                  commits that a collection deleted lately, or will
+    _repository/expired/{sha256}                  commits that a collection deleted lately, or will; its id
 
 A ref moves by one put-if-absent of the next entry of its log. That is the moment at which a publication of many tables
 happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No object is
