@@ -292,8 +292,9 @@ CASES = (
     ),
     Case(
         "contention",
-        f"Processes that append one row again and again to one branch for {contention.SECONDS:.0f} seconds; medians of "
-        f"{contention.ROUNDS} rounds, in which the libraries take turns. Fairness is Jain's index of the "
+        f"Processes that append one row again and again to one branch, on local disk and on the S3 server of the "
+        f"tests, which takes {contention.LATENCY * 1e3:.0f} ms for each answer, for {contention.SECONDS:.0f} seconds; "
+        f"medians of {contention.ROUNDS} rounds, in which the libraries take turns. Fairness is Jain's index of the "
         "writers' commits. An append that pylance gave up, after 20 attempts, is not counted.",
         (
             "writers",

@@ -8,8 +8,9 @@ import multiprocessing
 import statistics
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -17,25 +18,37 @@ import lance
 import pyarrow as pa
 
 from lance_dagster import LanceTable
+from tests.conftest import bucket_on, server
 
+# Seconds before each answer of the object store.
+LATENCY = 0.03
 WRITERS = (1, 8, 16)
 ROUNDS = 3
 SECONDS = 6.0
 # How many of a hundred commits are at least as fast as the figure of the slow ones.
 _SLOW = 99
 PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylance"
-_LIBRARIES = (PACKAGE, QUICKLY, PYLANCE)
 
 
-def _write(library: str, uri: str, barrier: Barrier, seconds: float) -> list[float | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """Writers of one library that append to one table for some seconds."""
+
+    library: str
+    uri: str
+    seconds: float
+    storage_options: Mapping[str, str]
+
+
+def _write(contest: Contest, barrier: Barrier) -> list[float | None]:
     """Append until the time is over; return how long each append took, or None for one that the library gave up."""
     row = pa.table({"value": pa.array([1], pa.int64())})
-    options = {"durability": "process"} if library == QUICKLY else {}
-    table = None if library == PYLANCE else LanceTable.open(uri, options)
+    options = dict(contest.storage_options) | ({"durability": "process"} if contest.library == QUICKLY else {})
+    table = None if contest.library == PYLANCE else LanceTable.open(contest.uri, options)
 
     def append() -> None:
         if table is None:
-            lance.write_dataset(row, uri, mode="append")
+            lance.write_dataset(row, contest.uri, mode="append", storage_options=options or None)
         else:
             table.append(row)
 
@@ -44,7 +57,7 @@ def _write(library: str, uri: str, barrier: Barrier, seconds: float) -> list[flo
         append()
     taken: list[float | None] = []
     barrier.wait(120)
-    until = time.perf_counter() + seconds
+    until = time.perf_counter() + contest.seconds
     while (start := time.perf_counter()) < until:
         try:
             append()
@@ -62,20 +75,31 @@ def _meet(barrier: Barrier) -> None:
     _barrier.append(barrier)
 
 
-def _job(library: str, uri: str, seconds: float) -> list[float | None]:
-    return _write(library, uri, _barrier[0], seconds)
+def _job(contest: Contest) -> list[float | None]:
+    return _write(contest, _barrier[0])
 
 
-def contended(folder: Path, library: str, writers: int, seconds: float = SECONDS) -> list[list[float]]:
+def contended(
+    place: str,
+    library: str,
+    writers: int,
+    *,
+    seconds: float = SECONDS,
+    storage_options: Mapping[str, str] | None = None,
+) -> list[list[float]]:
     """Let writers append to a new table at once; return how long each append of each writer took."""
-    uri = str(folder / uuid.uuid4().hex)
-    LanceTable.create(uri, pa.schema([pa.field("value", pa.int64())]))
+    uri, options = f"{place}/{uuid.uuid4().hex}", dict(storage_options or {})
+    LanceTable.create(uri, pa.schema([pa.field("value", pa.int64())]), storage_options=options)
+    contest = Contest(library=library, uri=uri, seconds=seconds, storage_options=options)
     context = multiprocessing.get_context("forkserver")
     # Imported once: sixteen processes that import at once would be measured instead.
     context.set_forkserver_preload([__name__])
     with context.Pool(writers, initializer=_meet, initargs=(context.Barrier(writers),)) as pool:
-        found = pool.starmap(_job, [(library, uri, seconds)] * writers, chunksize=1)
-    acknowledged, kept = sum(each is not None for one in found for each in one), LanceTable.open(uri).count_rows()
+        found = pool.map(_job, [contest] * writers, chunksize=1)
+    acknowledged, kept = (
+        sum(each is not None for one in found for each in one),
+        LanceTable.open(uri, options).count_rows(),
+    )
     # The first append of each writer is not counted, and may have been given up.
     if not acknowledged <= kept <= acknowledged + writers:
         raise RuntimeError(f"{library}: {acknowledged} appends were acknowledged, and {kept} rows are there")
@@ -96,17 +120,27 @@ def figures(found: list[list[float]], seconds: float = SECONDS) -> tuple[float, 
 
 
 def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure every number of writers, both libraries in turn, and yield the medians of the rounds."""
+    """Measure on local disk, and on an object store that takes its time for each answer."""
+    yield from _rows(str(folder), "local disk", (PACKAGE, QUICKLY, PYLANCE), {})
+    with server(folder / "server.log", "tests.servers.s3_server", "--latency", str(LATENCY)) as address:
+        storage = bucket_on(f"http://{address}")
+        yield from _rows(storage.uri, "S3", (PACKAGE, PYLANCE), storage.storage_options)
+
+
+def _rows(
+    place: str, where: str, libraries: Sequence[str], storage_options: Mapping[str, str]
+) -> Iterator[tuple[str, ...]]:
+    """Measure every number of writers, the libraries in turn, and yield the medians of the rounds."""
     for writers in WRITERS:
-        measured: dict[str, list[tuple[float, float, float, float, int]]] = {name: [] for name in _LIBRARIES}
+        measured: dict[str, list[tuple[float, float, float, float, int]]] = {name: [] for name in libraries}
         for _ in range(ROUNDS):
-            for name in _LIBRARIES:
-                measured[name].append(figures(contended(folder, name, writers)))
+            for name in libraries:
+                measured[name].append(figures(contended(place, name, writers, storage_options=storage_options)))
         beside = [statistics.median(values) for values in zip(*measured[PYLANCE], strict=True)]
-        for name in _LIBRARIES:
+        for name in libraries:
             rate, middle, slow, fair, least = (statistics.median(each) for each in zip(*measured[name], strict=True))
             yield (
-                f"{writers} writers, {name}",
+                f"{where}, {writers} writers, {name}",
                 f"{rate:.0f}",
                 f"{rate / beside[0]:.2f}",
                 f"{middle * 1e3:.1f}",

@@ -59,6 +59,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.model import Manifest, WriterVersion
 from lance_dagster.format.transaction import COMMITTER, Clone, Restore, Transaction
+from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.rebase import rebased
 from lance_dagster.history.refs.branch_fence import BranchFence
 from lance_dagster.history.refs.protection import refuse_direct_commit
@@ -166,8 +167,9 @@ def commit_transaction(
         newest = head.number
         if transaction.read_version > newest:
             raise _branch_replaced(versions, str(head), transaction)
-        for number in range(classified + 1, newest + 1):
-            found = _classify_landed(versions, branch, number, transaction)
+        landed = range(classified + 1, newest + 1)
+        for number, state in zip(landed, versions.find_many(branch, landed), strict=True):
+            found = _classify_landed(versions, VersionRef(branch, number), transaction, state)
             if isinstance(found, State):
                 return found
             if found is not None:
@@ -464,9 +466,9 @@ def _first_number(versions: Versions, branch: str) -> int:
 
 
 def _classify_landed(
-    versions: Versions, branch: str, number: int, transaction: Transaction
+    versions: Versions, place: VersionRef, transaction: Transaction, state: State | None
 ) -> State | RowChange | None:
-    """Classify a version that was committed since a transaction read the table.
+    """Classify a version that was committed since a transaction read the table; `state` is None when it is gone.
 
     Returns:
         The version, when it is this transaction; the landed row change, when both removed rows of the same fragments
@@ -475,20 +477,18 @@ def _classify_landed(
     Raises:
         CommitConflictError: The version conflicts with the transaction.
     """
-    try:
-        state = versions.load(branch, number)
-    except VersionNotFoundError:
+    if state is None:
         # Committed and cleaned up since the transaction read the table: what it did cannot be looked up any more.
         landed, who = None, "an unknown writer"
-        if transaction.read_version < _first_number(versions, branch):
-            raise _branch_replaced(versions, f"{branch}@{number}", transaction) from None
+        if transaction.read_version < _first_number(versions, place.branch):
+            raise _branch_replaced(versions, str(place), transaction)
     else:
         landed = state.transaction
         who = (landed.properties.get(COMMITTER) if landed else None) or state.writer
         if landed is not None and landed.uuid == transaction.uuid:
             # Another process commits the same transaction and was faster.
             return _confirmed(versions, state, transaction)
-        if landed is not None and isinstance(landed.operation, Clone) and branch != layout.MAIN:
+        if landed is not None and isinstance(landed.operation, Clone) and place.branch != layout.MAIN:
             # A fork after the version that was read: the branch was deleted and its name given to another one.
             raise _branch_replaced(versions, str(state), transaction)
     # A version of unknown content may contradict the transaction; doing the work again from the head is safe.
@@ -499,8 +499,8 @@ def _classify_landed(
         return landed.operation
     did = landed.operation_name if landed else "a change of unknown kind"
     raise CommitConflictError(
-        f"cannot commit {transaction.operation_name} to {branch} of {versions.store.uri}: "
-        f"{who} committed {did} as {branch}@{number} meanwhile",
-        f"{branch}@{number}",
+        f"cannot commit {transaction.operation_name} to {place.branch} of {versions.store.uri}: "
+        f"{who} committed {did} as {place} meanwhile",
+        str(place),
         verdict is Compatibility.RETRYABLE,
     )

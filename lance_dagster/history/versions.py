@@ -16,8 +16,9 @@ Invariants:
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import pendulum
 
@@ -33,6 +34,8 @@ from lance_dagster.transactions.commit_id import commit_id
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
 _FIRST_NAMES = 8
 # Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
+# Versions that are read at the same time, and from how many on.
+_WORKERS, _MANY = 8, 2
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
 
@@ -209,9 +212,24 @@ class Versions:
         """Read one version as `load` does; return None when there is none of that number."""
         branch_id = layout.MAIN if branch == layout.MAIN else branch_id
         known = self._states.get(self._places.get((branch_id, branch, number), ""))
-        if known is not None:
-            return known
-        key, data = self._manifest(branch, number)
+        return known or self._read_state(branch, number, branch_id, self._manifest(branch, number))
+
+    def find_many(self, branch: str, numbers: Sequence[int]) -> list[State | None]:
+        """Read versions as `find` does, several at a time where each takes a request to an object store."""
+        branch_id = layout.MAIN if branch == layout.MAIN else ""
+        unknown = [number for number in numbers if (branch_id, branch, number) not in self._places]
+        if len(unknown) < _MANY or not self.store.ordered_listing:
+            return [self.find(branch, number) for number in numbers]
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            read = dict(zip(unknown, pool.map(partial(self._manifest, branch), unknown), strict=True))
+        # Decoded and kept here: the cache is not for several threads.
+        return [
+            self._read_state(branch, number, branch_id, read[number]) if number in read else self.find(branch, number)
+            for number in numbers
+        ]
+
+    def _read_state(self, branch: str, number: int, branch_id: str, read: tuple[str, bytes | None]) -> State | None:
+        key, data = read
         if data is None:
             return None
         own_id = self._id_of(branch, number, data)

@@ -10,7 +10,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, StoreError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    CorruptFileError,
+    InvalidInputError,
+    PermissionRefusedError,
+    StoreError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Transaction, UpdateBases
@@ -31,6 +37,8 @@ from lance_dagster.transactions.base_paths import (
 )
 
 _SHOWN = 3
+# How often an allowance is written where requests fail.
+_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -92,11 +100,19 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
 
 def allow(context: TableContext, path: str, base_id: int) -> None:
     """Let every reader of a table follow a base path that the caller named, where the place can be written."""
-    try:
-        context.versions.bases.allow(path, base_id)
-    except StoreError as error:
-        # The place may be readable only, or its options may not be known here. Readers can allow it by themselves.
-        _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, error)
+    problem: StoreError | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            context.versions.bases.allow(path, base_id)
+            return
+        except PermissionRefusedError as error:
+            problem = error
+            break
+        except StoreError as error:
+            # One request that failed must not leave a table that other readers refuse.
+            problem = error
+    # The place may be readable only, or its options may not be known here. Readers can allow it by themselves.
+    _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, problem)
 
 
 def _checked(context: TableContext, wanted: NewBase) -> BasePath:

@@ -85,7 +85,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {self._root / key}: {error}") from error
+            raise _failed("read", f"{self._root}/{key}", error) from error
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return the bytes of an object and their digest, or None when it does not exist."""
@@ -133,8 +133,13 @@ class LocalStore:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the files in a folder with their sizes in bytes."""
+        found: dict[str, int] = {}
         with _translated("list", f"{self._root}/{folder}"):
-            return {name: (self._root / folder / name).stat().st_size for name in self.list(folder)}
+            for name in self.list(folder):
+                # Deleted since it was listed.
+                with suppress(FileNotFoundError):
+                    found[name] = (self._root / folder / name).stat().st_size
+        return found
 
     def _files(self, folder: str) -> Iterator[str]:
         with self._scanned(folder) as entries:

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.datafiles import FILE_VERSION, staged_fragments
 from lance_dagster.edit.write import create_empty
 from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
 from lance_dagster.format.transaction import Append, Delete, Restore, Transaction
-from lance_dagster.store import LocalStore
+from lance_dagster.history.versions import Versions
+from lance_dagster.store import LocalStore, open_store
+from tests.conftest import S3Storage
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -298,3 +301,19 @@ def test_a_listing_that_lags_is_no_deleted_branch(table: LanceTable, hidden: int
         # Asked for again, it is found, though the listing does not show it.
         assert head.number + 1 == late.commit(transaction, branch=branch).number
         assert head.number + 2 == late.append(entries("more", 1), branch=branch).number
+
+
+def test_what_landed_meanwhile_is_read_together(s3_storage: S3Storage) -> None:
+    """On an object store, each version that is not known yet by one request; what is gone is None."""
+    options = dict(s3_storage.storage_options)
+    table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=options)
+    stale = LanceTable.open(table.uri, options)
+    staged, read = stale.stage(entries("b", 1)), stale.head().number
+    for number in range(3):
+        table.append(entries("a", number))
+    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - for the change as a caller describes it
+    change = Append(fragments=staged_fragments(staged, fields, FILE_VERSION))
+    made = stale.commit(Transaction(read_version=read, uuid=str(uuid.uuid4()), operation=change))
+    assert ("main@5", 4) == (str(made), made.rows)
+    found = Versions(open_store(table.uri, options), options).find_many("main", [2, 9, 4, 3])
+    assert [2, None, 4, 3] == [None if state is None else state.number for state in found]

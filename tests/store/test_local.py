@@ -233,6 +233,21 @@ def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> N
     assert "run" == failing.branches.create("run", exist_ok=True).name
 
 
+def test_a_file_that_goes_while_a_folder_is_listed_is_left_out(tmp_path: Path) -> None:
+    """A collection may delete files while another process asks for the sizes of a folder."""
+
+    class Slow(LocalStore):
+        def list(self, folder: str, limit: int | None = None) -> list[str]:
+            names = super().list(folder, limit)
+            self.delete("data/gone")
+            return names
+
+    store = Slow(str(tmp_path))
+    for name in ("gone", "kept"):
+        store.put(f"data/{name}", b"12")
+    assert {"kept": 2} == store.sizes("data")
+
+
 def test_the_next_writer_does_not_wait_for_the_last_sync(tmp_path: Path) -> None:
     """A commit is acknowledged when the name of its manifest is synced; its turn is over before."""
     table = new_table(tmp_path, entries("a", 1))
