@@ -50,7 +50,7 @@ class Shop:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """Everything, with a job for one process and one for many."""
+        """Everything, with jobs for one process and for many, and a short one."""
         short = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)
         return dg.Definitions(
             assets=[one for one in self.assets if not isinstance(one, dg.AssetChecksDefinition)],
@@ -58,6 +58,7 @@ class Shop:
             resources=self.resources,
             jobs=[
                 dg.define_asset_job("everything", selection="*", executor_def=dg.in_process_executor),
+                dg.define_asset_job("everything_in_processes", selection="*", executor_def=dg.multiprocess_executor),
                 dg.define_asset_job("in_processes", selection=short, executor_def=dg.multiprocess_executor),
             ],
         )

@@ -23,6 +23,14 @@ ALL_BUT_THE_MART = [
 ]
 
 
+@pytest.fixture(
+    params=["everything", pytest.param("everything_in_processes", marks=[pytest.mark.slow, pytest.mark.soak])]
+)
+def job(request: pytest.FixtureRequest) -> str:
+    """The job that runs in this process, and in `make soak` the one whose steps have a process each."""
+    return str(request.param)
+
+
 def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance) -> None:
     """Written, audited, merged, promoted, retired; the reader of the promoted node gets the new rows."""
     assert shop.run(instance).success
@@ -95,38 +103,39 @@ def test_named_checks_count_as_blocking(shop: Shop, instance: dg.DagsterInstance
     assert "blocking check 'seen_by_hand' was not run" in failure(named.run(instance))
 
 
-def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
     """From failure: what the parent wrote and audited is published together with what the child wrote."""
     shop.play(customers_fail=True, mode="append")
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(stored_instance, job=job)
     assert not failed.success
     assert shop.table().tags.list() == {}
     shop.play(mode="append")
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    resumed = shop.execute(stored_instance, options)
+    resumed = shop.execute(stored_instance, options, job)
     assert resumed.success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.ids("production", CUSTOMERS) == [10, 20]
     assert shop.table().branches.list("run/*") == shop.table(CUSTOMERS).branches.list("run/*") == {}
 
 
-def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
     """A check that broke is run again on what the parent run wrote, and that is published."""
     shop.play(check_raises=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(stored_instance, job=job)
     shop.play()
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    assert shop.execute(stored_instance, options).success
+    assert shop.execute(stored_instance, options, job).success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.table().branches.list("run/*") == {}
 
 
-def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
     """A publisher that was cut off between deleting two branches is resumed by what it published, not by the older."""
     shop.play(check_raises=True)
-    first = shop.execute(stored_instance)
+    first = shop.execute(stored_instance, job=job)
     shop.play(orders=[4, 5])
-    second = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id, step_selection=ALL_BUT_THE_MART))
+    options = dg.ReexecutionOptions(first.run_id, step_selection=ALL_BUT_THE_MART)
+    second = shop.execute(stored_instance, options, job)
     assert shop.ids("production") == [4, 5]
     assert shop.table().branches.list("run/*") == {}
     # As it was before: the branch of the run that was never published itself.
@@ -134,51 +143,55 @@ def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg
     shop.table().append(pa.table({"id": [1]}), branch=f"run/{first.run_id}")
     shop.play()
     options = dg.ReexecutionOptions(second.run_id, step_selection=["publish_production*"])
-    assert shop.execute(stored_instance, options).success
+    assert shop.execute(stored_instance, options, job).success
     assert shop.ids("production") == [4, 5]
     assert list(shop.table().branches.list("run/*")) == [f"run/{first.run_id}"]
 
 
-def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
     """All steps again: the rows the parent appended on its branch are not taken over."""
     shop.play(customers_fail=True, mode="append")
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(stored_instance, job=job)
     shop.play(mode="append", orders=[7])
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id))
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), job)
     assert again.success
     assert shop.ids("production") == [7]
     assert list(shop.table().branches.list("run/*")) == [f"run/{failed.run_id}"]
 
 
-def test_repeated_step_of_a_resumed_run_replaces_its_rows(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_repeated_step_of_a_resumed_run_replaces_its_rows(
+    shop: Shop, stored_instance: dg.DagsterInstance, job: str
+) -> None:
     """Chosen steps: an append that the parent did already is taken out by the one that repeats it."""
     shop.play(customers_fail=True, mode="append")
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(stored_instance, job=job)
     shop.play(mode="append", orders=[4, 5])
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    assert shop.execute(stored_instance, options).success
+    assert shop.execute(stored_instance, options, job).success
     assert shop.ids("production") == [4, 5]
 
 
-def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
     """Chosen steps: an append that the parent published cannot be taken out any more, and is not done twice."""
     shop.play(mode="append", mart_fails=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(stored_instance, job=job)
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    again = shop.execute(stored_instance, options)
+    again = shop.execute(stored_instance, options, job)
     assert not again.success
     assert "published it as main@2; repeating the step would add its rows again" in failure(again, "shop__orders")
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
 
 
-def test_reader_that_failed_after_publication_is_resumed(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_reader_that_failed_after_publication_is_resumed(
+    shop: Shop, stored_instance: dg.DagsterInstance, job: str
+) -> None:
     """The branches are gone by then; the reader goes by the tag."""
     shop.play(mart_fails=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(stored_instance, job=job)
     assert shop.ids("production") == [1, 2, 3]
     shop.play()
     options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    assert shop.execute(stored_instance, options).success
+    assert shop.execute(stored_instance, options, job).success
     assert shop.read_by_mart == [[1, 2, 3]]
     assert stored_instance.get_latest_materialization_event(MART) is not None
 
@@ -202,3 +215,21 @@ def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.Dags
     assert shop.ids("production") == [1, 2, 3]
     assert shop.table().branches.list("run/*") == {}
     assert stored_instance.get_latest_materialization_event(PRODUCTION_CUSTOMERS) is None
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("what", [{"orders": [1, -2]}, {"check_raises": True}, {"orders": []}])
+def test_failed_audit_in_a_process_of_its_own(
+    shop: Shop, stored_instance: dg.DagsterInstance, what: dict[str, object]
+) -> None:
+    """The publisher finds in the event log what another process reported."""
+    everything = "everything_in_processes"
+    assert shop.execute(stored_instance, job=everything).success
+    assert shop.ids("production", CUSTOMERS) == [10, 20]
+    shop.play(**what)
+    result = shop.execute(stored_instance, job=everything)
+    assert not result.success
+    assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
+    assert list(shop.table().branches.list("run/*")) == [f"run/{result.run_id}"]
+    assert shop.read_by_mart == [[1, 2, 3]]
