@@ -20,8 +20,9 @@ STORE ?= local
 # The first seed of the random histories and how many there are; the factor by which property tests run longer.
 SEEDS ?= 1:5000
 SOAK ?= 10
-# One process for each core, up to what the memory of a usual machine holds.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
+# Three processes for two cores, because tests wait for programs that they start; no more than usual memory holds.
+WORKERS ?= $(shell count=$$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )); echo $$(( count < 8 ? count : 8 )))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 .PHONY: help install demo ui test test-azure test-ceph test-cluster soak supported lint proto bench lock clean
 
