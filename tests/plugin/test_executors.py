@@ -1,5 +1,6 @@
 """Partitions, retries, skipped outputs and cancelled runs, with one process for all steps and with one for each."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceIOManager, LanceResource, LanceTable, NotNull, build_publisher, build_table_checks
+from tests.conftest import CHECKOUT
 from tests.plugin.shop import failure
 
 EVENTS = dg.AssetKey("events")
@@ -214,9 +216,14 @@ def test_a_cancelled_run(lake: LanceResource, tmp_path: Path, executor: str) -> 
     home = tmp_path / "dagster"
     home.mkdir()
     command = [sys.executable, "-c", CANCELLED, lake.root, str(home), executor]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
         while not Path(lake.root).with_name("started").exists():
-            assert process.poll() is None
+            assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
     with dg.DagsterInstance.local_temp(str(home), overrides={"telemetry": {"enabled": False}}) as instance:
