@@ -1,0 +1,87 @@
+"""Dagster's `dg` finds the components of this package, makes their files, and says what is wrong with them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.test_components import ORDERS_PY
+
+pytestmark = pytest.mark.soak
+HERE = Path(__file__).parents[2]
+PROJECT = """
+[project]
+name = "shop_project"
+version = "1"
+
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "shop_project"
+"""
+DEFINITIONS = """
+from pathlib import Path
+from dagster import definitions, load_from_defs_folder
+
+@definitions
+def defs():
+    return load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+TABLES = """
+type: lance_dagster.LanceTablesComponent
+attributes:
+  tables:
+    - key: shop/orders
+      checks: [{kind: unique, settings: {columns: [id]}}]
+"""
+LAKE = "type: lance_dagster.LanceResourceComponent\nattributes: {root: /data/lake}\n"
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `dg`, installed beside this environment: it brings more packages than all tests together use."""
+    folder = tmp_path_factory.mktemp("dg")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "this_environment.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*install, "--constraint", "requirements.lock", "--group", "dg"], cwd=HERE, check=True)
+    return folder / "bin"
+
+
+def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
+    """A scaffolded file lacks its tables, which both checks say; with them, and a resource, both pass."""
+    module = tmp_path / "src" / "shop_project"
+    (module / "defs" / "lake").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (module / "__init__.py").touch()
+    (module / "definitions.py").write_text(DEFINITIONS)
+    (module / "defs" / "orders.py").write_text(ORDERS_PY)
+    (module / "defs" / "lake" / "defs.yaml").write_text(LAKE)
+
+    def dg(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [commands / "dg", *arguments],
+            cwd=tmp_path,
+            # A home of its own: the command writes settings, and asks for telemetry once.
+            env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": f"{HERE}:{tmp_path / 'src'}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    code, said = dg("scaffold", "defs", "lance_dagster.LanceTablesComponent", "tables")
+    assert 0 == code, said
+    for check in ("yaml", "defs"):
+        code, said = dg("check", check)
+        assert 1 == code, said
+        assert "'tables' is a required property" in said
+    (module / "defs" / "tables" / "defs.yaml").write_text(TABLES)
+    for check in ("yaml", "defs"):
+        code, said = dg("check", check)
+        assert 0 == code, said
