@@ -199,9 +199,9 @@ def instrumented(script: Callable[[Request], Any]) -> Iterator[None]:
         return ScriptedStore(S3Store(uri, storage_options), script)
 
     with pytest.MonkeyPatch.context() as patch:
-        # The one place where stores are made is `open_store`.
-        patch.setattr("lance_dagster.store.LocalStore", opened)
-        patch.setattr("lance_dagster.store.S3Store", opened_on_s3)
+        # The one place where stores are made is `open_store`, which takes them from the modules of the providers.
+        patch.setattr("lance_dagster.store.local.LocalStore", opened)
+        patch.setattr("lance_dagster.store.s3.S3Store", opened_on_s3)
         yield
 
 
@@ -320,6 +320,8 @@ class Enumeration:
         if ended.error is not None:
             raise ended.error
         self.after, self.requests = self.template.look(), ended.requests
+        # Else every store escaped the script, and nothing would be enumerated.
+        assert self.requests, f"{self.name} makes no request that the script sees"
 
     def verb(self, number: int) -> str:
         """The verb of a request of the undisturbed run; nothing beyond its end."""

@@ -31,7 +31,7 @@ class Bug:
     times: int = 1
 
 
-_ANSWERED = "            if store.put_if_absent(path, data):\n                return True"
+_ANSWERED = "            if store.put_if_absent(path, data, synced=False):\n                return True"
 BUGS = (
     Bug(
         "a refused put is another writer's version",
