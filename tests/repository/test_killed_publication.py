@@ -11,6 +11,7 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceRepository
 from lance_dagster.errors import CommitStateUnknownError, StoreError
+from lance_dagster.repository.commits.ref_log import RefLogs
 from tests.forked_program import ready_processes
 from tests.repository.repository_operations import OPERATIONS, die_at_change, fresh
 from tests.repository.scripted_repository import (
@@ -19,6 +20,7 @@ from tests.repository.scripted_repository import (
     Plug,
     ids,
     new_repository,
+    opened,
     readable,
     rows,
     run,
@@ -130,6 +132,17 @@ def test_a_revert_that_died_after_its_commit_is_finished(tmp_path: Path) -> None
     repository.revert(wrong.id)
     assert [] == repository.table("a").read("main")["id"].to_pylist()
     assert () == repository.repair()
+
+
+def test_a_fork_that_died_does_not_change_a_publication_that_is_repeated(tmp_path: Path) -> None:
+    """It is still the commit of that publication that the channel gets, and nothing that came to main later."""
+    repository = new_repository(tmp_path, "a", "b")
+    first = repository.publish(run(repository, 1, "a")).commit
+    repository.publish(run(repository, 2, "a"))
+    repository.create_table("c", rows().schema)
+    RefLogs(opened(repository.root)).touch("run/1", repository.commit("c").tables["c"].id)
+    assert first.id == repository.publish("run/1", channel="production").commit.id
+    assert {"a": [1], "b": []} == ids(repository, "production")
 
 
 def test_tags_follow_the_newest_move(tmp_path: Path) -> None:

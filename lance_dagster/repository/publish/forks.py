@@ -116,9 +116,11 @@ def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: 
     def more(name: str) -> bool:
         context, at = repository.table(name), tables.get(name)
         try:
-            return at is None or find_merged(context, context.head(branch), load(context, at)) is None
+            newest = context.head(branch)
         except RefNotFoundError:
+            # A fork may have died between its mark and the branch.
             return False
+        return at is None or find_merged(context, newest, load(context, at)) is None
 
     return any(for_each_table(more, names).values())
 
