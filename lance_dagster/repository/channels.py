@@ -21,6 +21,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
+from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
 from lance_dagster.history.refs.tag_operations import release_tag
 from lance_dagster.repository.channel_moves import (
@@ -34,6 +35,7 @@ from lance_dagster.repository.channel_moves import (
     unknown_channel,
 )
 from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
+from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor
 from lance_dagster.repository.commits.snapshot import (
     Action,
@@ -324,17 +326,22 @@ class Channels:
         return self._moves.move(name, entry, tags=tags)
 
     def refuse_immovable(self, name: str, *, create: bool) -> None:
-        """Refuse to go on when a channel is held, or does not exist and is not to be created.
+        """Refuse to go on when a channel is held, does not exist and is not to be created, or cannot be.
 
         Raises:
             ProtectedError: It is held.
             RefNotFoundError: There is no such channel.
+            AlreadyExistsError: A branch or release tag has the name.
+            InvalidRefNameError: No channel can have it.
         """
+        check_tag_name(name)
         newest = self._repository.logs.newest("channel", name)
         if newest is not None:
             refuse_held(name, newest)
-        if (newest is None or newest.deleted) and not create:
-            raise unknown_channel(self._repository, name)
+        if newest is None or newest.deleted:
+            if not create:
+                raise unknown_channel(self._repository, name)
+            refuse_taken(self._repository.logs, name, "channel")
 
     def ended_holds(self, channel: Channel) -> frozenset[str]:
         """Return the reasons of the last holds of a channel that are over; tags that are held for one of them lag."""

@@ -71,6 +71,18 @@ def test_branches_channels_and_releases_share_no_name(tmp_path: Path) -> None:
     assert (["stable"], ["v1"]) == ([*repository.channels.list()], [*repository.tags.list()])
 
 
+@pytest.mark.parametrize("channel", ["main", "v1", "nightly"])
+def test_a_channel_that_cannot_be_is_refused_before_the_publication(tmp_path: Path, channel: str) -> None:
+    """A refusal after the commit would leave main ahead of the channel."""
+    repository = new_repository(tmp_path, "orders")
+    repository.tags.create("v1")
+    repository.fork("orders", "nightly")
+    before = repository.head()
+    with pytest.raises((AlreadyExistsError, InvalidRefNameError)):
+        repository.publish(run(repository, 1, "orders"), channel=channel, create_channel=True)
+    assert before == repository.head()
+
+
 def test_a_refused_fork_leaves_nothing_that_waits(tmp_path: Path) -> None:
     """Where a tag has the name, no branch waits for a publication; a branch that other tables have goes on."""
     repository = new_repository(tmp_path, "a", "b")
