@@ -97,6 +97,8 @@ class Registry:
             InvalidInputError: There is another table.
         """
         table_id = self.id_of(name)
+        if name == new_name and table_id is not None:
+            return table_id
         found = _read_id(self.context(new_name).store, IDENTITY)
         if table_id is None and found is not None and self.id_of(new_name) == found:
             return found

@@ -152,7 +152,7 @@ def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, 
     # and not read.
     marked = {name: log for name, log in logs.branch_logs().items() if log.is_marked}
     live = [name for name, entry in logs.newest_of(marked).items() if not entry.deleted]
-    return {name: set(touched_tables(repository, name, head)) for name in live}
+    return {name: set(touched_tables(repository, name, head)[0]) for name in live}
 
 
 def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:

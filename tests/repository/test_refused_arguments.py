@@ -26,6 +26,7 @@ WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "delete for a reason": lambda lake: lake.channels.delete("production", reason=NO_TEXT),
     "release with a message": lambda lake: lake.tags.create("v1", message=NO_TEXT),
     "fork with metadata": lambda lake: lake.fork("orders", "run/2", metadata={"n": NO_TEXT}),
+    "publish nothing": lambda lake: lake.publish(None),  # type: ignore[arg-type]  # as a caller may
     "publish main": lambda lake: lake.publish("main", tables=["orders"]),
 }
 
@@ -78,6 +79,24 @@ def test_rows_that_came_late_are_published_by_a_repeated_publication(lake: Lance
     assert ([1, 2, 7, 8], ()) == (ids(lake, "production")["orders"], done.kept)
     assert {} == lake.status().waiting
     assert done.commit.id == lake.publish("run/1", channel="production").commit.id
+
+
+def test_a_table_that_is_moved_to_where_it_is_stays_registered(lake: LanceRepository) -> None:
+    """Nothing is done."""
+    before = lake.head()
+    lake.move_table("orders", "orders")
+    assert (["orders"], before) == (lake.tables(), lake.head())
+
+
+def test_rows_of_a_table_that_was_removed_are_named(lake: LanceRepository) -> None:
+    """They cannot be published with the others, and the caller is told so."""
+    lake.create_table("lines", rows().schema)
+    lake.commit("lines")
+    run(lake, 1, "lines")
+    lake.remove_table("orders")
+    done = lake.publish("run/1")
+    assert (["lines"], [1]) == ([*done.changed], ids(lake, "main")["lines"])
+    assert ("run/1 of orders: the table was removed from the repository",) == done.kept
 
 
 def test_two_publications_of_one_conflict_say_what_is_in_conflict(lake: LanceRepository) -> None:

@@ -381,6 +381,7 @@ def person() -> str:
 
 
 def _folder(kind: RefKind, name: str) -> str:
+    check_string(f"the name of a {kind}", name)
     # A slash is encoded too: each ref is one folder, and a listing of folders gives the names.
     encoded = quote(name, safe="")
     # `..` as a name would lead out of the folder.

@@ -65,18 +65,21 @@ def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None
         logs.append("branch", branch, next_entry(newest, "delete", "", reason="the fork was refused"))
 
 
-def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryCommit) -> list[str]:
-    """Return the names of the tables that were forked to a branch, as the newest commit calls them."""
+def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryCommit) -> tuple[list[str], list[str]]:
+    """Return the tables that were forked to a branch, as the newest commit calls them, and those removed since."""
     ids = repository.logs.touched(branch)
     if not ids:
-        return []
+        return [], []
     names = {at.id: name for name, at in head.tables.items()}
+    removed = []
     for table_id in set(ids) - names.keys():
         # A table that was never committed is known to the register only.
         name = repository.registry.name_of(table_id)
         if name is not None and repository.registry.id_of(name) == table_id:
             names[table_id] = name
-    return sorted(names[table_id] for table_id in ids if table_id in names)
+        else:
+            removed.append(name or table_id)
+    return sorted(names[table_id] for table_id in ids if table_id in names), sorted(removed)
 
 
 def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:

@@ -102,7 +102,7 @@ def publish_branch(
     ended = logs.newest("branch", branch)
     newest = logs.current("branch", MAIN)
     head = logs.commit(newest.commit)
-    names = tuple(touched_tables(repository, branch, head) if tables is None else tables)
+    names, removed = touched_tables(repository, branch, head) if tables is None else (list(tables), [])
     merged = ended.properties.get(MERGED) if ended is not None and ended.deleted else None
     if merged is not None and not has_more(repository, branch, merged=merged, names=names):
         # Published before. That publication may have died before `main` of each table, the channel and the branches of
@@ -110,7 +110,8 @@ def publish_branch(
         before = Committed(commit=logs.commit(merged), changed={})
         return _followed(repository, wanted, before, names)
     if not names:
-        raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
+        gone = f"its tables were removed: {', '.join(removed)}" if removed else "no table was forked to it"
+        raise RefNotFoundError(branch, [], repository.root, "branch", f"{gone}; name the tables")
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         try:
@@ -129,7 +130,7 @@ def publish_branch(
     request = CommitRequest(
         branch=MAIN,
         stage=stage,
-        names=names,
+        names=tuple(names),
         message=merging.message or "",
         properties={**merging.properties, "branch": branch},
         audit=audit,
@@ -137,7 +138,9 @@ def publish_branch(
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )
-    return _followed(repository, wanted, commit_tables(logs, request), names)
+    published = _followed(repository, wanted, commit_tables(logs, request), names)
+    left = (f"{branch} of {name}: the table was removed from the repository" for name in removed)
+    return replace(published, kept=(*published.kept, *left))
 
 
 def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, names: Iterable[str]) -> Published:
