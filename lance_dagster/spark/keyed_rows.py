@@ -115,9 +115,12 @@ def stage_upsert(
 
 
 def can_match(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> bool:
-    """Return whether Spark finds the same keys equal as `LanceTable.upsert`, and the frame has all columns."""
-    exact = all(_is_exact(schema.field(name).type) for name in on if name in schema.names)
-    return exact and sorted(df.columns) == sorted(schema.names)
+    """Return whether Spark finds the same keys equal as `LanceTable.upsert`, and the frame has the table's columns."""
+    try:
+        check_fits(df.schema, schema)
+    except SchemaMismatchError:
+        return False
+    return all(_is_exact(schema.field(name).type) for name in on if name in schema.names)
 
 
 def stage_upsert_counted(

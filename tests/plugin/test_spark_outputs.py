@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, SchemaMismatchError
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, SchemaMismatchError
+from lance_dagster.datafiles import RowTally
+from lance_dagster.plugin.io.frames import SparkRows
 
 EVENTS = dg.AssetKey(["log", "events"])
 REGIONS = dg.StaticPartitionsDefinition(["a", "b", "c", "d"])
@@ -72,6 +74,22 @@ def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
         with pytest.raises(InvalidInputError, match=said):
             run(lake, refused, partition_key="a", metadata=settings)
     assert [1, 7, 10, 11, 12] == table.read("dev").sort_by("n")["n"].to_pylist()
+
+
+def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) -> None:
+    """All but those whose keys Spark compares in another way, and of other types; absent columns are nulls."""
+    columns = [("id", pa.int64()), ("note", pa.string()), ("x", pa.float64())]
+    table = LanceTable.create(tmp_table_uri, pa.schema(columns))
+    table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=table.schema()))
+    cases = [("id", "2L AS id, 5.0D AS x", True), ("x", "2L AS id, 2.0D AS x", False), ("id", "2 AS id", False)]
+    for key, query, matched in cases:
+        rows = SparkRows(spark.sql(f"SELECT {query}"))
+        staged = rows.stage_upsert(table, "main", [key], when={}, tally=RowTally())
+        assert matched == (staged is not None)
+        if staged is not None:
+            table.upsert(staged, on=[key])
+    expected = [{"id": 1, "note": "a", "x": 1.0}, {"id": 2, "note": None, "x": 5.0}]
+    assert expected == table.read().sort_by("id").to_pylist()
 
 
 def test_each_partition_of_a_run_has_its_own_row_count(lake: LanceResource, spark: SparkSession) -> None:

@@ -46,13 +46,24 @@ class SparkRows:
     def stage_upsert(
         self, table: LanceTable, branch: str, on: Sequence[str], *, when: Mapping[str, Any], tally: RowTally
     ) -> StagedUpsert | None:
-        """Match the rows by key on the executors, which write them; None where Spark may find other keys equal."""
+        """Match the rows by key on the executors, which write them; columns that the frame lacks become nulls.
+
+        Returns:
+            None where Spark may find other keys equal than the table does, and where numbers have another type than
+            the table's.
+        """
+        from pyspark.sql.functions import lit
+
         from lance_dagster.spark.keyed_rows import can_match, stage_upsert_counted
 
-        if not can_match(self.frame, table.schema(branch), on):
+        schema = table.schema(branch)
+        absent = [name for name in schema.names if name not in self.frame.columns]
+        frame = self.frame.withColumns({name: lit(None) for name in absent}) if absent else self.frame
+        # A key that the frame lacks is refused by the caller, by name.
+        if not set(absent).isdisjoint(on) or not can_match(frame, schema, on):
             return None
         rules: Any = when
-        return stage_upsert_counted(self.frame, table, on, branch, rules=rules, tally=tally)
+        return stage_upsert_counted(frame, table, on, branch, rules=rules, tally=tally)
 
     def read(self, schema: pa.Schema) -> list[pa.RecordBatch]:
         """Return the rows in memory, in the types of a table."""
