@@ -95,7 +95,7 @@ BUGS = (
         "a resumed transaction is committed again",
         "history/commit.py",
         "uuid == transaction.uuid:",
-        "uuid == branch:",
+        "uuid == transaction.operation_name:",
         ("overwrite",),
         times=2,
     ),
@@ -204,12 +204,12 @@ BUGS = (
     ),
     Bug(
         "main names a commit before it is stored",
-        "repository/commit_tables.py",
+        "repository/publish/commit_tables.py",
         '        logs.put_commit(commit, data)\n        made = next_entry(entry, "commit", commit.id, '
         "reason=request.message, by=commit.author)\n"
-        '        if logs.append("branch", request.branch, replace(made, hold=entry.hold)):\n',
+        '        if logs.append("branch", request.branch, made):\n',
         '        made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)\n'
-        '        if logs.append("branch", request.branch, replace(made, hold=entry.hold)):\n'
+        '        if logs.append("branch", request.branch, made):\n'
         "            logs.put_commit(commit, data)\n",
         ("repository: publish",),
     ),

@@ -7,10 +7,12 @@ all of them, and looks for bugs that are put into the package.
 import random
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+import lance_dagster
 from tests.faults.catalogue import PUBLISHERS, REPOSITORY, Catalogue
 from tests.faults.enumeration import Rivalry
 from tests.faults.on_s3 import ON_S3, BucketCatalogue, kills_and_lost_answers, server_in_thread
@@ -94,6 +96,14 @@ def test_a_rival_at_every_request(catalogue: Catalogue, name: str, rival: str, r
     for place in places:
         rivalry.meet(place)
     record_property("runs with a rival", len(places))
+
+
+def test_every_bug_fits_the_package() -> None:
+    """The code that each of them changes is there; else only a soak would say so."""
+    package = Path(lance_dagster.__file__).parent
+    assert {bug.name: bug.times for bug in BUGS} == {
+        bug.name: (package / bug.module).read_text().count(bug.right) for bug in BUGS
+    }
 
 
 @pytest.mark.slow
