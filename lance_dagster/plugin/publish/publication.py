@@ -344,8 +344,12 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
 
 def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
     """Do what needs the storage only for each table, a few at a time, and return the results in order."""
+    items = list(each)
+    # Threads cost more than they save where there is nothing to wait for at the same time.
+    if len(items) <= 1:
+        return [work(item) for item in items]
     with ThreadPoolExecutor(_WORKERS) as pool:
-        return list(pool.map(work, each))
+        return list(pool.map(work, items))
 
 
 # The search of the log stops at the start of the runs. When Dagster has deleted their records, the start is unknown

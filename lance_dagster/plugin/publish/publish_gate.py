@@ -95,6 +95,9 @@ class AuditLog:
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""
+        # The run that publishes is under way, and only a run that is over is continued by another one.
+        if run_id == chain.run_id:
+            return (run_id,)
         key = (run_id, chain.run_ids)
         if key not in self._families:
             self._families[key] = family_of(run_id, self.instance, chain.run_ids)
