@@ -200,11 +200,10 @@ class LocalStore:
         return True
 
     def upload(self, path: Path, key: str) -> None:
-        """Copy a file into the store, replacing any existing one."""
-        # `copy_from` keeps an existing target, but an upload replaces it.
-        self.delete(key)
-        if not self.copy_from(str(path), key):
-            raise StoreError(f"cannot copy {path} to {self._root / key}: it is missing")
+        """Copy a file into the store, atomically, replacing any existing one."""
+        self.refuse_links(key.rpartition("/")[0])
+        with _translated(f"copy {path} to", f"{self._root}/{key}"):
+            self._copied(path, key)
 
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a file or a folder tree to `key`; an existing target is kept. Return whether the target exists."""
@@ -214,8 +213,14 @@ class LocalStore:
             # Objects never change, so an existing copy is complete: an interrupted copy is resumed where it stopped.
             if target.exists() or not source.exists():
                 return target.exists()
-            temporary = target.parent / f".tmp{uuid.uuid4().hex}"
-            self._made(str(target.parent), synced=self._durable)
+            self._copied(source, key)
+        return True
+
+    def _copied(self, source: Path, key: str) -> None:
+        target = self._root / key
+        temporary = target.parent / f".tmp{uuid.uuid4().hex}"
+        self._made(str(target.parent), synced=self._durable)
+        try:
             if source.is_dir():
                 shutil.copytree(source, temporary)
             else:
@@ -223,15 +228,15 @@ class LocalStore:
             # Everything is synced under the temporary name; the rename then publishes a complete copy.
             for path in (temporary, *temporary.rglob("*")) if self._durable else ():
                 self._sync(str(path))
-            try:
-                os.replace(temporary, target)
-            except OSError:
-                # A folder does not replace another one: a process that copies the same was first.
-                if not target.is_dir():
-                    raise
-                shutil.rmtree(temporary)
-            self.sync_folder(key.rpartition("/")[0])
-        return True
+            os.replace(temporary, target)
+        except OSError:
+            # Half a copy would take the space that was missing for the rest.
+            with suppress(OSError):
+                shutil.rmtree(temporary) if source.is_dir() else temporary.unlink()
+            # A folder does not replace another one: a process that copies the same was first.
+            if not (source.is_dir() and target.is_dir()):
+                raise
+        self.sync_folder(key.rpartition("/")[0])
 
     def delete(self, key: str) -> None:
         """Delete a file; succeed when it does not exist."""

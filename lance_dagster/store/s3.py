@@ -6,6 +6,8 @@ taken as "another writer won": the caller reads the object back and compares.
 """
 
 import os
+import random
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +27,7 @@ from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
-_CONFLICT_RETRIES = 5
+_CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
@@ -193,11 +195,13 @@ class S3Store(PrefixStore):
                 raise
             return True
 
-        for _ in range(_CONFLICT_RETRIES):
+        for attempt in range(_CONFLICT_RETRIES):
             answer = _answer(send, what)
             # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
             if answer != _CONFLICT:
                 return answer is True
+            # The other request may take a while; at once, all attempts could fall into it.
+            time.sleep(random.uniform(0, _CONFLICT_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
 

@@ -233,6 +233,15 @@ def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> N
     assert "run" == failing.branches.create("run", exist_ok=True).name
 
 
+def test_an_upload_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    """Neither the older object is lost, nor is half a copy left."""
+    store = LocalStore(str(tmp_path / "store"))
+    store.put("data/a", b"older")
+    with pytest.raises(StoreError, match=r"cannot copy .*gone to"):
+        store.upload(tmp_path / "gone", "data/a")
+    assert (b"older", ["data/a"]) == (store.get("data/a"), [entry.key for entry in store.walk("")])
+
+
 def test_a_file_that_goes_while_a_folder_is_listed_is_left_out(tmp_path: Path) -> None:
     """A collection may delete files while another process asks for the sizes of a folder."""
 
