@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, SchemaMismatchError
 from lance_dagster.datafiles import RowTally
 from lance_dagster.plugin.io.frames import SparkRows
+from tests.spark.samples import schema_of
 
 EVENTS = dg.AssetKey(["log", "events"])
 REGIONS = dg.StaticPartitionsDefinition(["a", "b", "c", "d"])
@@ -78,9 +79,9 @@ def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
 
 def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) -> None:
     """All but those whose keys Spark compares in another way, and of other types; absent columns are nulls."""
-    columns = [("id", pa.int64()), ("note", pa.string()), ("x", pa.float64())]
-    table = LanceTable.create(tmp_table_uri, pa.schema(columns))
-    table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=table.schema()))
+    schema = schema_of(id=pa.int64(), note=pa.string(), x=pa.float64())
+    table = LanceTable.create(tmp_table_uri, schema)
+    table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=schema))
     cases = [("id", "2L AS id, 5.0D AS x", True), ("x", "2L AS id, 2.0D AS x", False), ("id", "2 AS id", False)]
     for key, query, matched in cases:
         rows = SparkRows(spark.sql(f"SELECT {query}"))
