@@ -356,8 +356,9 @@ class Enumeration:
         folder = self.template.fresh()
         ended = self.held(plan, lambda: do(self.operation, folder, plan))
         found = self.template.look()
-        if self.operation.reads and ended.error is None and Fault.STALE in plan.values():
-            # It is as if a rival had committed meanwhile what the listing did not show.
+        if self.operation.reads and Fault.STALE in plan.values() and (ended.error is None or len(plan) > 1):
+            # It is as if a rival had committed meanwhile what the listing did not show. What a second fault leaves
+            # is of an operation on an older version, and to repeat it now is another operation.
             self.sound(plan, ended, found)
             return
         self._judge(plan, ended, found)
