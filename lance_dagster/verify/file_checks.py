@@ -89,7 +89,7 @@ class FileChecks:
                 self.base_paths.add(error.place)
                 yield Problem(
                     what="a base path outside of the table is not allowed; its rows may be those of another table",
-                    right=error.hint,
+                    right=str(error.remedy),
                     path=error.place,
                 )
             except (InvalidInputError, StoreError) as error:

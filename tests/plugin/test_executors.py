@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,8 @@ def run(
     executor: str,
     case: str,
     options: dg.ReexecutionOptions | None = None,
-    **tags: str,
+    *,
+    tags: Mapping[str, str] | None = None,
 ) -> dg.JobExecutionResult:
     """Run the job of a case; tags are those of Dagster, without its prefix."""
     job = dg.build_reconstructable_job(
@@ -149,7 +150,7 @@ def run(
         reconstructor_function_name="job_of",
         reconstructable_kwargs={"root": root, "executor": executor, "case": case},
     )
-    given = {f"dagster/{name}": value for name, value in tags.items()}
+    given = {f"dagster/{name}": value for name, value in (tags or {}).items()}
     return dg.execute_job(job, instance=instance, reexecution_options=options, tags=given)
 
 
@@ -173,7 +174,7 @@ def test_partitions(lake: LanceResource, stored_instance: dg.DagsterInstance, ex
     }[kind]
     wanted = {}
     for name in (one, other, one):
-        result = run(lake.root, stored_instance, executor, kind, **_partition_tags(kind, name))
+        result = run(lake.root, stored_instance, executor, kind, tags=_partition_tags(kind, name))
         assert result.success
         wanted[_cell(kind, name)] = result.run_id
     assert wanted == cells(lake.root)
@@ -189,7 +190,8 @@ def _partition_tags(kind: str, name: str) -> dict[str, str]:
 def test_a_range_in_one_run(lake: LanceResource, stored_instance: dg.DagsterInstance, executor: str) -> None:
     """The days of a single-run backfill are one commit, and are published together."""
     ends = {"asset_partition_range_start": "2024-01-02", "asset_partition_range_end": "2024-01-04"}
-    result = run(lake.root, stored_instance, executor, "daily", backfill="backfill", **ends)
+    tags = {"backfill": "backfill", **ends}
+    result = run(lake.root, stored_instance, executor, "daily", tags=tags)
     assert result.success
     assert {(f"2024-01-0{day}", "eu"): result.run_id for day in (2, 3, 4)} == cells(lake.root)
     assert 2 == len(LanceTable.open(f"{lake.root}/events.lance").log("production"))
