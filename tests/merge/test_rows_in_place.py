@@ -194,6 +194,21 @@ def test_without_stable_row_ids_a_deletion_in_the_fragment_is_a_conflict(
 
 
 @pytest.mark.parametrize("other", ["main", "run"])
+def test_without_stable_row_ids_new_values_of_a_column_that_is_given_up_do_not_matter(
+    tmp_path: Path, other: str
+) -> None:
+    """The side that deleted a row dropped the column too and wins: no value of the row is left to lose."""
+    table = made(tmp_path, stable=False)
+    writer = "run" if other == "main" else "main"
+    write_in_place(table, writer, "a", {2: 8, 3: 8})
+    table.columns.drop(["a"], branch=other)
+    table.delete("id = 2", branch=other)
+    table.merge("run", strategy={"column a": "source-wins" if other == "run" else "dest-wins"})
+    assert ["id", "b"] == table.schema().names
+    assert {2: ()} == values_of(table)
+
+
+@pytest.mark.parametrize("other", ["main", "run"])
 def test_without_stable_row_ids_a_deletion_in_another_fragment_is_none(tmp_path: Path, other: str) -> None:
     """Only rows of the fragments that were updated may have got new values."""
     table = made(tmp_path, stable=False)

@@ -128,6 +128,10 @@ class _Report:
         for each in decided:
             situation = each.situation
             changes = situation.dest if writer_is_source else situation.source
+            columns = situation.source_columns if writer_is_source else situation.dest_columns
+            # Values of columns that the result does not take from the writer are given up with their columns.
+            if not columns and not situation.uncertain:
+                continue
             deleted = situation.live - changes.alive - changes.rewritten
             lost = deleted & _updated_in_place(writer, each.number) if deleted else deleted
             if lost:

@@ -2,9 +2,9 @@
 
 What a direction may change: where one side has nothing new, that way there is nothing to refuse. Where it is unknown
 what one side did, the rest is not looked at. Of two columns whose values lie beside rows that moved, the source's is
-named; and where rows are in conflict, what columns lack in them is told of the rows that the dest has. So conflicts of
-these sorts are left out, and texts are not compared: each says who did what, and of a condition both sides are asked
-in turn.
+named; and where rows are in conflict, what columns lack in them is told of the rows that the dest has. Of a column that
+is in conflict itself, new values of deleted rows are named where the dest has the column. So conflicts of these sorts
+are left out, and texts are not compared: each says who did what, and of a condition both sides are asked in turn.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ from tests.table_factory import as_pylance
 
 OTHER: dict[Winner, Winner] = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
 _ONE_WAY = ("beside rows that moved", " without them")
+_ONE_WAY_BESIDE_COLUMNS = "which it names by fragments only"
 
 
 def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -> bool:
@@ -65,5 +66,8 @@ def same_rows(table: LanceTable, one: str, other: str, law: str) -> None:
 
 
 def _units(conflicts: Iterable[Conflict]) -> set[tuple[str, str]]:
-    told = [one for one in conflicts if not any(words in f"{one.source}; {one.dest}" for words in _ONE_WAY)]
+    every = list(conflicts)
+    columns = any(one.kind == "column" for one in every)
+    one_way = (*_ONE_WAY, _ONE_WAY_BESIDE_COLUMNS) if columns else _ONE_WAY
+    told = [one for one in every if not any(words in f"{one.source}; {one.dest}" for words in one_way)]
     return {(one.kind, one.unit) for one in told}
