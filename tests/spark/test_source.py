@@ -145,7 +145,7 @@ def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri
     """Where this package is asked it says what to use instead; what Spark says by itself is on the Spark page."""
     frame = spark.range(5)
     frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
-    view = f"CREATE TEMPORARY VIEW numbers USING {FORMAT} OPTIONS (path '{tmp_table_uri}')"
+    view = f"CREATE TEMPORARY VIEW only_here USING {FORMAT} OPTIONS (path '{tmp_table_uri}')"
     spark.sql(f"CREATE TABLE kept (id BIGINT) USING {FORMAT} OPTIONS (path '{tmp_table_uri}')")
     save = frame.write.format(FORMAT).mode("append")
     refused: list[tuple[Callable[[], object], str]] = [
@@ -161,11 +161,11 @@ def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri
             with pytest.raises(PySparkException, match=said):
                 call()
         spark.sql(view)
-        spark.sql("INSERT INTO numbers VALUES (9)")
+        spark.sql("INSERT INTO only_here VALUES (9)")
         assert 6 == LanceTable.open(tmp_table_uri).count_rows()
     finally:
         spark.sql("DROP TABLE kept")
-        spark.catalog.dropTempView("numbers")
+        spark.catalog.dropTempView("only_here")
 
 
 @pytest.mark.parametrize(
