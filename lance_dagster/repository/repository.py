@@ -427,14 +427,14 @@ class LanceRepository:
         """Say where every table, channel and branch stands."""
         return status_of_repository(self._context)
 
-    def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = False) -> RepositoryGarbage:
+    def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = True) -> RepositoryGarbage:
         """Delete commits that no branch, channel or release tag needs, and the versions of tables that only they name.
 
         Data files stay until `maintenance.collect_garbage` of each table.
 
         Args:
             retention: What stays; by default the last 30 promotions of each channel, and 30 days.
-            dry_run: Only say what would be deleted.
+            dry_run: Only say what would be deleted, the default; `dry_run=False` deletes it.
         """
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 

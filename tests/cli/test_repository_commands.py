@@ -143,8 +143,9 @@ def test_old_commits_are_collected_on_demand(repository: str) -> None:
     publish(repository, 2, "--channel", "production")
     (line,) = lines_of("repository", "collect", repository)
     assert "0 commits and 0 refs of tables can be deleted; --delete deletes them" == line
-    (line,) = lines_of("repository", "collect", repository, "--promotions", "1", "--keep-for", "0d", "--delete")
+    line, young = lines_of("repository", "collect", repository, "--promotions", "1", "--keep-for", "0d", "--delete")
     assert "0 commits and 0 refs of tables were deleted" == line
+    assert young.startswith("commits younger than a day stay")
     assert 3 == len(lines_of("repository", "log", repository))
 
 

@@ -90,7 +90,7 @@ def _revert(repository: LanceRepository, message: str) -> None:
 
 def _collect(repository: LanceRepository) -> None:
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now))
+    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
 
 
 def _delete_channel(repository: LanceRepository) -> None:

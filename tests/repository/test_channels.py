@@ -130,9 +130,9 @@ def test_a_deleted_channel_is_kept_for_a_while(tmp_path: Path) -> None:
         (entry.action, entry.reason) for entry in repository.channels.history("staging")
     ]
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now))
+    repository.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now), dry_run=False)
     assert [1, 2] == ids(repository, old)["a"]
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now))
+    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
     with pytest.raises(NotFoundError):
         repository.at(old)
     assert 3 == repository.channels.create("staging").entry.number

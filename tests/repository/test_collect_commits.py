@@ -62,7 +62,7 @@ def test_what_refs_name_stays(tmp_path: Path) -> None:
     """Nothing goes that a branch, a channel or a release tag names; everything else goes, in the tables too."""
     repository = published(tmp_path, 5)
     repository.tags.create("v2", "production~3")
-    done = repository.collect(ALL)
+    done = repository.collect(ALL, dry_run=False)
     assert 4 == len(done.commits)
     assert 2 == len(branches(repository))
     assert ([1, 2], [1, 2, 3, 4, 5]) == (ids(repository, "v2")["a"], ids(repository, "production")["a"])
@@ -73,7 +73,7 @@ def test_what_refs_name_stays(tmp_path: Path) -> None:
 def test_the_last_promotions_stay(tmp_path: Path) -> None:
     """The promotions that the retention asks for stay readable, after the files of the table were collected too."""
     repository = published(tmp_path, 6)
-    repository.collect(CommitRetention(promotions=3, keep_for=timedelta(0), grace=timedelta(0)))
+    repository.collect(CommitRetention(promotions=3, keep_for=timedelta(0), grace=timedelta(0)), dry_run=False)
     repository.table("a").maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
     found = [len(ids(repository, f"production~{steps}")["a"]) for steps in range(3)]
     assert [6, 5, 4] == found
@@ -84,17 +84,17 @@ def test_the_last_promotions_stay(tmp_path: Path) -> None:
 def test_young_commits_stay(tmp_path: Path) -> None:
     """By default nothing of the last day goes."""
     repository = published(tmp_path, 3)
-    assert () == repository.collect().commits
-    assert () == repository.collect(CommitRetention(promotions=1, keep_for=timedelta(0))).commits
+    assert () == repository.collect(dry_run=False).commits
+    assert () == repository.collect(CommitRetention(promotions=1, keep_for=timedelta(0)), dry_run=False).commits
     assert 3 == len(branches(repository))
 
 
 def test_a_dry_run_deletes_nothing(tmp_path: Path) -> None:
-    """A dry run says what would go."""
+    """A dry run, which is the default, says what would go."""
     repository = published(tmp_path, 3)
-    found = repository.collect(ALL, dry_run=True)
+    found = repository.collect(ALL)
     assert (3, 3) == (len(found.commits), len(branches(repository)))
-    again = repository.collect(ALL)
+    again = repository.collect(ALL, dry_run=False)
     assert (found.commits, found.branches) == (again.commits, again.branches)
 
 
@@ -124,7 +124,7 @@ def test_a_branch_that_a_person_made_stays(tmp_path: Path) -> None:
     """A name that only begins like those that hold versions for commits is no reason to delete it."""
     repository = published(tmp_path, 1)
     repository.table("a").branches.create("published/by-hand")
-    repository.collect(ALL)
+    repository.collect(ALL, dry_run=False)
     assert "published/by-hand" in branches(repository)
 
 
@@ -155,7 +155,7 @@ def test_a_commit_that_a_process_remembers_is_not_promoted(tmp_path: Path) -> No
     old = repository.head("production~2").id
     remembering = LanceRepository.open(tmp_path)
     remembering.head(old)
-    assert old in repository.collect(ALL).commits
+    assert old in repository.collect(ALL, dry_run=False).commits
     for move in (
         lambda: remembering.channels.promote("production", old, reason="older"),
         lambda: remembering.tags.create("v1", old),
@@ -173,7 +173,7 @@ def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> 
         repository.table("a").append(rows(number))
         repository.commit(f"day {number}")
     assert 3 == len(repository.table("a").tags.list("repository-main-*"))
-    done = repository.collect(ALL)
+    done = repository.collect(ALL, dry_run=False)
     assert {"a": ("repository-main-2", "repository-main-3")} == done.branches
     assert [0, 1, 2] == ids(repository, "main")["a"]
 
@@ -190,7 +190,7 @@ def test_a_branch_without_a_commit_goes(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no"):
         repository.publish(branch, audit=refuse)
     assert 1 == len(branches(repository))
-    repository.collect(ALL)
+    repository.collect(ALL, dry_run=False)
     assert set() == branches(repository)
     repository.publish(branch)
     assert [1] == ids(repository, "main")["a"]
@@ -199,7 +199,7 @@ def test_a_branch_without_a_commit_goes(tmp_path: Path) -> None:
 def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     """A collection keeps at least the last promotion of each channel."""
     with pytest.raises(InvalidInputError, match="1 promotion"):
-        published(tmp_path, 1).collect(CommitRetention(promotions=0))
+        published(tmp_path, 1).collect(CommitRetention(promotions=0), dry_run=False)
 
 
 def test_a_collection_is_linear(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_a_collection_is_linear(tmp_path: Path) -> None:
     found, idle = {}, {}
     for times in (3, 6, 12):
         repository = published(tmp_path / str(times), times)
-        idle[times] = made_by(repository, lambda again: again.collect())
-        found[times] = made_by(repository, lambda again: again.collect(ALL))
+        idle[times] = made_by(repository, lambda again: again.collect(dry_run=False))
+        found[times] = made_by(repository, lambda again: again.collect(ALL, dry_run=False))
     assert 2 * (found[6] - found[3]) == found[12] - found[6]
     assert 2 * (idle[6] - idle[3]) == idle[12] - idle[6]
 
@@ -224,7 +224,7 @@ def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
         repository.publish(branch, strategy="source-wins")
         repository.table("a").update({"price": str(10 * number)}, where="id = 0")
     chained = branches(repository)
-    done = repository.collect(ALL)
+    done = repository.collect(ALL, dry_run=False)
     assert () == done.kept
     assert chained - branches(repository) == {name for name in done.branches["a"] if name.startswith("published/")}
 
@@ -290,7 +290,7 @@ def _collected_meanwhile(folder: Path, prepare: Prepare, act: Callable[[LanceRep
             if at == "every request" or _stores_a_commit(request):
                 left -= 1
                 if left == -1:
-                    LanceRepository.open(root, FAST).collect(OLD)  # noqa: B023 - called in this round
+                    LanceRepository.open(root, FAST).collect(OLD, dry_run=False)  # noqa: B023 - called in this round
             return request.send()
 
         act(scripted(repository.root, script))
@@ -311,7 +311,7 @@ def test_a_tag_that_is_used_again_while_a_collection_looks_stays(tmp_path: Path,
             done.append(LanceRepository.open(tmp_path, FAST).commit("first"))
         return request.send()
 
-    scripted(repository.root, script).collect(OLD)
+    scripted(repository.root, script).collect(OLD, dry_run=False)
     assert done
     assert [1] == read_after_garbage(tmp_path)
 
@@ -322,7 +322,7 @@ def test_a_run_of_several_days_reads_one_commit(tmp_path: Path) -> None:
     view = repository.pinned("run 1", "production")
     repository.publish(run(repository, 2, "a"), channel="production")
     backdate((tmp_path / "_repository" / "pins").iterdir())
-    repository.collect()
+    repository.collect(dry_run=False)
     assert view == repository.pinned("run 1", "production")
 
 
@@ -331,7 +331,7 @@ def test_versions_of_tables_that_were_removed_go(tmp_path: Path) -> None:
     repository = published(tmp_path, 2)
     repository.remove_table("a")
     repository.channels.promote("production")
-    repository.collect(ALL)
+    repository.collect(ALL, dry_run=False)
     assert set() == branches(repository)
 
 
@@ -343,10 +343,10 @@ def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:
     mark = tmp_path / "_repository" / "expired" / old
     mark.parent.mkdir()
     mark.write_bytes(b"another collection")
-    assert old not in repository.collect(OLD).commits
+    assert old not in repository.collect(OLD, dry_run=False).commits
     assert b"another collection" == mark.read_bytes()
     backdate([mark])
-    assert (old,) == repository.collect(OLD).commits
+    assert (old,) == repository.collect(OLD, dry_run=False).commits
 
 
 def test_a_release_of_another_process_is_not_withdrawn(tmp_path: Path) -> None:
@@ -370,14 +370,14 @@ def test_logs_of_branches_that_ended_go(tmp_path: Path) -> None:
     """Not where something is left to publish; the name can be used again, also by a process that read the log."""
     repository = published(tmp_path, 2)
     run(repository, 3, "a")
-    assert 0 == repository.collect(OLD).entries
+    assert 0 == repository.collect(OLD, dry_run=False).entries
     backdate((tmp_path / "_repository" / "branches").rglob("*.json"))
     assert 4 == repository.collect(OLD, dry_run=True).entries
     branch = "run/1"
 
     def script(request: Request) -> object:
         if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/run%2F1/9"):
-            assert 4 == LanceRepository.open(tmp_path, FAST).collect(OLD).entries
+            assert 4 == LanceRepository.open(tmp_path, FAST).collect(OLD, dry_run=False).entries
         return request.send()
 
     scripted(repository.root, script).fork("a", branch).append(rows(4), branch=branch)
@@ -394,8 +394,8 @@ def test_runs_that_ended_cost_nothing(tmp_path: Path) -> None:
     for times in (3, 6):
         repository = published(tmp_path / str(times), times)
         status = made_by(repository, lambda again: again.status())
-        repository.collect(ALL)
-        found.append((status, made_by(repository, lambda again: again.collect(ALL))))
+        repository.collect(ALL, dry_run=False)
+        found.append((status, made_by(repository, lambda again: again.collect(ALL, dry_run=False))))
     assert found[0] == found[1]
 
 

@@ -64,7 +64,7 @@ WRITES: Mapping[str, Callable[[LanceRepository], object]] = {
     "remove a table": lambda repository: repository.remove_table("a"),
     "adopt": lambda repository: repository.adopt(["new"]),
     "create a table": lambda repository: repository.create_table("c", rows().schema),
-    "collect": lambda repository: repository.collect(),
+    "collect": lambda repository: repository.collect(dry_run=False),
 }
 
 

@@ -378,7 +378,7 @@ def test_a_channel_behind_collected_commits(tmp_path: Path) -> None:
     for number in (2, 3):
         repository.publish(run(repository, number, "a"))
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now))
+    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
     assert [None] == [channel.behind for channel in LanceRepository.open(tmp_path, FAST).status().channels]
     repository.channels.promote(CHANNEL)
     late = LanceRepository.open(tmp_path, FAST).channels.promote(CHANNEL, first.id, forward_only=True)

@@ -292,6 +292,8 @@ def collect(
     held = sum(map(len, found.branches.values()))
     done = "can be deleted; --delete deletes them" if dry_run else "were deleted"
     lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'ref')} of tables {done}"]
+    if not found.commits and keep_for < retention.grace:
+        lines.append("commits younger than a day stay for all --keep-for: a publication may be about to name them")
     lines += [f"kept: {printable(each)}" for each in found.kept]
     document = {
         "dry_run": found.dry_run,
