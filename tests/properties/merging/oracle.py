@@ -136,8 +136,11 @@ def _rows_won(inputs: MergeInputs, merged: Snapshot, strategy: str) -> Snapshot:
     """Rows that one side updated without a column that the other one filled: as the winner has them."""
     rows = dict(merged.rows)
     for side, other, wins in ((inputs.source, inputs.dest, SOURCE_WINS), (inputs.dest, inputs.source, DEST_WINS)):
+        new = {one.token for one in side.columns} - {one.token for one in inputs.base.columns}
         for uid in beside_updated(inputs, side, other):
-            rows[uid] = (side if strategy == wins else other).rows[uid]
+            # A row that came from the other side after the column was added has no value there to lose.
+            if new & side.rows[uid].cells.keys():
+                rows[uid] = (side if strategy == wins else other).rows[uid]
     return replace(merged, rows=rows)
 
 

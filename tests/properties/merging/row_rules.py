@@ -55,8 +55,9 @@ class _Decision:
         assert left is not None
         if left.stamp != base.stamp:
             # An update that changed no value loses nothing with the row; where only stamps tell of it, the package
-            # compares values and lets the row go.
-            self.conflict("rows", "updated and deleted", hard=not _has_equal_values(base, left))
+            # compares values and lets the row go. So does one whose columns the same side took back.
+            lost = any(cell.value != _value(base, token) for token, cell in left.cells.items())
+            self.conflict("rows", "updated and deleted", hard=lost)
             return left if self.strategy == (SOURCE_WINS if side is self.inputs.source else DEST_WINS) else None
         written = [*rewritten(self.inputs.base, side, self.uid).values()]
         written += [cell for token, cell in left.cells.items() if token not in base.cells]
@@ -91,8 +92,11 @@ class _Decision:
             for token, cell in rewritten(self.inputs.base, side, self.uid).items()
             if side.column(token) is not None
         }
-        if written and all(cell.partly for cell in written.values()):
-            # A program may name the rows that it wrote in place, and they count as updated then.
+        if any(cell.partly for cell in written.values()):
+            # A program may name the rows that it wrote in place, and they count as updated then. Cells that were
+            # written to all rows of a file besides are compared like the others, or refused.
+            if not all(cell.partly for cell in written.values()):
+                self.conflict("rows", "updated, and written in place", hard=False)
             return self.both_updated(base, source, dest)
         if written:
             self.conflict("rows", "updated, and written in place")
