@@ -138,3 +138,15 @@ def test_the_other_table_is_published_just_before_the_commit(
     assert (1 in orders) == published.success
     assert published.success or "'keys_exist_id' failed on run/" in failure(published)
     assert (expected, orders, 1) == (shop.seen(), shop.seen(ORDERS), shop.evaluated)
+
+
+def test_readers_get_the_other_table_as_the_check_saw_it(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """An order of another program, which no commit names, does not let a line of it through."""
+    shop = Shop(lake, instance)
+    assert shop.run(ORDERS, LINES).success
+    lake.table(ORDERS).append(pa.table({"id": [7]}))
+    shop.lines = [7]
+    waiting = shop.run(LINES, publish=False)
+    assert waiting.success
+    assert "'keys_exist_id' failed on run/" in failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
+    assert [1] == shop.seen()
