@@ -111,6 +111,7 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "cherry_pick": ("cherry-pick", partial(_single_change, "--onto")),
     "maintenance.allow_base": ("allow-base", lambda uri: (uri,)),
     "maintenance.relocate": ("relocate", _relocate),
+    "maintenance.verify": ("verify", lambda *, deep: ("--deep",) if deep else ()),
     "merge": ("merge", _merge),
     "restore": ("restore", lambda version, branch: (version, "--branch", branch)),
     "revert": ("revert", partial(_single_change, "--branch")),

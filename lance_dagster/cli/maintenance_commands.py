@@ -23,6 +23,7 @@ from lance_dagster.cli.arguments import (
 from lance_dagster.cli.command_errors import DONE, REFUSED
 from lance_dagster.cli.merge_commands import write_version
 from lance_dagster.cli.output import Output, aligned, bar, counted, problem_lines, version_document
+from lance_dagster.format.layout import PUBLISHED
 from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
@@ -198,7 +199,9 @@ def _sum_line(report: "GarbageReport") -> str:
 
 def _held_lines(held: Mapping[str, int], unmerged: Collection[str]) -> Iterator[str]:
     """Yield a line for each branch that keeps versions which nothing else needs, sorted by their number."""
-    many = sorted(((name, count) for name, count in held.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
+    # Commits of a repository hold the published branches, which `repository collect` deletes when it is time.
+    own = {name: count for name, count in held.items() if not name.startswith(PUBLISHED)}
+    many = sorted(((name, count) for name, count in own.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
     for name, count in many[:_HELD_BRANCHES]:
         # A branch that main contains keeps versions of others, until it has them too.
         merge = "merge it, " if name in unmerged else ""

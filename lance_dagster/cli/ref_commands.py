@@ -17,7 +17,7 @@ from lance_dagster.errors import (
     Remedy,
     VersionNotFoundError,
 )
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, PUBLISHED
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_files import Branch, Tag
@@ -71,6 +71,7 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
     if options["delete"]:
         refuse_beside("--delete", "at", "exist_ok", "rename", "recover")
         # `branches.delete` does not ask whether the versions are merged; a person at a shell has to add --force.
+        _refuse_published(table, name, force=options["force"])
         _refuse_unmerged(table, name, force=options["force"])
         table.branches.delete(name)
         _write_deleted(output, name)
@@ -214,6 +215,19 @@ def rollback(
     # The steps were counted from the target read above: a tag that was moved since would end somewhere else.
     expected = table.at(expect) if expect is not None else _target(table, current)
     _write_move(output, _target_before(current, expected), table.tags.roll_back(name, count, expected=expected))
+
+
+def _refuse_published(table: "LanceTable", name: str, *, force: bool) -> None:
+    """Refuse to delete a branch that commits of a repository hold.
+
+    Raises:
+        ConflictError: It is such a branch.
+    """
+    if name.startswith(PUBLISHED) and not force and name in table.branches.list(name):
+        raise ConflictError(
+            f"{name!r} holds versions for commits of a repository; `lance-dagster repository collect ROOT` deletes it "
+            "when no commit needs it, and --force deletes it all the same"
+        )
 
 
 def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lance_dagster.errors import (
+    Call,
     CorruptFileError,
     InvalidInputError,
     NotEnoughMemoryError,
+    Remedy,
     StoreError,
     UnsupportedFeatureError,
 )
@@ -34,6 +36,8 @@ _DAMAGE = (
     "size is greater than supported",
 )
 """Parts of messages that mean a damaged file."""
+_BEYOND_THE_END = "Invalid range"
+"""Part of the message for a request beyond the end of a file, as a damaged page leads to."""
 _UNFINISHED = (
     "PageLayout encoding",
     "u32 chunk grammar",
@@ -69,7 +73,10 @@ def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
     except _EXPECTED as error:
         # pylance raises any class for any cause, so the message decides.
         if "LanceError(IO)" in str(error) or "Not found: " in str(error):
-            raise StoreError(f"cannot read rows of {where}: {_first_line(error)}") from error
+            # A range beyond the end of a file or page is damage, which pylance reports as a failed request.
+            deep = Call("maintenance.verify", named={"deep": True})
+            remedy = Remedy("a file is damaged: {} names it", deep) if _BEYOND_THE_END in str(error) else None
+            raise StoreError(f"cannot read rows of {where}: {_first_line(error)}", remedy=remedy) from error
         raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
 
 

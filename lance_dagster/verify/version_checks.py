@@ -5,7 +5,7 @@ reported for every version that has it. Two fragments are the same when their en
 context of their version are equal (`FragmentContext`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.datafiles import DataFileInspector
@@ -44,6 +44,8 @@ class _Checked:
     fragment: Fragment | None
     span: RowSpan | None
     problems: tuple[Problem, ...]
+    runs: list[range] = field(default_factory=list)
+    """The versions that have the fragment, by their positions in `Verification._names`."""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,10 @@ class Verification:
     _contexts: list[FragmentContext] = field(default_factory=list)
     _checked: dict[_Key, _Checked] = field(default_factory=dict)
     _overlaps: dict[tuple[_Key, ...], tuple[Problem, ...]] = field(default_factory=dict)
-    _files: dict[str, dict[NamedFile, str]] = field(default_factory=dict)
+    # The fragments that describe a data file, by its URI. Versions are looked up there when the file is damaged: a list
+    # of them for each file would take more memory than everything else.
+    _files: dict[str, dict[NamedFile, list[_Checked]]] = field(default_factory=dict)
+    _names: list[str] = field(default_factory=list)
     _fields: set[int] = field(default_factory=set)
     _origin: Transaction | None = None
     _stored: dict[int, tuple[Problem, str]] = field(default_factory=dict)
@@ -164,12 +169,15 @@ class Verification:
         # part of the key: a file without a base id lies in the folder of its branch.
         context = self._context(state.manifest)
         keys = [(state.branch, context, item) for item in state.manifest.fragments.items]
+        version = len(self._names)
+        self._names.append(name)
         spans: list[tuple[RowSpan, _Key]] = []
         for position, key in enumerate(keys):
             checked = self._checked.get(key)
             if checked is None:
                 checked = self._checked[key] = self._fragment(state, position, self._contexts[context])
             self.problems(checked.problems, name)
+            _extend(checked.runs, version)
             if checked.span is not None:
                 spans.append((checked.span, key))
         # Without stable row ids there are no ids that could collide.
@@ -198,12 +206,13 @@ class Verification:
             return _Checked(None, None, (problem,))
         problems = [*check_fragment(fragment, context), *self.places.check_fragment(state, fragment)]
         span, wrong = check_rows(fragment, context)
+        checked = _Checked(fragment, span, (*problems, *wrong))
         for named in self.places.named(state, fragment):
-            self._files.setdefault(named.uri, {}).setdefault(named, str(state))
+            self._files.setdefault(named.uri, {}).setdefault(named, []).append(checked)
             # Kept until all versions are read: a version read later may have the field.
             for number in named.file.fields:
                 self._stored.setdefault(number, (_never_a_field(number, named), str(state)))
-        return _Checked(fragment, span, (*problems, *wrong))
+        return checked
 
     def _check_unique(self, state: State, group: Sequence[_Key]) -> Iterable[Problem]:
         """Check that no row id is live twice, in a group of fragments whose id ranges overlap."""
@@ -227,27 +236,43 @@ class Verification:
                 right="a row id belongs to one row",
             )
 
-    def _read_file(self, described: dict[NamedFile, str], inspector: DataFileInspector) -> None:
+    def _read_file(self, described: Mapping[NamedFile, Sequence[_Checked]], inspector: DataFileInspector) -> None:
         try:
             # One look at the file serves every fragment that describes it.
             found = self.places.opened(next(iter(described)), inspector)
         except CorruptFileError as error:
-            for named, version in described.items():
-                self.problems([_about(named, error.problem, "a whole data file")], version)
+            for named, fragments in described.items():
+                self._file_problems([_about(named, error.problem, "a whole data file")], fragments)
         else:
-            for named, version in described.items():
-                self.problems(_check_summary(named, found), version)
+            for named, fragments in described.items():
+                self._file_problems(_check_summary(named, found), fragments)
 
-    def _check_digests(self, described: dict[NamedFile, str]) -> None:
-        named = next(iter(described))
+    def _check_digests(self, described: Mapping[NamedFile, Sequence[_Checked]]) -> None:
         try:
-            found = self.places.check_digests(named)
+            found = self.places.check_digests(next(iter(described)))
         except StoreError as error:
-            self.problems([_about(named, f"it cannot be read: {error}", "a file that can be read")], described[named])
+            for named, fragments in described.items():
+                unreadable = _about(named, f"it cannot be read: {error}", "a file that can be read")
+                self._file_problems([unreadable], fragments)
             return
-        self.problems(found.problems, described[named])
+        for named, fragments in described.items():
+            self._file_problems([replace(problem, fragment=named.fragment) for problem in found.problems], fragments)
         self.digests_compared += found.compared
         self.without_digest += found.without
+
+    def _file_problems(self, problems: Iterable[Problem], fragments: Sequence[_Checked]) -> None:
+        """Add problems of a data file for every version that has one of the fragments."""
+        for problem in problems:
+            for position in sorted({position for checked in fragments for run in checked.runs for position in run}):
+                self.problems([problem], self._names[position])
+
+
+def _extend(runs: list[range], position: int) -> None:
+    """Add the position of a version to runs of consecutive ones; positions come in order."""
+    if runs and runs[-1].stop == position:
+        runs[-1] = range(runs[-1].start, position + 1)
+    else:
+        runs.append(range(position, position + 1))
 
 
 def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:

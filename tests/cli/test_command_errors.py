@@ -26,6 +26,7 @@ def table(tmp_path: Path) -> LanceTable:
     made.branches.protect(["release/*"])
     made.tags.protect(["stable"])
     made.branches.create("release/1")
+    made.branches.create("published/1")
     return made
 
 
@@ -65,6 +66,7 @@ def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
         (("promote", "--tag", "v1", "--at", "main@1"), "`lance-dagster tag TABLE v1 --delete --force`"),
         (("tag", "v1", "--at", "main@1"), "exists; `lance-dagster promote TABLE --tag v1 --at main@1` moves it"),
         (("tag", "stable", "-d"), "; `lance-dagster protect TABLE --remove --tag stable` takes that back"),
+        (("branch", "published/1", "-d"), "`lance-dagster repository collect ROOT` deletes it when no commit needs it"),
         (("branch", "release/1", "-d"), "`lance-dagster protect TABLE --remove --branch 'release/*'` takes that back"),
         (("restore", "main@3", "--branch", "work"), "; `lance-dagster reset TABLE work --at main@3` makes the branch"),
         (("move-base", "TABLE", "/new"), "; move its folder, then `lance-dagster relocate TABLE` for the new place"),

@@ -114,10 +114,11 @@ def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
     age(table, 30 * DAY)
     line = "branch 'idle' alone keeps 2 versions: sync it, or delete it"
     assert line == run(table.uri, "--older-than", "7d").stdout.splitlines()[-2]
-    for number in range(12):
-        table.branches.create(f"run/{number:02}", at="main@7")
-        table.append(entries("r", 1), branch=f"run/{number:02}")
-        table.append(entries("r", 2), branch=f"run/{number:02}")
+    # Those of a repository are not for people to delete.
+    for name in (*(f"run/{number:02}" for number in range(12)), "published/0123456789abcdef"):
+        table.branches.create(name, at="main@7")
+        table.append(entries("r", 1), branch=name)
+        table.append(entries("r", 2), branch=name)
     age(table, 30 * DAY)
     lines = run(table.uri, "--older-than", "7d").stdout.splitlines()
     told = [line for line in lines if "alone keeps" in line]

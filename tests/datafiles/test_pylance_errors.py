@@ -2,12 +2,15 @@
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from lance_dagster import NotEnoughMemoryError
+from lance_dagster import NotEnoughMemoryError, StoreError
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
+from tests.damage import only_file
+from tests.table_factory import entries, new_table
 
 
 def full_memory_in_a_query() -> None:
@@ -29,3 +32,17 @@ def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
         read()
     assert isinstance(caught.value, NotEnoughMemoryError)
     assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - bytes of this test
+
+
+def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
+    """The size of a buffer that a page claims leads beyond the end of the file."""
+    table = new_table(tmp_path, entries("letter a", 0, 1, 2))
+    path = only_file(table, "data/*.lance")
+    data = bytearray(path.read_bytes())
+    data[65] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(
+        StoreError, match=r"Invalid range .*; a file is damaged: maintenance\.verify\(deep=True\) names it"
+    ):
+        table.read()
+    assert path.name in str(table.maintenance.verify(deep=True).problems[0].path)

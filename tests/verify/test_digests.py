@@ -37,6 +37,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     plain = new_table(tmp_path, entries("letter a", 1, 2))
     table = LanceTable.open(plain.uri, RECORDING)
     table.append(entries("letter b", 3, 4))
+    plain.append(entries("c", 5))
     ((name, recorded),) = digests(table).items()
     path = Path(table.uri, "data", name)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == recorded
@@ -46,11 +47,12 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         table.count_rows("main", filter="key = 'metter b' and value = 3"),
     )
     # Recorded again, the changed file does not become the right one.
-    assert 1 == table.maintenance.record_digests()
+    assert 2 == table.maintenance.record_digests()
     report = table.maintenance.verify(deep=True)
-    assert (2, 0) == (report.digests_compared, report.without_digest)
+    assert (3, 0) == (report.digests_compared, report.without_digest)
     (problem,) = report.problems
-    assert (f"data/{name}", ("main@3",), 1) == (problem.path, problem.versions, problem.fragment)
+    # Every version that has the file is damaged.
+    assert (f"data/{name}", ("main@3", "main@4"), 1) == (problem.path, problem.versions, problem.fragment)
     assert (True, True) == (problem.what.startswith("its bytes changed"), recorded in problem.right)
 
 
