@@ -318,7 +318,7 @@ class LanceRepository:
                 called again when another publication changes them before the commit.
 
         Raises:
-            RefNotFoundError: There is no such branch, or no such channel.
+            RefNotFoundError: There is no such branch, or no such channel; or no commit has a table in `reads`.
             MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
             ProtectedError: The channel is held; nothing was merged.
         """
@@ -346,7 +346,7 @@ class LanceRepository:
             properties: Kept with the commit.
             audit: Is called before each attempt to commit, unless nothing of what it looks at changed: with what the
                 commit would have of these tables and of those in `reads`. Raises to refuse the commit.
-            reads: Other tables that the audit reads.
+            reads: Other tables that the audit reads. It is not given those that no commit has yet.
 
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
@@ -358,7 +358,7 @@ class LanceRepository:
             def look(tables: Mapping[str, TableVersion]) -> None:
                 audit({name: TableView(name, at, registry) for name, at in tables.items()})
 
-            request = replace(request, audit=look, reads=tuple(reads))
+            request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
         # By table: a version that was planned again has other properties, which say what was audited.

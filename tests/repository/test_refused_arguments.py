@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lance_dagster import InvalidInputError, InvalidRefNameError, LanceRepository, MergeConflictError
+from lance_dagster import InvalidInputError, InvalidRefNameError, LanceRepository, MergeConflictError, RefNotFoundError
 from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run, scripted
 from tests.store.scripted import Request
 
@@ -17,6 +17,7 @@ WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "commit with a message": lambda lake: lake.commit(NO_TEXT),
     "commit tables": lambda lake: lake.commit("x", tables="orders"),
     "publish tables": lambda lake: lake.publish("run/1", tables="orders"),
+    "publish what an audit reads": lambda lake: lake.publish("run/1", reads="orders"),
     "adopt tables": lambda lake: lake.adopt("orders"),
     "adopt channels": lambda lake: lake.adopt(channels="production"),
     "promote with a property": lambda lake: lake.channels.promote("production", properties={"n": NO_TEXT}),
@@ -56,6 +57,13 @@ def test_a_wrong_value_is_refused_before_it_is_stored(lake: LanceRepository, nam
     again = LanceRepository.open(root, FAST)
     assert ([7], []) == (ids(again, "main")["orders"], ids(again, "production")["orders"])
     assert {"run/1": ("orders",)} == again.status().waiting
+
+
+def test_a_table_that_an_audit_reads_has_to_be_there(lake: LanceRepository) -> None:
+    """Left out because it is misspelt, the audit would pass without a look at it."""
+    with pytest.raises(RefNotFoundError, match=r"no committed table 'order' .* did you mean 'orders'"):
+        lake.publish("run/1", reads=["order"])
+    assert {"run/1": ("orders",)} == lake.status().waiting
 
 
 def test_names_of_what_commits_hold_are_not_for_runs(lake: LanceRepository) -> None:

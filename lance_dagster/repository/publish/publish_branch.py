@@ -4,12 +4,13 @@ A crash after the commit loses nothing: a publication of the same branch finds t
 branch ends last, so as long as it is there, `status` shows that something may be left to do.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.validation import string_list
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
@@ -87,8 +88,8 @@ def publish_branch(
     """Merge a branch of many tables into `main`, all of them at once or none, and let everything follow.
 
     Raises:
-        RefNotFoundError: There is no such branch, or no such channel.
-        InvalidInputError: The branch is `main`.
+        RefNotFoundError: There is no such branch, or no such channel; or no commit has a table that the audit reads.
+        InvalidInputError: The branch is `main`, or an option has a wrong type.
         MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
         ProtectedError: The channel is held; nothing was merged.
     """
@@ -134,13 +135,22 @@ def publish_branch(
         message=merging.message or "",
         properties={**merging.properties, "branch": branch},
         audit=audit,
-        reads=tuple(wanted.options.get("reads", ())),
+        reads=_reads(repository, wanted, {*head.tables, *names}),
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )
     published = _followed(repository, wanted, commit_tables(logs, request), names)
     left = (f"{branch} of {name}: the table was removed from the repository" for name in removed)
     return replace(published, kept=(*published.kept, *left))
+
+
+def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
+    reads = string_list("reads", wanted.options.get("reads", ()), "shop/orders")
+    # Were it left out, an audit would pass without the table that it was to look at.
+    for name in reads:
+        if name not in known:
+            raise RefNotFoundError(name, sorted(known), repository.root, "committed table")
+    return reads
 
 
 def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, names: Iterable[str]) -> Published:
