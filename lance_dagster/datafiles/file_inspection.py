@@ -55,6 +55,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
             return
         # What a damaged file did to the memory of a process is unknown.
         if kind is None and not self._met_damage:
+            _drop_ended()
             _idle.append(process)
         else:
             process.end()
@@ -88,7 +89,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         # Started again after a crash: one damaged file must not end the inspection of the others.
         if self._process is None:
             # pylance takes credentials from the environment, so a process with an older one is not used again.
-            environment = _environment()
+            environment = program_environment()
             while _idle:
                 self._process = _idle.pop()
                 fits = self._process.environment == environment
@@ -104,7 +105,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
 class _Subprocess:
     """A subprocess that serves inspections, and the environment that it was started with."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
         self.process = subprocess.Popen(  # noqa: S603  # our own program
             [sys.executable, "-c", _PROGRAM],
@@ -112,7 +113,7 @@ class _Subprocess:
             stdout=subprocess.PIPE,
             # The panic messages of pylance would only confuse the output of a verification.
             stderr=subprocess.DEVNULL,
-            env=program_environment(),
+            env=environment,
         )
 
     def ask(self, request: str, seconds: int) -> bytes:
@@ -151,9 +152,13 @@ class _Subprocess:
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
-def _environment() -> dict[str, str]:
-    # The subprocess must find this package where this process found it, also in a checkout.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+def _drop_ended() -> None:
+    """Collect those that ended by themselves: nobody else waits for them, so they would stay zombies."""
+    for waiting in [one for one in _idle if one.process.poll() is not None]:
+        # Another thread may have taken it meanwhile.
+        with suppress(ValueError):
+            _idle.remove(waiting)
+            waiting.end()
 
 
 @atexit.register
@@ -164,7 +169,9 @@ def _end_idle() -> None:
 
 def program_environment() -> dict[str, str]:
     """Return the environment of a subprocess that finds this package where this process found it."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # An import ignores what is no string, such as a `Path`.
+    given: list[object] = [*sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in given if isinstance(path, str) and path)}
 
 
 def serve_inspections() -> None:

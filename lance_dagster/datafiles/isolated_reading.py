@@ -28,6 +28,7 @@ from lance_dagster.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
+from lance_dagster.format.validation import check_string
 
 if TYPE_CHECKING:
     import io
@@ -67,6 +68,8 @@ def scan_isolated(wanted: IsolatedScan) -> pa.RecordBatchReader:
         InvalidInputError: A column does not exist, or the filter is invalid.
         StoreError: The storage failed.
     """
+    if wanted.filter is not None:
+        check_string("the filter", wanted.filter)
     found = _answers(wanted)
     schema = next(found)
     return pa.RecordBatchReader.from_batches(schema, found)

@@ -18,6 +18,7 @@ from lance_dagster.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
+from lance_dagster.format.validation import check_string
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
 _PANIC = "PanicException"
@@ -58,8 +59,10 @@ def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]
     """Translate errors of pylance during a query; the default is `InvalidInputError`.
 
     A failed storage becomes `StoreError`, a damaged file `CorruptFileError`, content that pylance does not support
-    `UnsupportedFeatureError`; these messages name `where`.
+    `UnsupportedFeatureError`; these messages name `where`. A filter that is no string is refused before the query.
     """
+    if filter is not None:
+        check_string("the filter", filter)
     with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}", where):
         yield
 

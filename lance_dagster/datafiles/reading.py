@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_string, string_list
 
 if TYPE_CHECKING:
     import lance
@@ -88,6 +88,8 @@ def matching_offsets(
     Raises:
         InvalidInputError: The predicate is invalid, or names a column that does not exist.
     """
+    # None would match every row.
+    check_string("the predicate", predicate)
     found: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri):
         parts = None

@@ -18,6 +18,7 @@ from pyroaring import BitMap
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.writing import has_blobs
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.validation import check_string
 
 if TYPE_CHECKING:
     import lance
@@ -97,6 +98,8 @@ def scan_computed(
     Raises:
         InvalidInputError: The predicate is invalid, or an expression fails for some row.
     """
+    if where is not None:
+        check_string("the condition", where)
     columns = {name: expressions.get(name, quote_column(name)) for name in dataset.schema.names}
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
@@ -115,6 +118,8 @@ def scan_addressed(
     dataset: "lance.LanceDataset", columns: Sequence[str], where: str | None = None
 ) -> Iterator[AddressedRows]:
     """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
+    if where is not None:
+        check_string("the condition", where)
     with reading_errors(f"read the columns {', '.join(columns)}"):
         scanner = dataset.scanner(
             columns=list(columns), filter=where, with_row_address=True, scan_in_order=True, batch_size=_KEYS_AT_ONCE

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_string, string_list
 from lance_dagster.history.context import Ref
 from lance_dagster.spark.piece_rows import PieceReader
 from lance_dagster.spark.spark_schema import (
@@ -164,6 +164,7 @@ def check_filter(scan: Scan) -> None:
     Raises:
         InvalidInputError: The filter is wrong; the message has Lance's reason.
     """
+    check_string("the filter", scan.filter)
     try:
         scanner = scan.dataset().scanner(columns=scan.schema.names, filter=scan.filter)
         # Lance parses the filter only when the schema of the scan is requested. Without this, an error would come

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -104,6 +105,15 @@ def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
         table.delete(predicate)
+    assert [1, 2] == table.branches.version_numbers()
+
+
+@pytest.mark.parametrize("given", [None, b"true"])
+def test_a_condition_that_is_no_text_deletes_nothing(tmp_path: Path, given: Any) -> None:  # noqa: ANN401
+    """A variable that was never set would match every row."""
+    table = new_table(tmp_path, entries("a", 1))
+    with pytest.raises(InvalidInputError, match="the predicate has to be a string"):
+        table.delete(given)
     assert [1, 2] == table.branches.version_numbers()
 
 

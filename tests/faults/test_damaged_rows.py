@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import lance
 import pytest
@@ -128,8 +129,11 @@ def test_other_checks_are_refused(deleted: LanceTable) -> None:
         LanceTable.open(deleted.uri, {"check_files": "all"}).read()
 
 
-def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path) -> None:
+def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is one error; a read of an undamaged table gives the same rows, and the same errors, as here."""
+    # Restored after the test. Python ignores what is no string in the search path for modules.
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cast("list[object]", sys.path).append(tmp_path)
     table = new_table(tmp_path, entries("a", *range(1000)))
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
@@ -137,6 +141,8 @@ def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path) -> Non
     assert (11, here) == (there.num_rows, there)
     with pytest.raises(InvalidInputError, match="no column 'valu'; the table has key, value"):
         table.scan(columns=["valu"], isolated=True)
+    with pytest.raises(InvalidInputError, match="the filter has to be a string, not b'value = 1'"):
+        table.scan(filter=cast("str", b"value = 1"), isolated=True)
     table.append(entries("c" * 1000, *range(20_000)))
     stream = table.scan(columns=["key"], isolated=True)
     # Killed while it waits for this process to read on, as damage would end it.
