@@ -1,13 +1,13 @@
 """What every operation on a table needs: its store, its names, its versions."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import ExpectedFile, count, open_dataset, read_shapes
+from lance_dagster.datafiles import ExpectedFile, IsolatedScan, count, open_dataset, read_shapes, scan_isolated
 from lance_dagster.errors import CorruptFileError, RefNotFoundError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_readable
@@ -15,6 +15,7 @@ from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_ve
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import DataFile
 from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
 from lance_dagster.history.rebase import check_deletions
 from lance_dagster.history.refs.branch_fence import being_reset
@@ -152,6 +153,20 @@ class TableContext:
             check_deletions(self.versions, state, fragment_ids)
         if checks == "shapes":
             _check_shapes(self.versions, state)
+
+    def scan_isolated(self, state: State, columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
+        """Read rows of a version in a process of its own; errors as for `LanceTable.scan`."""
+        self.check_before_reading(state)
+        wanted = IsolatedScan(
+            uri=self.uri,
+            branch=state.branch,
+            number=state.number,
+            storage_options=self.storage_options,
+            columns=None if columns is None else [*string_list("columns", columns, "id")],
+            filter=filter,
+            size=sum(file.size for fragment in state.manifest.fragments for file in fragment.files),
+        )
+        return scan_isolated(wanted)
 
     def count_rows(self, state: State) -> int:
         """Return how many rows a version has, as its manifest says.

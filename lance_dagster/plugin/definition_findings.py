@@ -214,7 +214,7 @@ class Findings:
             for key in _unaudited(traits, checked):
                 yield (
                     f"publisher {definition.node_def.name} publishes {key.to_user_string()} without one blocking "
-                    "check: add one with build_table_checks, or give unchecked=True to build_publisher"
+                    "check: add one with build_table_checks, or give unchecked=True to build_publisher or lance_assets"
                 )
 
     def _missing_resources(self) -> Iterator[str]:

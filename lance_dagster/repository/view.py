@@ -72,12 +72,21 @@ class TableView:
             return context.count_rows(state)
         return datafiles.count(self.to_lance(), filter)
 
-    def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
-        """Read rows into memory; columns and filter are those of `LanceTable.scan`."""
+    def read(
+        self, columns: Sequence[str] | None = None, filter: str | None = None, *, isolated: bool = False
+    ) -> pa.Table:
+        """Read rows into memory; the arguments are those of `LanceTable.scan`."""
+        if isolated:
+            return self.scan(columns, filter, isolated=True).read_all()
         return datafiles.read(self.to_lance(), columns, filter)
 
-    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.RecordBatchReader:
-        """Read rows as a stream of record batches."""
+    def scan(
+        self, columns: Sequence[str] | None = None, filter: str | None = None, *, isolated: bool = False
+    ) -> pa.RecordBatchReader:
+        """Read rows as a stream of record batches; the arguments are those of `LanceTable.scan`."""
+        if isolated:
+            context, state = self._open()
+            return context.scan_isolated(state, columns, filter)
         return datafiles.scan(self.to_lance(), columns, filter)
 
     def to_lance(self) -> "LanceDataset":

@@ -22,7 +22,6 @@ from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Properties, Ref, TableContext, open_context, schema_of
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.table_uri import is_table_uri
@@ -267,23 +266,8 @@ class LanceTable:
             CorruptFileError: A file is damaged, as far as that is found before or while it is read.
         """
         if isolated:
-            return self._scanned_elsewhere(self._context.at(ref), columns, filter)
+            return self._context.scan_isolated(self._context.at(ref), columns, filter)
         return datafiles.scan(self.to_lance(ref), columns, filter)
-
-    def _scanned_elsewhere(
-        self, state: State, columns: Sequence[str] | None, filter: str | None
-    ) -> pa.RecordBatchReader:
-        self._context.check_before_reading(state)
-        wanted = datafiles.IsolatedScan(
-            uri=self.uri,
-            branch=state.branch,
-            number=state.number,
-            storage_options=self.storage_options,
-            columns=None if columns is None else [*string_list("columns", columns, "id")],
-            filter=filter,
-            size=sum(file.size for fragment in state.manifest.fragments for file in fragment.files),
-        )
-        return datafiles.scan_isolated(wanted)
 
     def to_lance(self, ref: Ref = MAIN) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""

@@ -178,7 +178,9 @@ def reasons_against(
         return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
     of_table = [check for check in checks if check.asset_key == subject.asset]
     if not of_table and not unchecked:
-        return [f"{name}: no blocking check guards it; add one, or build the publisher with unchecked=True"]
+        return [
+            f"{name}: no blocking check guards it; add one, or give unchecked=True to build_publisher or lance_assets"
+        ]
     # An evaluation before the last materialization saw an earlier attempt of the step, whose rows are gone.
     after = [event for event in events if event.check is not None and event.order > last.order]
     reasons: list[str] = []
