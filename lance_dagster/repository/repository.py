@@ -405,17 +405,20 @@ class LanceRepository:
     def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
 
-        Where `main` of a table cannot follow, `status` shows it and `repair` tries again.
+        A table that was moved since is found by its id. One that was removed is left out, and the message of the new
+        commit names it. Where `main` of a table cannot follow, `status` shows it and `repair` tries again.
 
         Raises:
             MergeConflictError: Later changes build on it; nothing is visible.
-            ConflictError: A version of the commit is not on `main` of its table as it was published.
+            ConflictError: A version of the commit is not on `main` of its table as it was published; all tables that
+                it changed were removed; or a table that it removed would come back where another one is now.
+            InvalidInputError: The commit changed nothing, or gave a table another name.
         """
         commit = self.head(ref)
         request = revert_request(self._context, commit, message=message, properties=properties or {})
         done = commit_tables(self._context.logs, request)
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
-        names = done.changed or [name for name in changed_by(self._context, commit) if name in done.commit.tables]
+        names = done.changed or changed_by(self._context, commit, done.commit)
         project(self._context.registry, done.commit, names, tag=None, options=_options(request.message, {}, None))
         return done.commit
 

@@ -10,6 +10,7 @@ import pytest
 
 from lance_dagster import (
     AlreadyExistsError,
+    ConflictError,
     InvalidInputError,
     LanceRepository,
     LanceTable,
@@ -369,10 +370,31 @@ def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path
     repository.commit("start")
     wrong = repository.publish(run(repository, 1, "a", "b")).commit
     removed = repository.remove_table("b")
-    repository.revert(wrong.id)
+    assert repository.revert(wrong.id).message.endswith("(without b, removed since)")
     assert {"a": []} == ids(repository, "main")
     repository.revert(removed.id)
     assert {"a": [], "b": [1]} == ids(repository, "main")
+
+
+def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
+    """A table that was moved since is changed under its new name, and another one at its former place is not."""
+    repository = new_repository(tmp_path, "a")
+    repository.commit("start")
+    wrong = repository.publish(run(repository, 1, "a")).commit
+    shutil.move(tmp_path / "a.lance", tmp_path / "b.lance")
+    moved = repository.move_table("a", "b")
+    for number in (7, 8):
+        repository.create_table("a", SCHEMA).append(rows(number))
+    repository.commit("another table")
+    repository.revert(wrong.id)
+    assert {"a": [7, 8], "b": []} == ids(repository, "main")
+    with pytest.raises(InvalidInputError, match="the name 'b': to take that back"):
+        repository.revert(moved.id)
+    again = repository.revert("main")
+    assert {"a": [7, 8], "b": [1]} == ids(repository, "main")
+    repository.remove_table("b")
+    with pytest.raises(ConflictError, match="was removed since: b"):
+        repository.revert(again.id)
 
 
 def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:

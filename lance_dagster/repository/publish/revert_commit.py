@@ -15,6 +15,7 @@ from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import TableChange, capture, landed_at, load, stage_change
 from lance_dagster.repository.repository_context import RepositoryContext
 
+_NONE: tuple[str, None] = "", None
 _REVERTS = "reverts"
 """Property of a commit: the one that it takes back."""
 
@@ -25,13 +26,16 @@ def revert_request(
     """Return the request for a commit that takes the change of another commit back.
 
     Rows that the commit added are deleted and rows that it deleted come back, in all of its tables at once. A table
-    that it added is removed, and one that it removed is named again.
+    that it added is removed, and one that it removed is named again. Tables are found by their ids, whatever their
+    names are now; the message names those that were removed since.
 
     Raises:
-        InvalidInputError: It is the first commit, which changed nothing.
-        ConflictError: A version is not on `main` of its table, so that its change is not known.
+        InvalidInputError: It is the first commit, which changed nothing; or one that gave a table another name.
+        ConflictError: A version is not on `main` of its table, so that its change is not known; or all of the tables
+            that it changed were removed since.
     """
-    undone = _to_undo(repository, commit)
+    head = repository.head()
+    undone = _to_undo(repository, commit, head)
     said = message or f"revert {commit.short_id}: {commit.message}"
     if undone is None:
         # A call that is repeated after a crash finds its commit and does nothing.
@@ -39,49 +43,100 @@ def revert_request(
     commit = undone
     if not commit.parents:
         raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to take back")
-    # A commit is compared with its first parent, as the log shows it: that is the state of `main` before it.
-    before = repository.logs.commit(commit.parents[0])
-    names = commit.changed_from(before)
+    changes, missing = _changes(commit, repository.logs.commit(commit.parents[0]), head)
+    if missing:
+        said += f" (without {', '.join(missing)}, removed since)"
     options = MergeOptions(message=said, properties=properties)
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-        old, new = before.tables.get(name), commit.tables.get(name)
-        if new is None or old is None or dest is None:
-            # Where the commit removed the table, it is named again as it was. A table that a later commit removed stays
-            # removed.
-            return _named_again(repository, name, old) if old and dest is None and new is None else None
-        context = repository.table(name)
-        first, last = _ends(context, old, new)
+        old, new = changes[name]
+        if new is None and old is not None:
+            # Another process may have taken it back since the head was read.
+            return None if dest is not None and dest.id == old.id else _named_again(repository, name, old)
+        if new is None or dest is None or dest.id != new.id:
+            # The names are those of the head that was read; another table may have this one by now.
+            raise ConflictError(f"table {name!r} of {repository.root} was moved or removed meanwhile; revert again")
+        if old is None:
+            return None
+        ends = _ends(repository.table(name), old, new)
         change = TableChange.of(repository.registry, name, dest, options=options)
-
-        def undo(branch: str) -> None:
-            # The change of a commit may be many versions of the table. They are undone by one merge, since versions
-            # that are taken back one by one could be in conflict with each other.
-            undo_branch = f"{branch}-undo"
-            # The name follows from the change, so a call that is repeated after a crash goes on with this branch.
-            create_branch(undo_branch, last, context.refs, context.versions, exist_ok=True, metadata={})
-            restore(context, first, undo_branch, PickOptions(message=said, properties=dict(properties)))
-            # The merge base is the version after the change, so the merge keeps what came later on the dest.
-            merge(context, context.head(undo_branch), branch, options)
-            delete_branch(undo_branch, context.refs, context.versions)
-
-        return stage_change(change, dest, undo, f"revert {commit.id}")
+        return stage_change(change, dest, lambda branch: _undo(change, ends, branch), f"revert {commit.id}")
 
     return CommitRequest(
         branch=MAIN,
         stage=stage,
-        names=names,
-        removed=tuple(name for name in names if name not in before.tables),
+        names=tuple(changes),
+        removed=tuple(name for name, (old, _) in changes.items() if old is None),
         message=said,
         properties={**properties, _REVERTS: commit.id},
     )
 
 
-def changed_by(repository: RepositoryContext, commit: RepositoryCommit) -> tuple[str, ...]:
-    """Return the tables that a commit changed; none where that is not known, because its parent was collected."""
+def _undo(change: TableChange, ends: tuple[State, State], branch: str) -> None:
+    """Take what lies between two versions back on a branch.
+
+    That may be many versions of the table. They are undone by one merge, since versions that are taken back one by one
+    could be in conflict with each other.
+    """
+    context, options, (first, last) = change.context, change.options, ends
+    undo_branch = f"{branch}-undo"
+    # The name follows from the change, so a call that is repeated after a crash goes on with this branch.
+    create_branch(undo_branch, last, context.refs, context.versions, exist_ok=True, metadata={})
+    properties = dict(options.properties or {})
+    restore(context, first, undo_branch, PickOptions(message=options.message, properties=properties))
+    # The merge base is the version after the change, so the merge keeps what came later on the dest.
+    merge(context, context.head(undo_branch), branch, options)
+    delete_branch(undo_branch, context.refs, context.versions)
+
+
+def changed_by(repository: RepositoryContext, commit: RepositoryCommit, now: RepositoryCommit) -> tuple[str, ...]:
+    """Return the tables that a commit changed, as a newer one calls them; none where the parent was collected."""
     with suppress(NotFoundError):
-        return commit.changed_from(repository.logs.commit(commit.parents[0]) if commit.parents else None)
+        before = _by_id(repository.logs.commit(commit.parents[0])) if commit.parents else {}
+        after = _by_id(commit)
+        return tuple(name for name, at in now.tables.items() if before.get(at.id) != after.get(at.id))
     return ()
+
+
+def _changes(
+    commit: RepositoryCommit, before: RepositoryCommit, head: RepositoryCommit
+) -> tuple[dict[str, tuple[TableVersion | None, TableVersion | None]], list[str]]:
+    """Return what is to be undone: by the name of each table now, its versions before and after the commit.
+
+    The names of tables whose change cannot be undone, because they are gone, come second. It is refused where nothing
+    else is to be undone.
+    """
+    old, new, now = (_by_id(one) for one in (before, commit, head))
+    changes: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
+    missing = []
+    for table_id in sorted(old.keys() | new.keys()):
+        (old_name, first), (new_name, last) = old.get(table_id, _NONE), new.get(table_id, _NONE)
+        if first == last:
+            _refuse_new_name(commit, old_name, new_name)
+            continue
+        if last is None:
+            # Where it was taken back since, there is nothing to do.
+            if table_id not in now and old_name in head.tables:
+                raise ConflictError(f"another table is called {old_name!r} now; remove or move it before the revert")
+            changes |= {} if table_id in now else {old_name: (first, None)}
+        elif table_id in now:
+            changes[now[table_id][0]] = first, last
+        elif first is not None:
+            missing.append(new_name)
+    if missing and not changes:
+        raise ConflictError(f"what commit {commit.short_id} changed was removed since: {', '.join(missing)}")
+    return changes, sorted(missing)
+
+
+def _refuse_new_name(commit: RepositoryCommit, old_name: str, new_name: str) -> None:
+    # A commit that gives a table another name changes no version.
+    if old_name != new_name:
+        error = f"commit {commit.short_id} gave table {old_name!r} the name {new_name!r}"
+        raise InvalidInputError(f"{error}: to take that back, move its folder and call move_table")
+
+
+def _by_id(commit: RepositoryCommit) -> dict[str, tuple[str, TableVersion | None]]:
+    return {at.id: (name, at) for name, at in commit.tables.items()}
 
 
 def _named_again(repository: RepositoryContext, name: str, old: TableVersion) -> TableVersion:
@@ -92,14 +147,16 @@ def _named_again(repository: RepositoryContext, name: str, old: TableVersion) ->
     return capture(repository.table(name), old.id, load(repository.table(name), old))
 
 
-def _to_undo(repository: RepositoryContext, commit: RepositoryCommit) -> RepositoryCommit | None:
+def _to_undo(
+    repository: RepositoryContext, commit: RepositoryCommit, head: RepositoryCommit
+) -> RepositoryCommit | None:
     """Return the commit to undo, so that the change of a commit is gone; None when it is gone already.
 
     Where a revert of the commit was itself reverted, that second revert brought the change back, and it is the one to
     undo.
     """
     reverts: dict[str, RepositoryCommit] = {}
-    later = repository.head()
+    later = head
     while later.generation > commit.generation and later.parents:
         # The loop goes from the newest commit back, so `setdefault` keeps the newest of several reverts of one commit.
         if _REVERTS in later.properties:
