@@ -55,6 +55,27 @@ def test_rows_come_in_any_shape(table: LanceTable, given: Callable[[pa.Table], p
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
 
 
+@pytest.mark.parametrize("kind", ["string", "large string", "struct", "list", "map", "dictionary"])
+def test_a_string_that_is_not_utf8_is_refused(tmp_path: Path, kind: str) -> None:
+    """Its rows could not be read again; rows outside of a slice do not count."""
+    texts: Any = pa.array([b"ok", b"\xc3\xa4", b"latin \xe4", b"ok"]).view(pa.string())
+    column: Any = {
+        "string": texts,
+        "large string": texts.cast(pa.large_string()),
+        "struct": pa.StructArray.from_arrays([texts], ["text"]),
+        "list": pa.ListArray.from_arrays([0, 1, 2, 4], texts),
+        "map": pa.MapArray.from_arrays([0, 1, 2, 4], texts, pa.array([1, 2, 3, 4])),
+        "dictionary": pa.DictionaryArray.from_arrays(pa.array([2, 0, 0]), texts),
+    }[kind]
+    rows = pa.table({"it": column})
+    table = LanceTable.create(tmp_path / "t", rows.schema)
+    with pytest.raises(SchemaMismatchError, match=r"column 'it' has a string that is not UTF-8, in .*xe4"):
+        table.append(rows)
+    assert [1] == table.branches.version_numbers()
+    if kind != "dictionary":
+        assert 2 == table.append(rows.slice(0, 2)).rows
+
+
 @pytest.mark.parametrize("write", ["append", "overwrite", "replace_where"])
 def test_rows_that_are_not_arrow_are_refused(table: LanceTable, write: str) -> None:
     """A frame of another library is refused with the way to Arrow, and nothing is written."""
