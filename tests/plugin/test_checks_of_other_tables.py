@@ -141,7 +141,7 @@ def test_the_other_table_is_published_just_before_the_commit(
 
 
 def test_readers_get_the_other_table_as_the_check_saw_it(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """An order of another program, which no commit names, does not let a line of it through."""
+    """An order that no commit names, or that the channel does not name, does not let a line of it through."""
     shop = Shop(lake, instance)
     assert shop.run(ORDERS, LINES).success
     lake.table(ORDERS).append(pa.table({"id": [7]}))
@@ -150,3 +150,10 @@ def test_readers_get_the_other_table_as_the_check_saw_it(lake: LanceResource, in
     assert waiting.success
     assert "'keys_exist_id' failed on run/" in failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
     assert [1] == shop.seen()
+    assert lake.open_repository().commit("order 7")
+    said = failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
+    assert "channel 'production' names shop/orders at main@2, and main of the repository another version" in said
+    assert [1] == shop.seen()
+    assert shop.publish(ORDERS, ref="main").success
+    assert shop.publish(LINES, ref=f"run/{waiting.run_id}").success
+    assert ([1, 7], [1, 7]) == (shop.seen(ORDERS), shop.seen())

@@ -246,7 +246,10 @@ def _evaluated_alone(
         if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             continue
         found = _event_of((0, 0), entry.timestamp, event)
-        if found and md.audited_version(found.metadata) == (subject.branch, subject.number):
+        # What a publisher evaluated was about other tables as readers would have got them, which may change since.
+        if found is None or md.PUBLISHED_BY in found.metadata:
+            continue
+        if md.audited_version(found.metadata) == (subject.branch, subject.number):
             return found
     return None
 

@@ -433,15 +433,15 @@ class PublishStep:
             raise
         return planned
 
-    def _look_beside(self, found: Sequence[Publication], views: Mapping[dg.AssetKey, TableView]) -> None:
-        """Audit publications again where the commit would name other tables than their checks read."""
+    def _look_beside(self, found: Sequence[Publication], views: Mapping[dg.AssetKey, TableView], hint: str) -> None:
+        """Audit publications again where readers would get other versions of tables than their checks read."""
         # Tables of the same publication are committed as they were audited, which `views` shows under another name.
         audited = {one.candidate: PinnedTable(table=one.table, version=one.planned or one.audited[-1]) for one in found}
         for asset in views.keys() - audited.keys():
             table = self.lance.table(asset, describe_asset(self.context, asset)[0])
             audited[asset] = PinnedTable(table=table, version=views[asset].version)
         for one in found:
-            self._refuse([one], self.reaudit.audit_beside(one, audited))
+            self._refuse([one], [reason + hint for reason in self.reaudit.audit_beside(one, audited)])
 
     def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
         # The channel moved for all tables at once, and the tags follow it.

@@ -13,6 +13,7 @@ left alone.
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import dagster as dg
 
@@ -67,11 +68,12 @@ class AuditBeside:
 
     Attributes:
         names_read: Returns these tables, with their names in the repository, by their assets.
-        look: Is given the publications and these tables as a commit would name them, and raises to refuse the commit.
+        look: Is given the publications, these tables as readers would get them, and what to say beside a failure.
+            Raises to refuse the commit.
     """
 
     names_read: Callable[[Iterable[Publication]], Mapping[dg.AssetKey, str]]
-    look: Callable[[Sequence[Publication], Mapping[dg.AssetKey, TableView]], None]
+    look: Callable[[Sequence[Publication], Mapping[dg.AssetKey, TableView], str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +169,6 @@ class Together:
             current[name] = plan_again(one)
             return self._wanted(current[name])
 
-        def look(views: Mapping[str, TableView]) -> None:
-            audit.look(list(current.values()), {asset: views[name] for asset, name in beside.items() if name in views})
-
         beside = audit.names_read(found)
         try:
             done = self.repository.publish_versions(
@@ -177,7 +176,7 @@ class Together:
                 plan_again=again,
                 message=f"publish {', '.join(one.name for one in found)}",
                 properties=self.about,
-                audit=look if beside else None,
+                audit=partial(self._look, current, beside, audit) if beside else None,
                 reads=beside.values(),
             )
         finally:
@@ -197,6 +196,39 @@ class Together:
             return replace(one, landed=found.version) if found.at == done.versions[name] else one
 
         return Committed(commit=done.commit, published=tuple(in_turns(landed, current)), versions=done.versions)
+
+    def _look(
+        self,
+        current: Mapping[str, Publication],
+        beside: Mapping[dg.AssetKey, str],
+        audit: AuditBeside,
+        views: Mapping[str, TableView],
+    ) -> None:
+        """Audit the publications beside the other tables of a commit, and beside those that the channel keeps.
+
+        Args:
+            current: The publications, by table.
+            beside: The tables that checks read, by asset.
+            audit: How they are audited.
+            views: The tables as the commit would name them.
+        """
+
+        def look(views: Mapping[str, TableView], hint: str) -> None:
+            named = {asset: views[name] for asset, name in beside.items() if name in views}
+            audit.look(list(current.values()), named, hint)
+
+        look(views, "")
+        # What is not published with these stays in the channel as it is, and `main` may be ahead of that.
+        others = [name for name in views if name not in current]
+        present = self.channel_now() if others else None
+        named = {} if present is None else self.repository.at(present.commit)
+        if kept := {name: named[name] for name in others if name in named and named[name].at != views[name].at}:
+            places = ", ".join(f"{name} at {_place(view.at)}" for name, view in sorted(kept.items()))
+            hint = (
+                f"; channel {self.channel!r} names {places}, and main of the repository another version: publish "
+                "both at once, or the other table first, with ref: main"
+            )
+            look({**views, **kept}, hint)
 
     def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
         """Take tables that have the tag already into the channel, at the version of the tag; return these versions."""

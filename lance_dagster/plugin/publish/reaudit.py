@@ -15,8 +15,8 @@ Audited again are:
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
 In a repository, checks that read other tables are also evaluated at each attempt to commit, when the commit would name
-a version of such a table that they did not see. The put of the commit is refused when another publication came first,
-and the next attempt asks again, so what is committed was audited together.
+a version of such a table that they did not see, or when the channel names another one. The put of the commit is
+refused when another publication came first, and the next attempt asks again, so what is committed was audited together.
 
 A check that is a plain `@asset_check` cannot be evaluated on another version. Then the publication is refused, or it
 passes by the policy `stale_checks="accept"`, which is recorded.
@@ -170,11 +170,11 @@ class Reaudit:
         return {asset: str(self.lance.address_of(asset, describe_asset(self.context, asset)[0])) for asset in assets}
 
     def audit_beside(self, one: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
-        """Evaluate the checks that read other tables than a commit would have; return what speaks against it.
+        """Evaluate the checks that read other tables than readers would get; return what speaks against a commit.
 
         Args:
             one: The publication.
-            named: The other tables of the commit, at the versions that it would name.
+            named: The other tables, at the versions that the commit would name, or that the channel names.
         """
         # What a person chose, and what an interrupted publication merged, is not audited on other tables again.
         if is_rollback(one) or not one.sources or (one.landed is not None and one.planned is None):
