@@ -34,6 +34,8 @@ class Registry:
     storage_options: Mapping[str, str] = field(repr=False)
     # Opening a table costs a client and its caches, so each one is opened once.
     _open: dict[str, TableContext] = field(default_factory=dict)
+    # The ids under which the tables were registered when that was last read.
+    _seen: dict[str, str] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """List the names of the registered tables, sorted."""
@@ -55,7 +57,12 @@ class Registry:
 
     def id_of(self, name: str) -> str | None:
         """Return the id under which a table is registered, or None."""
-        return _read_id(self.store, _path(name))
+        found = _read_id(self.store, _path(name))
+        if found is not None and self._seen.setdefault(name, found) != found:
+            # Another process made the table again: the context has caches of the former one.
+            self._open.pop(name, None)
+            self._seen[name] = found
+        return found
 
     def context(self, name: str) -> TableContext:
         """Return the context of the table at a name; nothing is read."""

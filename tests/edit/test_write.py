@@ -59,12 +59,13 @@ def test_rows_come_in_any_shape(table: LanceTable, given: Callable[[pa.Table], p
 def test_a_string_that_is_not_utf8_is_refused(tmp_path: Path, kind: str) -> None:
     """Its rows could not be read again; rows outside of a slice do not count."""
     texts: Any = pa.array([b"ok", b"\xc3\xa4", b"latin \xe4", b"ok"]).view(pa.string())
+    offsets: Any = [0, 1, 2, 4]
     column: Any = {
         "string": texts,
         "large string": texts.cast(pa.large_string()),
         "struct": pa.StructArray.from_arrays([texts], ["text"]),
-        "list": pa.ListArray.from_arrays([0, 1, 2, 4], texts),
-        "map": pa.MapArray.from_arrays([0, 1, 2, 4], texts, pa.array([1, 2, 3, 4])),
+        "list": pa.ListArray.from_arrays(offsets, texts),
+        "map": pa.MapArray.from_arrays(offsets, texts, pa.array([1, 2, 3, 4])),
         "dictionary": pa.DictionaryArray.from_arrays(pa.array([2, 0, 0]), texts),
     }[kind]
     rows = pa.table({"it": column})

@@ -478,6 +478,26 @@ def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
     assert {"id": [1, 2, 3], "price": [1, 1, 1]} == found
 
 
+@pytest.mark.parametrize("use", ["read", "fork"])
+def test_a_table_that_another_process_made_again_is_opened_anew(tmp_path: Path, use: str) -> None:
+    """A process that lives on goes on with the new table, whose versions have the numbers of those that it cached."""
+    repository = new_repository(tmp_path, "a")
+    repository.table("a").append(rows(1))
+    repository.commit("first")
+    held = LanceRepository.open(tmp_path)
+    held.fork("a", "run/0")
+    assert {"a": [1]} == ids(held, "main")
+    repository.remove_table("a")
+    shutil.rmtree(tmp_path / "a.lance")
+    repository.create_table("a", SCHEMA).append(rows(9))
+    repository.commit("again")
+    if use == "read":
+        assert {"a": [9]} == ids(held, "main")
+    held.fork("a", "run/1").append(rows(2), branch="run/1")
+    held.publish("run/1")
+    assert {"a": [2, 9]} == ids(LanceRepository.open(tmp_path), "main")
+
+
 def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
     """Readers get an error and not the rows of the new table; dropped and adopted, it is a table of its own."""
     repository = new_repository(tmp_path, "a", "b")

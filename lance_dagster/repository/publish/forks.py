@@ -37,9 +37,11 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
         raise InvalidRefNameError("branch", branch, f"{PUBLISHED!r} begins the names of versions that commits hold")
     # Before the mark of the table: a branch with other metadata could not be read.
     refuse_reserved_keys(metadata)
-    context, logs = repository.table(name), repository.logs
+    logs = repository.logs
     # Registered before anything is written: a misspelt table must not leave a branch that waits for a publication.
     table_id = repository.registry.register(name)
+    # After the registration is read: it tells whether another process made the table again.
+    context = repository.table(name)
     begun = logs.newest("branch", branch)
     if begun is None or begun.deleted:
         refuse_taken(logs, branch, "branch")

@@ -218,6 +218,10 @@ def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[Table
 
 def _on_its_branch(context: TableContext, at: TableVersion) -> State:
     found = context.versions.find(at.branch, at.version)
+    if found is not None and found.id != at.commit_id:
+        # Another process may have made the table again, and this one has cached the versions of the former table.
+        context.versions.forget()
+        found = context.versions.find(at.branch, at.version)
     # Where the table was made again, another version has the same branch and number; its commit id differs.
     if found is not None and found.id == at.commit_id:
         return found
