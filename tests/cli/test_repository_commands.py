@@ -159,7 +159,9 @@ def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
         (("fork", repository, "run/1", "shop/order"), "no Lance table at"),
         (("commit", repository), "a commit needs --message"),
         (("diff", repository, "main"), "give the two commits as A..B"),
+        (("diff", repository, "production", "main"), "a commit is given as A..B, such as production..main; see"),
         (("rollback", repository), "missing option '--reason'"),
+        (("rollback", repository, "production~1", "--reason", "q"), "a commit is given as --to REF; see"),
         (("tabels", repository), "no such command 'tabels'"),
     ):
         result = run("repository", *arguments)

@@ -179,6 +179,7 @@ def test_a_rollback_of_all_tables_by_a_revert(shop: Shop) -> None:
     assert shop.act(ref="production~1", reason="wrong").success
     assert ([1], [1]) == shop.production()
     assert 4 == len(shop.repository.log())
+    assert "roll back shop/lines to main@2, shop/orders to main@2: wrong" == shop.repository.head().message
     assert shop.run(3).success
     assert ([1, 3], [1, 3]) == shop.production()
 

@@ -188,6 +188,17 @@ def test_refs_that_name_nothing(tmp_path: Path, ref: str) -> None:
         repository.at(ref)
 
 
+def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) -> None:
+    """A step back from a rollback leads nowhere, and the error says how the withdrawn commit is named."""
+    repository = new_repository(tmp_path, "a")
+    for number in (1, 2):
+        repository.publish(run(repository, number, "a"), channel="production")
+    repository.channels.rollback("production", reason="wrong")
+    with pytest.raises(RefNotFoundError, match="what was rolled back does not count: production@2 names that entry"):
+        repository.diff("production~1", "production")
+    assert [1, 2] == ids(repository, "production@2")["a"]
+
+
 def test_a_release_tag_never_moves(tmp_path: Path) -> None:
     """A release tag names one commit for ever, and each table has an immutable tag of that name."""
     repository = new_repository(tmp_path, "a")

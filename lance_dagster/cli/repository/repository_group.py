@@ -44,6 +44,8 @@ COMMANDS: "Sequence[click.Command]" = (
 _NAME = "repository"
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
 _SENTENCE = 200
+# Where a REF is not an argument of its own, the error about one too many says where it belongs.
+_WHERE_REFS_BELONG = {"rollback": "--to REF", "diff": "A..B, such as production..main"}
 
 
 class RepositoryGroup(click.Group):
@@ -75,7 +77,11 @@ class RepositoryGroup(click.Group):
         except click.UsageError as error:
             # Caught here and not by the outer group, which would name the help of `repository` only.
             called = " ".join(filter(None, (_NAME, ctx.invoked_subcommand)))
-            raise UsageRefusal.from_click(error, called) from error
+            where = _WHERE_REFS_BELONG.get(ctx.invoked_subcommand or "")
+            told = error
+            if where and "extra argument" in error.message:
+                told = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as {where}", error.ctx)
+            raise UsageRefusal.from_click(told, called) from error
         # The arguments name what is not there or not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(_line(error, ctx)) from error

@@ -215,9 +215,16 @@ class PublishStep:
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
-            for wait in _waits(one):
-                self.context.log.warning("%s: it waits: %s", one.name, wait)
+            self._log_left(one)
         return search.found
+
+    def _log_left(self, one: Publication) -> None:
+        """Log which branches of a table are not published with it."""
+        for wait in _waits(one):
+            self.context.log.warning("%s: it waits: %s", one.name, wait)
+        # Nothing is lost by them, so they are no warning.
+        for superseded in _noted(one, "lance/superseded"):
+            self.context.log.info("%s: %s", one.name, superseded)
 
     def _keep_together(self, search: "_Search") -> None:
         """Leave out everything that a run wrote when one of its tables is held: in a repository, all or none."""
@@ -580,5 +587,9 @@ def _move_of(one: Publication) -> str:
 
 def _waits(one: Publication) -> list[str]:
     """Return why branches of a table have to wait."""
-    found = one.about.get("lance/waiting", [])
-    return [str(wait) for wait in found] if isinstance(found, list) else []
+    return _noted(one, "lance/waiting")
+
+
+def _noted(one: Publication, key: str) -> list[str]:
+    found = one.about.get(key, [])
+    return [str(each) for each in found] if isinstance(found, list) else []

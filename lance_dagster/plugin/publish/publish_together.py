@@ -24,6 +24,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import Publication, in_turns, landing_message, landing_properties
 from lance_dagster.plugin.publish.rollback import (
+    commit_message,
     drop_branch,
     is_rollback,
     moved_meanwhile,
@@ -174,7 +175,7 @@ class Together:
             done = self.repository.publish_versions(
                 {name: self._wanted(one) for name, one in current.items()},
                 plan_again=again,
-                message=f"publish {', '.join(one.name for one in found)}",
+                message=commit_message(found, self.about),
                 properties=self.about,
                 audit=partial(self._look, current, beside, audit) if beside else None,
                 reads=beside.values(),

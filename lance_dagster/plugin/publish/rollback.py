@@ -13,7 +13,7 @@ The commit is made on a branch of its own and merged by fast-forward. So a versi
 not withdrawn unseen, and a protected `main` can be rolled back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -110,6 +110,25 @@ def rollback_message(publication: Publication, about: Mapping[str, str]) -> str:
     """Return the message of the commit that restores a version."""
     message = f"roll {publication.name} back to {publication.version}"
     return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
+
+
+def commit_message(found: Sequence[Publication], about: Mapping[str, str]) -> str:
+    """Return the message of the commit of a repository that publishes tables, or rolls some of them back."""
+    back = [one for one in found if is_rollback(one)]
+    if not back:
+        return f"publish {', '.join(one.name for one in found)}"
+    message = "; ".join(["roll back " + ", ".join(f"{one.name} to {one.version}" for one in back), *_forward(found)])
+    return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
+
+
+def _forward(found: Sequence[Publication]) -> list[str]:
+    """Return what beside a rollback is published; tables that stay where they are, are left out."""
+    moved = [one for one in found if not is_rollback(one) and (one.previous is None or not _is_at(one, one.previous))]
+    return [f"publish {', '.join(one.name for one in moved)}"] if moved else []
+
+
+def _is_at(one: Publication, tag: Tag) -> bool:
+    return (one.version.branch, one.version.number) == (tag.branch, tag.version)
 
 
 def rollback_properties(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> dict[str, str]:

@@ -38,10 +38,11 @@ _GLOB = frozenset("*?[]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The branches to publish, oldest first, and why the others have to wait."""
+    """The branches to publish, oldest first, why others have to wait, and which are superseded by one of these."""
 
     heads: tuple[Version, ...] = ()
     waits: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +188,13 @@ def _choose(
 ) -> Choice:
     chosen: list[_Extent] = []
     waits: list[str] = []
+    superseded: list[str] = []
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for head in reversed(heads):
         one = _extent_of(table, head)
         newer = next((each.head for each in chosen if each.covers(one)), None)
         if newer is not None:
-            waits.append(f"{head} is superseded by {newer}")
+            superseded.append(f"{head} is superseded by {newer}; discard it")
         elif within and not (one.partitions and one.partitions <= within):
             waits.append(
                 f"{head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
@@ -206,11 +208,13 @@ def _choose(
             # A branch that is merged already was left by a publisher that died before it deleted the branch.
             elif not merge.already_merged:
                 chosen.append(one)
-    return Choice(heads=tuple(one.head for one in reversed(chosen)), waits=tuple(waits))
+    heads = tuple(one.head for one in reversed(chosen))
+    return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
 
 
 def _with(publication: Publication, choice: Choice) -> Publication:
-    about = {"lance/waiting": list(choice.waits)} if choice.waits else {}
+    noted = {"lance/waiting": choice.waits, "lance/superseded": choice.superseded}
+    about = {key: list(reasons) for key, reasons in noted.items() if reasons}
     return replace(publication, sources=choice.heads, about={**publication.about, **about})
 
 

@@ -16,7 +16,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
@@ -88,6 +88,9 @@ def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int)
         instead = (
             f"{channel} can be followed back by {ago}" if len(found) > 1 else f"{channel} named no other commit yet"
         )
+        since = takewhile(lambda each: not each.deleted, logs.entries("channel", channel, upto=entry.number))
+        if passed := next((each for each in since if each.commit not in found), None):
+            instead += f"; what was rolled back does not count: {channel}@{passed.number} names that entry of the log"
         raise RefNotFoundError(f"{channel}~{steps}", [], logs.store.uri, "channel", instead)
     return found
 
