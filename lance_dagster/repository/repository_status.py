@@ -64,7 +64,7 @@ class RepositoryStatus:
         tables: The registered tables.
         channels: The channels.
         waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
-            that were made in the tables themselves.
+            that were made in the tables themselves. A table that was removed since is written `orders (removed)`.
         collectable: How many commits a collection with the default retention deletes at least, about.
         held_versions: How many branches of tables hold versions for commits; they go with their commits.
     """
@@ -147,12 +147,13 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
 
 def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, set[str]]:
     """Return the branches that were forked and not ended, with the tables that they touched."""
-    logs = repository.logs
-    # The end of a branch takes its marks away, so the logs of branches that ended, of every run there was, are listed
-    # and not read.
-    marked = {name: log for name, log in logs.branch_logs().items() if log.is_marked}
-    live = [name for name, entry in logs.newest_of(marked).items() if not entry.deleted]
-    return {name: set(touched_tables(repository, name, head)[0]) for name in live}
+    # The end of a branch takes its marks away. Where one is left, something of the branch waits, whatever its log says:
+    # rows may have been committed to it, or a table forked to it, while it was published.
+    found = {}
+    for branch in (name for name, log in repository.logs.branch_logs().items() if log.is_marked):
+        touched = touched_tables(repository, branch, head)
+        found[branch] = {*touched.names, *(f"{name} (removed)" for name in touched.removed.values())}
+    return found
 
 
 def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:

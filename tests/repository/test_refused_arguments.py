@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from lance_dagster import InvalidInputError, InvalidRefNameError, LanceRepository, MergeConflictError, RefNotFoundError
+from lance_dagster import (
+    AlreadyExistsError,
+    InvalidInputError,
+    InvalidRefNameError,
+    LanceRepository,
+    MergeConflictError,
+    RefNotFoundError,
+)
 from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run, scripted
 from tests.store.scripted import Request
 
@@ -97,14 +104,37 @@ def test_a_table_that_is_moved_to_where_it_is_stays_registered(lake: LanceReposi
 
 
 def test_rows_of_a_table_that_was_removed_are_named(lake: LanceRepository) -> None:
-    """They cannot be published with the others, and the caller is told so."""
+    """They cannot be published with the others, and the caller is told so; then the branch ends."""
     lake.create_table("lines", rows().schema)
     lake.commit("lines")
     run(lake, 1, "lines")
     lake.remove_table("orders")
+    assert {"run/1": ("lines", "orders (removed)")} == lake.status().waiting
+    lake.publish("run/1", tables=["lines"])
+    assert {"run/1": ("orders (removed)",)} == lake.status().waiting
     done = lake.publish("run/1")
-    assert (["lines"], [1]) == ([*done.changed], ids(lake, "main")["lines"])
-    assert ("run/1 of orders: the table was removed from the repository",) == done.kept
+    assert ({}, [1]) == (lake.status().waiting, ids(lake, "main")["lines"])
+    left = "run/1 of orders: the table was removed from the repository; the branch stays in its files"
+    assert (left,) == done.kept
+    # Nothing was lost: the rows are published when the table is part of the repository again.
+    lake.adopt(["orders"])
+    lake.publish("run/1", tables=["orders"])
+    assert [1, 7, 8] == ids(lake, "main")["orders"]
+
+
+def test_a_branch_goes_on_while_a_table_of_it_waits(lake: LanceRepository) -> None:
+    """A publication of a part can be repeated, and the name stays taken until the rest is published."""
+    lake.create_table("lines", rows().schema)
+    lake.fork("lines", "half").append(rows(3), branch="half")
+    lake.fork("orders", "half").append(rows(3), branch="half")
+    done = lake.publish("half", tables=["orders"])
+    assert done.commit == lake.publish("half", tables=["orders"]).commit
+    assert ("lines",) == lake.status().waiting["half"]
+    with pytest.raises(AlreadyExistsError, match="'half' is a branch"):
+        lake.channels.create("half")
+    lake.publish("half")
+    assert ([3], [3, 7, 8]) == (ids(lake, "main")["lines"], ids(lake, "main")["orders"])
+    lake.channels.create("half")
 
 
 def test_two_publications_of_one_conflict_say_what_is_in_conflict(lake: LanceRepository) -> None:

@@ -2,16 +2,19 @@
 
 A branch of the repository is a log entry that says where it began, and a mark for each table that was forked to it; the
 rows are on the branch of that name in each table. When the branch was published, its last entry says which commit has
-the rows, and the name may be used again.
+the rows, and the name may be used again. Where only some of its tables were published, an entry names that commit, and
+the branch goes on.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from lance_dagster.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidInputError,
     InvalidRefNameError,
+    NotFoundError,
     RefNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
@@ -27,7 +30,7 @@ from lance_dagster.repository.publish.staging import for_each_table, load
 from lance_dagster.repository.repository_context import RepositoryContext
 
 MERGED = "merged"
-"""Property of the entry that ends a branch: the id of the commit that contains the changes of the branch."""
+"""Property of an entry that ends a branch, or a part of it: the id of the commit that contains the changes."""
 
 
 def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
@@ -67,30 +70,54 @@ def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None
         logs.append("branch", branch, next_entry(newest, "delete", "", reason="the fork was refused"))
 
 
-def touched_tables(repository: RepositoryContext, branch: str, head: RepositoryCommit) -> tuple[list[str], list[str]]:
-    """Return the tables that were forked to a branch, as the newest commit calls them, and those removed since."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TouchedTables:
+    """The tables of a branch that are to be published.
+
+    Attributes:
+        names: Their names, as the newest commit calls them.
+        removed: By id, the names of those that were removed from the repository since; the id where no name is known.
+        has_others: Whether the branch touched tables beside those that were asked for.
+    """
+
+    names: tuple[str, ...]
+    removed: Mapping[str, str]
+    has_others: bool
+
+
+def touched_tables(
+    repository: RepositoryContext, branch: str, head: RepositoryCommit, wanted: Collection[str] | None = None
+) -> TouchedTables:
+    """Return the tables that were forked to a branch; where some are wanted, these, whether they were forked or not."""
+    names, removed = {at.id: name for name, at in head.tables.items()}, {}
     ids = repository.logs.touched(branch)
-    if not ids:
-        return [], []
-    names = {at.id: name for name, at in head.tables.items()}
-    removed = []
     for table_id in set(ids) - names.keys():
         # A table that was never committed is known to the register only.
         name = repository.registry.name_of(table_id)
         if name is not None and repository.registry.id_of(name) == table_id:
             names[table_id] = name
         else:
-            removed.append(name or table_id)
-    return sorted(names[table_id] for table_id in ids if table_id in names), sorted(removed)
+            removed[table_id] = name or table_id
+    found = {names[table_id] for table_id in ids if table_id in names}
+    if wanted is not None:
+        return TouchedTables(names=tuple(wanted), removed={}, has_others=bool(removed or found - {*wanted}))
+    return TouchedTables(names=tuple(sorted(found)), removed=removed, has_others=False)
 
 
-def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> list[str]:
-    """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why."""
-    newest = repository.logs.newest("branch", branch)
+def end_branch(repository: RepositoryContext, branch: str, touched: TouchedTables, *, merged: str) -> list[str]:
+    """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why.
+
+    The branch goes on where other tables of it wait. Its branches in tables that were removed stay there.
+    """
+    logs = repository.logs
+    newest = logs.newest("branch", branch)
+    stays = touched.has_others and newest is not None and not newest.deleted
     # Ended before with another commit: rows were committed to the branch after that one.
-    if newest is None or newest.properties.get(MERGED) != merged:
-        repository.logs.append("branch", branch, with_properties(next_entry(newest, "delete", ""), {MERGED: merged}))
-    tables = repository.logs.commit(merged).tables
+    if newest is None or newest.properties.get(MERGED) != merged or newest.deleted == stays:
+        # A branch that stays names the commit, so that a collection keeps it.
+        entry = next_entry(newest, "commit", merged) if stays else next_entry(newest, "delete", "")
+        logs.append("branch", branch, with_properties(entry, {MERGED: merged}))
+    tables = logs.commit(merged).tables
 
     def end(name: str) -> str | None:
         context, at = repository.table(name), tables.get(name)
@@ -107,16 +134,22 @@ def end_branch(repository: RepositoryContext, branch: str, *, merged: str, names
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
         # The mark goes last: after a crash, a repeated publication looks only at tables that have one.
-        repository.logs.untouch(branch, repository.registry.register(name) if at is None else at.id)
+        logs.untouch(branch, repository.registry.register(name) if at is None else at.id)
         return None
 
-    kept = for_each_table(end, names)
+    kept = for_each_table(end, touched.names)
+    for table_id in touched.removed:
+        logs.untouch(branch, table_id)
     return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
 
 
 def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> bool:
-    """Return whether a branch that ended has rows that its commit does not contain, in some table."""
-    tables = repository.logs.commit(merged).tables
+    """Return whether a branch that was published has rows that its commit does not contain, in some table."""
+    try:
+        tables = repository.logs.commit(merged).tables
+    except NotFoundError:
+        # Collected: the newest commit says what there is to publish.
+        return True
 
     def more(name: str) -> bool:
         context, at = repository.table(name), tables.get(name)

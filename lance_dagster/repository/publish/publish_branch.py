@@ -18,7 +18,14 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
-from lance_dagster.repository.publish.forks import MERGED, end_branch, has_more, head_of_branch, touched_tables
+from lance_dagster.repository.publish.forks import (
+    MERGED,
+    TouchedTables,
+    end_branch,
+    has_more,
+    head_of_branch,
+    touched_tables,
+)
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.repository_context import RepositoryContext
 
@@ -103,16 +110,16 @@ def publish_branch(
     ended = logs.newest("branch", branch)
     newest = logs.current("branch", MAIN)
     head = logs.commit(newest.commit)
-    names, removed = touched_tables(repository, branch, head) if tables is None else (list(tables), [])
-    merged = ended.properties.get(MERGED) if ended is not None and ended.deleted else None
+    touched = touched_tables(repository, branch, head, None if tables is None else tuple(tables))
+    names = touched.names
+    merged = None if ended is None else ended.properties.get(MERGED)
     if merged is not None and not has_more(repository, branch, merged=merged, names=names):
         # Published before. That publication may have died before `main` of each table, the channel and the branches of
         # the tables followed, so these steps are repeated; where they are done, they change nothing.
         before = Committed(commit=logs.commit(merged), changed={})
-        return _followed(repository, wanted, before, names)
-    if not names:
-        gone = f"its tables were removed: {', '.join(removed)}" if removed else "no table was forked to it"
-        raise RefNotFoundError(branch, [], repository.root, "branch", f"{gone}; name the tables")
+        return _followed(repository, wanted, before, touched)
+    if not names and not touched.removed:
+        raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         try:
@@ -131,7 +138,7 @@ def publish_branch(
     request = CommitRequest(
         branch=MAIN,
         stage=stage,
-        names=tuple(names),
+        names=names,
         message=merging.message or "",
         properties={**merging.properties, "branch": branch},
         audit=audit,
@@ -139,9 +146,7 @@ def publish_branch(
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )
-    published = _followed(repository, wanted, commit_tables(logs, request), names)
-    left = (f"{branch} of {name}: the table was removed from the repository" for name in removed)
-    return replace(published, kept=(*published.kept, *left))
+    return _followed(repository, wanted, commit_tables(logs, request), touched)
 
 
 def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
@@ -153,14 +158,18 @@ def _reads(repository: RepositoryContext, wanted: Publication, known: Collection
     return reads
 
 
-def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, names: Iterable[str]) -> Published:
+def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, touched: TouchedTables) -> Published:
     """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
     options, merging = wanted.options, wanted.merging
     # A later commit may have removed a table that the branch touched.
-    present = [name for name in names if name in done.commit.tables]
+    present = [name for name in touched.names if name in done.commit.tables]
     # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
     landed = project(repository.registry, done.commit, present, tag=None, options=merging)
-    published = Published(commit=done.commit, changed=done.changed, lagging=landed)
+    left = tuple(
+        f"{wanted.branch} of {name}: the table was removed from the repository; the branch stays in its files"
+        for name in sorted(touched.removed.values())
+    )
+    published = Published(commit=done.commit, changed=done.changed, lagging=landed, kept=left)
     if wanted.channel is not None:
         moved = Channels(repository).promote(
             wanted.channel,
@@ -175,5 +184,5 @@ def _followed(repository: RepositoryContext, wanted: Publication, done: Committe
     if not options.get("retire", True):
         return published
     # Last: as long as the branch is there, a repeated publication does everything above that a crash left undone.
-    kept = end_branch(repository, wanted.branch, merged=done.commit.id, names=names)
-    return replace(published, kept=tuple(kept))
+    kept = end_branch(repository, wanted.branch, touched, merged=done.commit.id)
+    return replace(published, kept=(*kept, *left))
