@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from lance_dagster import InRange, LanceResource, RowCount, Unique
+from lance_dagster import InRange, LanceRepository, LanceResource, RowCount, Unique
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
 from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
@@ -73,6 +73,23 @@ def test_a_held_table_is_not_published_by_the_button(lake: LanceResource, instan
     assert stall.publish(instance, release=True, reason="audited").success
     assert [1] == stall.published()
     assert stall.publish(instance).success
+    assert [1, 2] == stall.published()
+
+
+def test_the_button_says_what_main_has_and_its_channel_lacks(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """It stays green and promotes nothing unasked; the ref that it names promotes the run, whose branch is gone."""
+    stall = Stall(lake, [Unique("id")])
+    assert stall.run(instance).success
+    ref = stall.write(instance, 2)
+    assert stall.publish(instance).success
+    channels = LanceRepository.open(lake.root).channels
+    channels.rollback("production", reason="wait for the audit")
+    channels.release("production", reason="audited")
+    pressed = stall.publish(instance)
+    said = [entry.user_message for entry in instance.all_logs(pressed.run_id) if "nothing waits" in entry.user_message]
+    assert (True, 1, [1]) == (pressed.success, len(said), stall.published())
+    assert f"main@3 has what {ref} wrote, and production names main@2: to promote it, set ref: {ref}," in said[0]
+    assert stall.publish(instance, ref=ref).success
     assert [1, 2] == stall.published()
 
 

@@ -385,6 +385,30 @@ def _values(version: Version, key: str) -> list[str]:
     return [*own, *json.loads(version.properties[md.PUBLISHED_RUNS])]
 
 
+def nothing_new(publication: Publication, tag: str) -> str:
+    """Return what to say of a table for which no run branch waits.
+
+    A run that another publisher published may be missing under this tag, which was held meanwhile. It is not promoted
+    unasked, since it may have been withdrawn from this tag on purpose.
+    """
+    table, previous = publication.table, publication.previous
+    # Another program may have put the tag on a branch, whose numbers do not compare.
+    if previous is not None and previous.branch != MAIN:
+        return "nothing new"
+    named = 0 if previous is None else previous.version
+    # Newest first. A compaction, or a commit of another program, comes from no run.
+    for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):
+        runs = runs_of(table.at(f"{MAIN}@{number}")) if number > named else []
+        if runs:
+            return (
+                f"nothing waits, but {MAIN}@{number} has what run/{runs[-1]} wrote, and {tag} names "
+                f"{previous.ref if previous else 'no version'}: to promote it, set ref: run/{runs[-1]}, or ref: {MAIN}"
+            )
+        if number <= named:
+            break
+    return "nothing new"
+
+
 def runs_of(version: Version) -> list[str]:
     """Return the runs whose rows a commit of `main` published."""
     return _values(version, md.RUN_ID)

@@ -32,6 +32,7 @@ from lance_dagster.plugin.publish.publication import (
     find_tag,
     merge_all,
     move_tags,
+    nothing_new,
     retire_all,
     runs_of,
 )
@@ -259,7 +260,8 @@ class PublishStep:
         # This is no error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
-            search.missing += [f"{one.name}: nothing new", *(f"{one.name}: it waits: {wait}" for wait in _waits(one))]
+            said = [nothing_new(one, self.tag), *(f"it waits: {wait}" for wait in _waits(one))]
+            search.missing += [f"{one.name}: {reason}" for reason in said]
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 
