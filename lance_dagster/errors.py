@@ -201,8 +201,8 @@ class SchemaMismatchError(InvalidInputError):
 class BasePathRefusedError(InvalidInputError):
     """Report a version that names files outside of its table, which neither the caller nor the place allows."""
 
-    def __init__(self, table: str, place: str) -> None:
-        """Keep the URIs of the table and of the place."""
+    def __init__(self, table: str, place: str, before_move: str | None = None) -> None:
+        """Keep the URIs of the table and of the place, and the version if it is from before a move of the table."""
         # The place may hold braces, which the sentence of a remedy would take for the place of the call.
         option = f"allowed_base_paths={place}".replace("{", "{{").replace("}", "}}")
         remedy = Remedy(
@@ -210,9 +210,15 @@ class BasePathRefusedError(InvalidInputError):
             "reader by {}; if the table was moved, relocate it",
             Call("maintenance.allow_base", (place,)),
         )
-        super().__init__(table, place, remedy=remedy)
+        if before_move is not None:
+            remedy = Remedy(
+                f"{before_move} is from before the table was moved: create a branch at it, then {{}} lets that be read",
+                Call("maintenance.relocate"),
+            )
+        super().__init__(table, place, before_move, remedy=remedy)
         self.table = table
         self.place = place
+        self.before_move = before_move
 
     @property
     def complaint(self) -> str:

@@ -51,9 +51,8 @@ class BaseAccess:
             InvalidInputError: No store has such a URI.
         """
         own = self.store.uri
-        # Compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
         uri = self._canonical(path)
-        if uri == own or uri.startswith(f"{own}/"):
+        if self.is_inside(uri):
             return self.store, uri.removeprefix(own).lstrip("/")
         found = self._checked.get((uri, base_id))
         if found is None:
@@ -63,6 +62,16 @@ class BaseAccess:
             # Kept for the life of this object: the answer costs a request.
             self._checked[uri, base_id] = found
         return found, ""
+
+    def is_inside(self, path: str) -> bool:
+        """Return whether a base path is the table or a folder of it.
+
+        Raises:
+            BasePathRefusedError: The path is no URI.
+        """
+        # Compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
+        uri = self._canonical(path)
+        return uri == self.store.uri or uri.startswith(f"{self.store.uri}/")
 
     def allow(self, path: str, base_id: int = 0) -> None:
         """Write the allowance at a base path that the caller names, unless the caller's options allow it already.

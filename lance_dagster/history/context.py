@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lance_dagster.datafiles import ExpectedFile, IsolatedScan, count, open_dataset, read_shapes, scan_isolated
-from lance_dagster.errors import CorruptFileError, RefNotFoundError, UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.errors import (
+    BasePathRefusedError,
+    CorruptFileError,
+    RefNotFoundError,
+    UnsupportedFeatureError,
+    VersionNotFoundError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_readable
 from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
@@ -147,7 +153,14 @@ class TableContext:
         check_readable(state.manifest, state.path or str(state))
         for base in state.manifest.base_paths:
             # pylance follows every base path, so it gets no version with one that is not allowed.
-            self.versions.bases.check(base.path, base.id)
+            try:
+                self.versions.bases.check(base.path, base.id)
+            except BasePathRefusedError as error:
+                present = self.versions.present_base(state.branch, base)
+                if present == base or not self.versions.bases.is_inside(present.path):
+                    raise
+                # The table was relocated, so relocating it once more has nothing to do for this version.
+                raise BasePathRefusedError(error.table, error.place, before_move=str(state)) from error
         checks = file_checks(self.storage_options)
         if checks != "none":
             check_deletions(self.versions, state, fragment_ids)

@@ -22,13 +22,14 @@ from functools import cached_property, partial
 
 import pendulum
 
-from lance_dagster.errors import CorruptFileError, VersionNotFoundError
+from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import VersionSummary, decode_manifest_file, decode_transaction, summarize_manifest
-from lance_dagster.format.model import Manifest
+from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.history.base_access import BaseAccess
 from lance_dagster.store import Store
+from lance_dagster.transactions.base_paths import restored_base_paths
 from lance_dagster.transactions.commit_id import commit_id
 
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
@@ -159,6 +160,26 @@ class Versions:
         """
         store, folder = self.bases.locate(uri, base_id)
         return store, layout.join(folder, key)
+
+    def present_base(self, branch: str, base: BasePath) -> BasePath:
+        """Return a base path of a version, with its present place where the table or the place was moved since.
+
+        `relocate` and `move_base` correct the newest version of a branch; older ones keep the old path. A place outside
+        of the table is allowed or refused as if the newest version named it. Where the newest version cannot be read,
+        the base path is returned as it is.
+        """
+        try:
+            if self.bases.locate(base.path, base.id)[0] is self.store:
+                return base
+            refused = False
+        except (InvalidInputError, StoreError):
+            refused = True
+        try:
+            (present,) = restored_base_paths([base], self.head(branch).manifest.base_paths)
+            # A copy of a table has copies of all its files: the original's are not looked at even if they can be read.
+            return present if refused or self.bases.is_inside(present.path) else base
+        except (FormatError, InvalidInputError, StoreError, VersionNotFoundError):
+            return base
 
     def numbers(self, branch: str) -> list[int]:
         """List the versions of a branch, oldest first, from file names alone; empty when there is no such branch."""

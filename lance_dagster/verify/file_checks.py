@@ -75,6 +75,7 @@ class FileChecks:
         self._context = context
         self._listings: dict[tuple[str, int, str], Listing] = {}
         self._digests: dict[tuple[str, str], Mapping[str, frozenset[str]]] = {}
+        self._present_bases: dict[tuple[str, BasePath], BasePath] = {}
         self.data_files: set[str] = set()
         self.deletion_files: set[str] = set()
         self.index_files: set[str] = set()
@@ -82,7 +83,8 @@ class FileChecks:
 
     def check_bases(self, state: State) -> Iterator[Problem]:
         """Record the base paths outside of the table, and report those that are not allowed."""
-        for base in state.manifest.base_paths:
+        for named in state.manifest.base_paths:
+            base = self._present(state.branch, named)
             try:
                 store, _ = self._context.versions.bases.locate(base.path, base.id)
             except BasePathRefusedError as error:
@@ -280,10 +282,19 @@ class FileChecks:
 
     def _base(self, state: State, base_id: int | None) -> BasePath | None:
         """Return the folder of a file; None for an unknown base path, which `manifest_rules` reports."""
+        own = self._context.versions.branch_uri(state.branch)
         try:
-            return base_path_of(state.manifest, base_id, self._context.versions.branch_uri(state.branch))
+            base = base_path_of(state.manifest, base_id, own)
         except CorruptFileError:
             return None
+        return base if base.path == own else self._present(state.branch, base)
+
+    def _present(self, branch: str, base: BasePath) -> BasePath:
+        # Kept, since a branch may have many versions from before it was relocated.
+        place = (branch, base)
+        if place not in self._present_bases:
+            self._present_bases[place] = self._context.versions.present_base(branch, base)
+        return self._present_bases[place]
 
     def _listed(self, base: BasePath, folder: str) -> Listing:
         # A base path that is no dataset root holds the files directly, without `data/` and the like.

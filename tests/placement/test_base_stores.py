@@ -201,6 +201,8 @@ def test_a_base_that_was_moved_is_found_again(tmp_path: Path, kind: str) -> None
     again.append(again.stage(entries("cold", 4), base="cold"))
     assert [*COLD, ("cold", 4), ("hot", 1), ("hot", 2)] == contents(again)
     assert () == again.maintenance.move_base("cold", tmp_path / "ice").branches
+    # Versions from before name the old place.
+    assert again.maintenance.verify().ok
 
 
 def test_a_base_is_not_moved_to_where_its_files_are_not(tmp_path: Path) -> None:
