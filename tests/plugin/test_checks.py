@@ -374,8 +374,9 @@ def test_table_without_a_blocking_check_is_refused(lake: LanceResource, instance
     checks = build_table_checks(orders, [NotNull("id")], blocking=False)
     refused = dg.materialize([orders, *checks, build_publisher([orders])], **options)
     published = dg.materialize([orders, build_publisher([orders], unchecked=True)], **options)
-    assert "shop/orders: no blocking check guards it; add one, or build the publisher with unchecked=True" in failure(
-        refused
+    assert (
+        "shop/orders: no blocking check guards it; add one, or give unchecked=True to build_publisher or lance_assets"
+        in failure(refused)
     )
     assert published.success
 
