@@ -332,8 +332,23 @@ class Versions:
         newest = self._newest(branch)
         if not newest:
             raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
+        if not self.store.ordered_listing:
+            self._forget_former_table(branch, newest[0], branch_id)
         state = self.load(branch, newest[0], branch_id)
         return replace(state, before=newest[1]) if len(newest) > 1 else state
+
+    def _forget_former_table(self, branch: str, number: int, branch_id: str) -> None:
+        """Forget what was read when a version of another table has the place of one that is cached.
+
+        The table may have been deleted and made again, with the same numbers. On local disk only, where it takes a
+        few microseconds and no request: a commit on a cached version of the former table makes the new one unreadable.
+        """
+        known = self._places.get((layout.MAIN if branch == layout.MAIN else branch_id, branch, number))
+        if known is None:
+            return
+        data = self._manifest(branch, number)[1]
+        if data is not None and commit_id(data) != known:
+            self.forget()
 
     def describe(self, state: State, numbers: Sequence[int] | None = None) -> Version:
         """Describe a version that was read.

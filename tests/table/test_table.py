@@ -1,6 +1,7 @@
 """Opening, creating and passing around tables."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -119,6 +120,17 @@ def test_leftovers_of_a_deleted_table_of_the_same_name_do_not_show(tmp_path: Pat
     shutil.rmtree(uri)
     LanceTable.create(uri, SCHEMA).append(entries("b", 2))
     assert 1 == LanceTable.open(uri).count_rows()
+
+
+def test_a_table_made_again_is_not_taken_for_the_former_one(tmp_path: Path) -> None:
+    """An open table commits on what is there now, though its versions have the numbers of those that it read."""
+    LanceTable.create(tmp_path / "t", SCHEMA).append(entries("old", 1))
+    held = LanceTable.open(tmp_path / "t")
+    assert 1 == held.head().rows
+    shutil.rmtree(tmp_path / "t")
+    LanceTable.create(tmp_path / "t", SCHEMA).append(entries("new", 1))
+    held.append(entries("new", 2))
+    assert [("new", 1), ("new", 2)] == contents(LanceTable.open(tmp_path / "t"))
 
 
 def test_a_version_is_a_ref(tmp_path: Path) -> None:
