@@ -60,12 +60,13 @@ def test_a_string_that_is_not_utf8_is_refused(tmp_path: Path, kind: str) -> None
     """Its rows could not be read again; rows outside of a slice do not count."""
     texts: Any = pa.array([b"ok", b"\xc3\xa4", b"latin \xe4", b"ok"]).view(pa.string())
     offsets: Any = [0, 1, 2, 4]
+    numbers: Any = pa.array([1, 2, 3, 4])
     column: Any = {
         "string": texts,
         "large string": texts.cast(pa.large_string()),
         "struct": pa.StructArray.from_arrays([texts], ["text"]),
         "list": pa.ListArray.from_arrays(offsets, texts),
-        "map": pa.MapArray.from_arrays(offsets, texts, pa.array([1, 2, 3, 4])),
+        "map": pa.MapArray.from_arrays(offsets, texts, numbers),
         "dictionary": pa.DictionaryArray.from_arrays(pa.array([2, 0, 0]), texts),
     }[kind]
     rows = pa.table({"it": column})

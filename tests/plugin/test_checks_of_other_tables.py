@@ -150,7 +150,9 @@ def test_readers_get_the_other_table_as_the_check_saw_it(lake: LanceResource, in
     assert waiting.success
     assert "'keys_exist_id' failed on run/" in failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
     assert [1] == shop.seen()
-    assert lake.open_repository().commit("order 7")
+    repository = lake.open_repository()
+    assert repository is not None
+    repository.commit("order 7")
     said = failure(shop.publish(LINES, ref=f"run/{waiting.run_id}"))
     assert "channel 'production' names shop/orders at main@2, and main of the repository another version" in said
     assert [1] == shop.seen()
