@@ -158,7 +158,8 @@ def _check_text(values: "pa.Array[Any]", name: str) -> None:
 
 def _texts(values: "pa.Array[Any]") -> "Iterator[pa.Array[Any]]":
     """Yield the arrays of strings in an array: itself, or those nested in it."""
-    if values.type in _STRINGS:
+    # An extension type need not be hashable, as pylance's type of blobs is not.
+    if not isinstance(values, pa.ExtensionArray) and values.type in _STRINGS:
         yield values
         return
     for part in _parts(values):
