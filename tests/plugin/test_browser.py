@@ -64,13 +64,20 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with browser_on(f"http://{HOST}:{port}") as browser, log.open("wb") as output:
         command = [sys.executable, "-m", "dagster", "dev", "-h", HOST, "-p", str(port), "-f", str(location)]
         environment = {**os.environ, "DAGSTER_HOME": str(home)}
-        process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=CHECKOUT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             wait_for(process, port, log)
             yield Desk(shop, browser)
         finally:
             process.send_signal(signal.SIGINT)  # then it takes its web server, code server and daemon with it
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                # Dagster sometimes waits for its code server for ever.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def test_a_day_at_the_desk(desk: Desk) -> None:

@@ -117,7 +117,9 @@ def commit_message(found: Sequence[Publication], about: Mapping[str, str]) -> st
     back = [one for one in found if is_rollback(one)]
     if not back:
         return f"publish {', '.join(one.name for one in found)}"
-    message = "; ".join(["roll back " + ", ".join(f"{one.name} to {one.version}" for one in back), *_forward(found)])
+    message = "; ".join(
+        ["roll back " + ", ".join(sorted(f"{one.name} to {one.version}" for one in back)), *_forward(found)]
+    )
     return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
 
 
