@@ -73,7 +73,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
             CorruptFileError: The file cannot be opened or decoded.
         """
         # Sent over standard input: other users can see the arguments of a process, and options contain secrets.
-        request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "memory": _memory(size)}
+        request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "size": size}
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             process, self._process = self._process, None
@@ -182,7 +182,7 @@ def serve_inspections() -> None:
     # The parent waits for each answer, so what is buffered never holds a second request.
     while select.select([sys.stdin], [], [], _IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         request = json.loads(line)
-        limit_memory(request.pop("memory"))
+        limit_memory(request.pop("size"))
         try:
             found: dict[str, Any] = asdict(_summary(**request))
         except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
@@ -196,14 +196,15 @@ def serve_inspections() -> None:
         sys.stdout.flush()
 
 
-def _memory(size: int) -> int:
-    return max(_LEAST_MEMORY, _BYTES_FOR_A_BYTE * size)
-
-
 def limit_memory(size: int) -> None:
-    """Limit the memory of this process, so that a damaged file ends it and does not fill the memory of the machine."""
+    """Limit the memory of this process, so that a damaged file ends it and does not fill the memory of the machine.
+
+    Args:
+        size: The size in bytes of the files that it reads, from which the limit is derived.
+    """
+    limit = max(_LEAST_MEMORY, _BYTES_FOR_A_BYTE * size)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (size if most == resource.RLIM_INFINITY else min(size, most), most))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> DataFileShape:

@@ -40,8 +40,6 @@ _REPORTED = {
 }
 _REPORT = "lance_dagster: "
 _FAILED = 3
-# What a damaged file may make pylance allocate before its process is ended: reading whole columns takes memory too.
-_LEAST_MEMORY, _BYTES_FOR_A_BYTE = 4 << 30, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +121,7 @@ def _error(uri: str, code: int, errors: IO[bytes]) -> LanceDagsterError:
 def serve_rows() -> None:
     """Answer one request on standard input with an Arrow stream on standard output."""
     request = json.load(sys.stdin)
-    limit_memory(max(_LEAST_MEMORY, _BYTES_FOR_A_BYTE * request.pop("size")))
+    limit_memory(request.pop("size"))
     columns, condition = request.pop("columns"), request.pop("filter")
     # What pylance or one of its libraries prints must not get between the batches.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:

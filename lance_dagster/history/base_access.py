@@ -88,10 +88,9 @@ class BaseAccess:
         Raises:
             StoreError: The place cannot be written.
         """
-        uri = canonical_uri(path)
-        own = self.store.uri
-        if uri == own or uri.startswith(f"{own}/"):
+        if self.is_inside(path):
             return
+        uri, own = canonical_uri(path), self.store.uri
         place = open_store(uri, base_options(self.storage_options, base_id, uri))
         if not _allows(place, own):
             place.put(_key(own), json.dumps({"table": own}).encode())

@@ -259,7 +259,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
                 staged = _stage(versions, branch, proposal, staged)
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id)
-            landed = _put(versions, branch, proposal)
+            landed = _put(versions, branch, proposal, staged)
         if landed is not None:
             _sync(versions, landed, proposal.transaction)
             path = versions.manifest_path(branch, landed.number)
@@ -309,8 +309,7 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 
     There is no fence to check: the branch's own file says that it is being created.
     """
-    _stage(versions, branch, proposal, b"")
-    put = _put(versions, branch, proposal)
+    put = _put(versions, branch, proposal, _stage(versions, branch, proposal, b""))
     if put is not None:
         _sync(versions, put, proposal.transaction)
         _write_hint(versions, branch, put.number)
@@ -341,10 +340,13 @@ def _stage(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -
     return body
 
 
-def _put(versions: Versions, branch: str, proposal: Proposal) -> State | None:
-    """Put the manifest of the proposed version; return None when another writer took the number."""
+def _put(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -> State | None:
+    """Put the manifest of the proposed version, with the transaction that `_stage` encoded.
+
+    Returns None when another writer took the number.
+    """
     transaction = _with_committer(proposal.transaction)
-    data = encode_manifest_file(proposal.manifest, encode_transaction(transaction))
+    data = encode_manifest_file(proposal.manifest, staged)
     if not _put_manifest(versions, versions.manifest_path(branch, proposal.manifest.version), data, transaction):
         return None
     return State(branch, proposal.manifest, transaction, id=commit_id(data), size=len(data))

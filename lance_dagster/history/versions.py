@@ -34,9 +34,9 @@ from lance_dagster.transactions.commit_id import commit_id
 
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
 _FIRST_NAMES = 8
-# Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
 # Versions that are read at the same time, and from how many on.
 _WORKERS, _MANY = 8, 2
+# Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
 

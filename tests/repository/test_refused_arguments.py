@@ -76,7 +76,7 @@ def test_a_table_that_an_audit_reads_has_to_be_there(lake: LanceRepository) -> N
 def test_names_of_what_commits_hold_are_not_for_runs(lake: LanceRepository) -> None:
     """A fork is refused; and a branch that a person gave such a name in the table is not collected."""
     with pytest.raises(InvalidRefNameError, match="commits hold"):
-        lake.fork("orders", "published/mine")
+        lake.fork("orders", "published/by-hand")
 
 
 def test_rows_that_came_late_are_published_by_a_repeated_publication(lake: LanceRepository) -> None:
