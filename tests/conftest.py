@@ -34,14 +34,18 @@ MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30  # noqa: S108 - the folders of tes
 
 
 def pytest_configure() -> None:
-    """Name no committer, and put the folders of all tests on a disk in memory, where there is room.
+    """Name no committer, keep bytecode, and put the folders of all tests on a disk in memory, where there is room.
 
     Without a committer, what tests expect does not depend on who runs them. A sync costs milliseconds elsewhere.
+
+    Without bytecode, every worker and every program that a test starts would compile the package and the tests again.
 
     What a sync asks of the system is the same there, so tests of durability hold too. A test may run a program that it
     wrote, so a file system without execution does not serve.
     """
     os.environ["LANCE_DAGSTER_COMMITTER"] = ""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if "TMPDIR" in os.environ or not os.access(MEMORY_DISK, os.W_OK | os.X_OK):
         return
     state = os.statvfs(MEMORY_DISK)
