@@ -185,7 +185,7 @@ def _batches(part: ChangePart, own: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield from read_pieces(part.scan, [FragmentRows(part.fragment, part.start, part.stop)], own)
         return
     offsets = BitMap.deserialize(part.offsets)
-    for found in scan_fragment(part.scan.dataset(), part.fragment, own.names, offsets):
+    for found in scan_fragment(part.scan.dataset([part.fragment]), part.fragment, own.names, offsets):
         for batch in found.rows.to_batches():
             yield to_spark_batch(batch, own)
 

@@ -10,8 +10,9 @@ not be implemented here.
 """
 
 import functools
+import gc
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
@@ -20,9 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, StoreError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string, string_list
-from lance_dagster.history.context import Ref
+from lance_dagster.history.context import Ref, TableContext, open_context
+from lance_dagster.history.versions import State
 from lance_dagster.spark.piece_rows import PieceReader
 from lance_dagster.spark.spark_schema import (
     arrow_for_spark,
@@ -133,29 +136,40 @@ class Scan:
             limit=limit,
         )
 
-    def dataset(self) -> "LanceDataset":
-        """Open the version with pylance; a worker that reads several pieces of it opens it once.
+    def dataset(self, fragments: Iterable[int] = ()) -> "LanceDataset":
+        """Open the version with pylance, to read the rows of some fragments; see `opened`."""
+        return opened(self.uri, self.version, self.commit_id, self.storage_options, fragments)
 
-        Raises:
-            StoreError: There is no table at the path on this machine, though there was one where the read was planned.
-        """
-        return opened(self.uri, self.version, self.commit_id, frozenset(self.storage_options.items()))
+
+def opened(
+    uri: str, version: str, commit_id: str, storage_options: Mapping[str, str], fragments: Iterable[int]
+) -> "LanceDataset":
+    """Open a version with pylance, to read the rows of some fragments; a worker keeps the last versions open.
+
+    A damaged deletion file can end the process that reads it with pylance, so those of the fragments are decoded here
+    first, each once in a worker. Those of other fragments are not read: each of many workers reads a part of the table.
+
+    Raises:
+        StoreError: There is no table at the path on this machine, though there was one where the read was planned.
+        CorruptFileError: A deletion file is damaged.
+    """
+    context, state, dataset = _opened(uri, version, commit_id, frozenset(storage_options.items()))
+    context.check_before_reading(state, fragments)
+    return dataset
 
 
 @functools.lru_cache(maxsize=2)
-def opened(uri: str, version: str, _commit_id: str, options: frozenset[tuple[str, str]]) -> "LanceDataset":
-    """Open a version with pylance on an executor, which keeps the last ones open.
-
-    Raises:
-        StoreError: There is no table at the path on this machine.
-    """
-    try:
-        return LanceTable.open(uri, dict(options)).to_lance(version)
-    except TableNotFoundError as error:
+def _opened(
+    uri: str, version: str, _commit_id: str, options: frozenset[tuple[str, str]]
+) -> "tuple[TableContext, State, LanceDataset]":
+    context = open_context(uri, dict(options))
+    if not context.versions.has_versions(MAIN):
         raise StoreError(
             f"the executor on {socket.gethostname()} finds no table at {uri}; a table that several machines read has "
             "to be on object storage or on a file system that all of them mount at the same path"
-        ) from error
+        )
+    state = context.at(version)
+    return context, state, context.dataset(state, ())
 
 
 def check_filter(scan: Scan) -> None:
@@ -270,12 +284,23 @@ def _read_groups(
             yield from read_pieces(scan, groups[int(number.as_py())], expected)
 
 
+@functools.cache
+def freeze_imports() -> None:
+    """Exempt what a Python worker of Spark has imported from its garbage collections; acts once in each process.
+
+    A worker collects garbage after every task, and visits every object of every module that it has imported. That
+    takes 60 ms, which is most of the time of a small task.
+    """
+    gc.freeze()
+
+
 def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some pieces, in the types that Spark expects, and not more of them than the limit."""
+    freeze_imports()
     width = row_bytes(scan.schema)
     rows_at_once = max(1, min(batch_rows(scan.schema), _BATCH_BYTES // width))
     reader = PieceReader(
-        dataset=scan.dataset(),
+        dataset=scan.dataset({piece.fragment for piece in pieces}),
         columns=tuple(scan.schema.names),
         filter=scan.filter,
         limit=scan.limit,

@@ -1,12 +1,25 @@
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from lance_dagster.errors import InvalidInputError, RefNotFoundError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError
 from lance_dagster.spark import read_table
-from lance_dagster.spark.reader import FragmentSize, LancePartition, LanceReader, Scan, partition_pieces
-from lance_dagster.spark.spark_schema import readable_schema
+from lance_dagster.spark.reader import (
+    FragmentRows,
+    FragmentSize,
+    LancePartition,
+    LanceReader,
+    Scan,
+    fragment_sizes,
+    partition_pieces,
+    read_pieces,
+)
+from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema
 from lance_dagster.table import LanceTable
 from tests.spark.samples import rows, schema_of
 
@@ -158,3 +171,28 @@ def test_storage_options_do_not_show() -> None:
         storage_options={"aws_secret_access_key": "hush"},
     )
     assert "hush" not in repr(scan)
+
+
+def test_deletion_files_of_other_fragments_are_not_read(numbers: LanceTable) -> None:
+    """Many workers read a table together, and each would read the deletion files of all fragments."""
+    numbers.delete("id IN (1, 6)")
+    second = next(iter(Path(numbers.uri, "_deletions").glob("1-*")))
+    second.unlink()
+    scan = Scan.plan(numbers, columns=["id"], filter="id >= 0")
+    assert 2 == len(fragment_sizes(scan))
+    expected = arrow_for_spark(readable_schema(scan.schema))
+    first = pa.Table.from_batches(read_pieces(scan, [FragmentRows(0)], expected))
+    assert [0, 2, 3, 4] == first.column("id").to_pylist()
+    with pytest.raises(CorruptFileError, match=f"{second.name}.*it is missing"):
+        list(read_pieces(scan, [FragmentRows(1)], expected))
+
+
+def test_workers_exempt_their_imports_from_garbage_collections(spark: SparkSession, numbers: LanceTable) -> None:
+    """Spark collects garbage in a worker after each task; with the imports, that takes most of a small task."""
+
+    def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.record_batch({"objects": pa.array([gc.get_freeze_count()], pa.int64())})
+
+    read_table(spark, numbers).collect()
+    assert 10_000 < max(row.objects for row in spark.range(0, 8, 1, 8).mapInArrow(frozen, "objects long").collect())
