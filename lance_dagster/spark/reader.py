@@ -138,11 +138,11 @@ class Scan:
 
     def dataset(self, fragments: Iterable[int] = ()) -> "LanceDataset":
         """Open the version with pylance, to read the rows of some fragments; see `opened`."""
-        return opened(self.uri, self.version, self.commit_id, self.storage_options, fragments)
+        return opened(self.uri, self.version, self.commit_id, self.storage_options, fragments=fragments)
 
 
 def opened(
-    uri: str, version: str, commit_id: str, storage_options: Mapping[str, str], fragments: Iterable[int]
+    uri: str, version: str, commit_id: str, storage_options: Mapping[str, str], *, fragments: Iterable[int]
 ) -> "LanceDataset":
     """Open a version with pylance, to read the rows of some fragments; a worker keeps the last versions open.
 

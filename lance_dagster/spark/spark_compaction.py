@@ -105,7 +105,7 @@ def _rewrite(
             group = groups[number]
             # The id of the version is part of the cache key: another table at the same place is not taken for this one.
             options = group.target.storage_options
-            dataset = opened(uri, str(version), version.id, options, group.fragments)
+            dataset = opened(uri, str(version), version.id, options, fragments=group.fragments)
             files = write_files(group.target, scan_fragments(dataset, group.fragments))
             # A description goes back to the driver as JSON, because Spark moves only columns between its processes.
             described = [{"name": file.name, "rows": file.rows, "size": file.size} for file in files]
