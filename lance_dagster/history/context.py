@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -126,11 +126,18 @@ class TableContext:
         """Read the newest version of a branch as `head` does; return None when there is no such branch."""
         if branch == MAIN:
             return self.versions.head(branch)
+        # Listed before the file is read: a branch that takes the name of another one begins above the versions of that
+        # one. So from the first version that the file tells on, what was listed belongs to the branch of the file.
+        newest = self.versions.newest_few(branch) if self.refs.may_have(branch) else []
         found = self.refs.branch(branch)
         state = READY if found is None else found.state
         if found is not None and state != READY and RESETTING in found.metadata:
             raise being_reset(found, self.refs)
-        return None if found is None or state != READY else self.versions.head(branch, found.id)
+        if found is None or state != READY:
+            return None
+        if not newest or newest[0] < found.first:
+            return self.versions.head(branch, found.id)
+        return replace(self.versions.head(branch, found.id, newest), of=found)
 
     def dataset(self, state: State, fragment_ids: Iterable[int] | None = None) -> "LanceDataset":
         """Open a version with pylance.

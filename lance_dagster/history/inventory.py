@@ -241,26 +241,23 @@ def _owner_digest(branch_id: str) -> str:
 _WORKERS = 8
 
 
-def copy_to_expired(store: Store, branch: str, owner: str, only: frozenset[int] | None = None) -> None:
+def copy_to_expired(store: Store, branch: str, owner: str, manifests: Mapping[int, str]) -> None:
     """Copy manifests of a branch that are about to be deleted to `_expired/`.
 
     Args:
         store: The store of the table.
         branch: The branch.
         owner: The id of the branch.
-        only: The numbers of the versions; None for all.
+        manifests: The keys of the manifests by version number.
     """
-    folder = layout.join(layout.branch_root(branch), layout.VERSIONS)
 
-    def copy(name: str) -> None:
-        data = store.get(f"{folder}/{name}")
-        present, old = layout.parse_manifest_names([name])
-        number = next(iter((*present, *old)), None)
-        if data is not None and number is not None and (only is None or number in only):
+    def copy(number: int) -> None:
+        data = store.get(manifests[number])
+        if data is not None:
             key = expired_copy_key(branch, number, owner, commit_id(data))
             # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
             store.put(key, data, durable=False)
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         # Consumed, so that a failure in a thread is raised here.
-        list(pool.map(copy, store.list(folder)))
+        list(pool.map(copy, manifests))

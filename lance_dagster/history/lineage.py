@@ -28,6 +28,7 @@ Invariants and traps:
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
@@ -85,16 +86,25 @@ class MergeRecord:
 
 def merge_records_of(manifest: Manifest) -> dict[str, MergeRecord]:
     """Return the records of merges in a manifest, by branch id; malformed entries are skipped."""
-    found: dict[str, MergeRecord] = {}
-    for key, text in manifest.table_metadata.items():
-        numbers, _, aliases = text.partition(" ")
-        merged, _, dest = numbers.partition("@")
-        # Anybody can edit table metadata, so a value of another form is not taken for a record.
-        if key.startswith(MERGED_PREFIX) and _NUMBER.fullmatch(merged) and _NUMBER.fullmatch(dest):
-            known = tuple(decode_aliases(aliases)), decode_fields(aliases)
-            record = MergeRecord(merged=int(merged), dest=int(dest), aliases=known[0], fields=known[1])
-            found[key.removeprefix(MERGED_PREFIX)] = record
-    return found
+    records = (
+        (key.removeprefix(MERGED_PREFIX), _parsed_record(text))
+        for key, text in manifest.table_metadata.items()
+        if key.startswith(MERGED_PREFIX)
+    )
+    return {branch_id: record for branch_id, record in records if record is not None}
+
+
+# Each version carries on the records of the versions before it, so the same few texts are met again and again.
+@lru_cache(maxsize=256)
+def _parsed_record(text: str) -> MergeRecord | None:
+    numbers, _, aliases = text.partition(" ")
+    merged, _, dest = numbers.partition("@")
+    # Anybody can edit table metadata, so a value of another form is not taken for a record.
+    if not _NUMBER.fullmatch(merged) or not _NUMBER.fullmatch(dest):
+        return None
+    return MergeRecord(
+        merged=int(merged), dest=int(dest), aliases=tuple(decode_aliases(aliases)), fields=decode_fields(aliases)
+    )
 
 
 def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) -> dict[str, str]:
@@ -166,7 +176,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     segments: list[BranchSegment] = []
     branch, number = state.branch, state.manifest.version
     while branch != MAIN:
-        found = refs.branch(branch)
+        found = state.of if state.of is not None and branch == state.branch else refs.branch(branch)
         # Branch files can be damaged or edited by hand; without this check a circle of forks would never end.
         if any(segment.branch == branch for segment in segments):
             path = f"{refs.store.uri}/{branch_file(branch)}"

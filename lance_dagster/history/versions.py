@@ -28,6 +28,7 @@ from lance_dagster.format.codec import VersionSummary, decode_manifest_file, dec
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.history.base_access import BaseAccess
+from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.store import Store
 from lance_dagster.transactions.base_paths import restored_base_paths
 from lance_dagster.transactions.commit_id import commit_id
@@ -88,6 +89,7 @@ class State:
 
     `path` is the URI of the manifest, for messages, and `size` its size in bytes, 0 where it was not read. `id` is the
     commit id. `before` is the number of the version before it on its branch, where a listing or the commit showed it.
+    `of` is its branch, where the file of that was read after the version was listed.
     """
 
     branch: str
@@ -97,6 +99,7 @@ class State:
     id: str = ""
     size: int = 0
     before: int | None = None
+    of: Branch | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def number(self) -> int:
@@ -130,8 +133,9 @@ class Versions:
     _states: dict[str, State] = field(default_factory=dict)
     _places: dict[tuple[str, str, int], str] = field(default_factory=dict)
     _cached_fragments: int = 0
-    # The branches whose manifests were last seen under names of the first scheme.
+    # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
     _v1_named: set[str] = field(default_factory=set)
+    _v2_named: set[str] = field(default_factory=set)
     _ids: dict[tuple[str, int], str] = field(default_factory=dict)
     _folders: dict[str, str] = field(default_factory=dict)
     bases: BaseAccess = field(init=False)
@@ -187,16 +191,18 @@ class Versions:
 
     def newest(self, branch: str) -> int | None:
         """Return the newest version of a branch, or None when it has none."""
-        return next(iter(self._newest(branch)), None)
+        return next(iter(self.newest_few(branch)), None)
 
-    def _newest(self, branch: str) -> list[int]:
+    def newest_few(self, branch: str) -> list[int]:
         """Return the newest versions of a branch, newest first: one at least, where there is one."""
         folder = self._folder(branch)
         if self.store.ordered_listing:
             # Names count down from 2^64-1, so the first few of an ordered listing hold the newest version. Two cases
             # need the whole listing: leftovers of other writers fill the first names, or names count upwards (v1).
-            found = self._checked(branch, *layout.parse_manifest_names(self.store.list(folder, limit=_FIRST_NAMES)))
-            if found and branch not in self._v1_named:
+            names = self.store.list(folder, limit=_FIRST_NAMES)
+            found = self._checked(branch, *layout.parse_manifest_names(names))
+            # A listing that is shorter than it may be is the whole one.
+            if (found and branch not in self._v1_named) or len(names) < _FIRST_NAMES:
                 return sorted(found, reverse=True)
         return sorted(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), reverse=True)
 
@@ -307,11 +313,16 @@ class Versions:
             if len(self._places) > 2 * _CACHED_STATES:
                 self._places = {place: own_id for place, own_id in self._places.items() if own_id in self._states}
 
+    def known(self, commit_id: str) -> State | None:
+        """Return a version that was read or committed by this process, whether or not it is still there."""
+        return self._states.get(commit_id)
+
     def forget(self) -> None:
         """Forget every version that was read: a clean-up may have removed it."""
         self._states.clear()
         self._places.clear()
         self._v1_named.clear()
+        self._v2_named.clear()
         self._ids.clear()
         self._cached_fragments = 0
 
@@ -319,17 +330,18 @@ class Versions:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
         return state.size or len(self._manifest(state.branch, state.number)[1] or b"")
 
-    def head(self, branch: str, branch_id: str = "") -> State:
+    def head(self, branch: str, branch_id: str = "", newest: Sequence[int] = ()) -> State:
         """Read the newest version of a branch.
 
         Args:
             branch: The name of the branch.
             branch_id: Its id, when the caller knows it.
+            newest: Its newest versions, when the caller has just listed them by `newest_few`.
 
         Raises:
             VersionNotFoundError: The branch has no version.
         """
-        newest = self._newest(branch)
+        newest = newest or self.newest_few(branch)
         if not newest:
             raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
         if not self.store.ordered_listing:
@@ -472,9 +484,10 @@ class Versions:
         """Return the path and the bytes of a manifest, looked for under both naming schemes."""
         path = self.manifest_path(branch, number)
         data = self.store.get(path)
-        if data is not None:
+        # The scheme is known only once the branch was listed. A migration may rename files meanwhile, and only from the
+        # first scheme to the second.
+        if data is not None or branch in self._v2_named:
             return path, data
-        # The scheme is known only once the branch was listed, and a migration may rename files meanwhile.
         names = (layout.manifest_name(number), layout.manifest_name_v1(number))
         other = next(found for name in names if (found := f"{self._folder(branch)}/{name}") != path)
         return other, self.store.get(other)
@@ -492,6 +505,7 @@ class Versions:
                 f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes what was begun",
             )
         (self._v1_named.add if v1_numbers else self._v1_named.discard)(branch)
+        (self._v2_named.add if numbers else self._v2_named.discard)(branch)
         return numbers or v1_numbers
 
     def _folder(self, branch: str) -> str:

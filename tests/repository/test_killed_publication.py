@@ -65,6 +65,47 @@ def finished(repository: LanceRepository, operation: str, either: Either) -> Non
         assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
 
 
+def before_the_branch_ends(*, mark: int, act: Callable[[], object]) -> Callable[[Request], object]:
+    """Let somebody in, just before the file of the run's branch is marked for the first or the second time."""
+    left = [mark]
+
+    def script(request: Request) -> object:
+        if request.verb == "compare_and_swap" and request.key.endswith("run%2F1.json"):
+            left[0] -= 1
+            if not left[0]:
+                act()
+        return request.send()
+
+    return script
+
+
+def test_rows_that_arrive_as_the_branch_ends_are_kept(tmp_path: Path) -> None:
+    """They were acknowledged after the publication looked at the branch; the next one publishes them."""
+    repository = new_repository(tmp_path, "a")
+    branch = run(repository, 1, "a")
+    late = before_the_branch_ends(mark=1, act=lambda: repository.table("a").append(rows(2), branch=branch))
+    (kept,) = scripted(repository.root, late).publish(branch).kept
+    assert kept.endswith("run/1@3 was committed meanwhile")
+    assert [1] == ids(repository, "main")["a"]
+    assert () == repository.publish(branch).kept
+    assert [1, 2] == ids(repository, "main")["a"]
+
+
+def test_a_publication_goes_on_with_the_end_of_a_branch(tmp_path: Path) -> None:
+    """Its process died between the two marks of the branch."""
+    repository = new_repository(tmp_path, "a")
+    branch = run(repository, 1, "a")
+
+    def die() -> None:
+        raise PlugPulledError
+
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, before_the_branch_ends(mark=2, act=die)).publish(branch)
+    assert repository.table("a")._context.refs.branch(branch) is not None  # noqa: SLF001 - those being deleted included
+    repository.publish(branch)
+    assert repository.table("a")._context.refs.branch(branch) is None  # noqa: SLF001 - those being deleted included
+
+
 def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
     """A publication whose entry was or was not put says so, and can be repeated."""
     either = undisturbed(tmp_path, "publish")

@@ -26,8 +26,8 @@ class Counting:
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> object:
-        """Count the request, if it is one on an object store."""
-        if request.verb != "sync_folder":
+        """Count the request, if it is one on an object store, which has no folders."""
+        if request.verb not in ("sync_folder", "prune"):
             with self._lock:
                 self.made.append(f"{request.verb} {request.key}")
         return request.send()

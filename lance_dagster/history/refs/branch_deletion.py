@@ -10,8 +10,8 @@ branch *id*, however late it arrives:
 3. The file, in state "deleting", with the highest number that a version of it may have. It is never taken back. An
    attempt that was set back by another process, and begun again, has another id, and the look is repeated.
 4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
-   above them, which keeps late commits out of it (`refs.branch_fence`). It is removed by the next deletion that
-   happens at least a day later, when no commit can be in flight any more.
+   above them, which keeps late commits out of it (`refs.branch_fence`). It is removed when a branch of any name is
+   created at least a day later, when no commit can be in flight any more.
 5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight.
 6. The keys in the folder are listed, and the branch is read again: while its file says "deleting", no other branch
    can have written what was listed. Exactly these keys are deleted. They are never used again: a manifest's number is
@@ -27,6 +27,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from lance_dagster.errors import ConflictError, RefMovedError, StoreError
 from lance_dagster.format import layout
@@ -54,41 +55,44 @@ FENCE_SECONDS = 24 * 60 * 60
 _ATTEMPTS = 5
 
 
-def close_branch(
-    branch: Branch,
-    do: str,
-    refs: Refs,
-    versions: Versions,
-    *,
-    resetting: str | None = None,
-    rename_id: str | None = None,
-) -> Branch:
-    """Take a branch to the state "deleting", after making sure that nothing refers to it or will.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """Why a branch is taken to the state "deleting".
 
-    Args:
-        branch: The branch.
+    Attributes:
         do: What is done to it, for messages.
-        refs: The refs of the table.
-        versions: The versions of the table.
         resetting: The mark of the reset that this belongs to; None for a deletion.
         rename_id: The id of the rename that this ends; None for any other deletion.
+        upto: The newest version that may be deleted; None for any.
+    """
+
+    do: str = "delete"
+    resetting: str | None = None
+    rename_id: str | None = None
+    upto: int | None = None
+
+
+def close_branch(branch: Branch, why: Closing, refs: Refs, versions: Versions) -> Branch:
+    """Take a branch to the state "deleting", after making sure that nothing refers to it or will.
 
     Raises:
-        ConflictError: Something refers to the branch.
+        ConflictError: Something refers to the branch, or it has a newer version than may be deleted.
         RefMovedError: The branch is gone, or that rename was ended by another process.
     """
     for _ in range(_ATTEMPTS):
-        closing = _marked(branch, refs, resetting, rename_id)
+        closing = _marked(branch, refs, why)
+        newest = _newest(closing, versions)
         if closing.state == CLOSING:
             try:
-                refuse_users(branch.name, do, refs)
+                refuse_users(branch.name, why.do, refs)
+                _refuse_newer(branch.name, newest, why, refs)
             except ConflictError:
                 _reopen(closing, refs, versions)
                 raise
-        sealed = _sealed(closing, refs, versions)
+        sealed = _sealed(closing, newest, refs, versions)
         if sealed.state == DELETING:
             return sealed
-    raise StoreError(f"cannot {do} branch {branch.name!r} of {refs.store.uri}: it keeps changing")
+    raise StoreError(f"cannot {why.do} branch {branch.name!r} of {refs.store.uri}: it keeps changing")
 
 
 def close_branches(
@@ -103,7 +107,7 @@ def close_branches(
     for branch in branches:
         # One that is gone was deleted by another process.
         with suppress(RefMovedError):
-            marked.append(_marked(branch, refs, None, None))
+            marked.append(_marked(branch, refs, Closing()))
     users = refs.referrers()
     closed: list[Branch] = []
     kept: dict[str, ConflictError] = {}
@@ -112,8 +116,8 @@ def close_branches(
             if closing.state == CLOSING and closing.name in users:
                 _reopen(closing, refs, versions)
                 raise in_use(closing.name, "delete", users[closing.name], refs)
-            sealed = _sealed(closing, refs, versions)
-            closed.append(sealed if sealed.state == DELETING else close_branch(sealed, "delete", refs, versions))
+            sealed = _sealed(closing, _newest(closing, versions), refs, versions)
+            closed.append(sealed if sealed.state == DELETING else close_branch(sealed, Closing(), refs, versions))
         except RefMovedError:
             continue
         except ConflictError as error:
@@ -121,17 +125,17 @@ def close_branches(
     return closed, kept
 
 
-def _marked(branch: Branch, refs: Refs, resetting: str | None, rename_id: str | None) -> Branch:
+def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
     own = uuid.uuid4().hex
 
     def marked(current: Branch) -> Branch:
-        if rename_id is not None and current.metadata.get(RENAME_ID) != rename_id:
+        if why.rename_id is not None and current.metadata.get(RENAME_ID) != why.rename_id:
             raise RefMovedError(branch.name, branch.id, "a branch that was renamed back")
         if current.state in (CLOSING, DELETING):
-            return with_metadata(current, {RESETTING: resetting})
+            return with_metadata(current, {RESETTING: why.resetting})
         # What a rename recorded still holds while the branch is being created, and is outdated once it takes commits.
         last = current.metadata.get(LAST) if current.state == CREATING else None
-        return with_metadata(current, {STATE: CLOSING, CLOSING_ID: own, RESETTING: resetting, LAST: last})
+        return with_metadata(current, {STATE: CLOSING, CLOSING_ID: own, RESETTING: why.resetting, LAST: last})
 
     return refs.change_branch(branch, marked)
 
@@ -149,12 +153,24 @@ def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
     refs.change_branch(closing, reopened)
 
 
-def _sealed(closing: Branch, refs: Refs, versions: Versions) -> Branch:
+def _refuse_newer(name: str, newest: int, why: Closing, refs: Refs) -> None:
+    if why.upto is not None and newest > why.upto:
+        raise ConflictError(
+            f"cannot {why.do} branch {name!r} of {refs.store.uri}: {name}@{newest} was committed meanwhile"
+        )
+
+
+def _newest(closing: Branch, versions: Versions) -> int:
+    """Return the newest version of a branch that was marked, 0 where it has none."""
+    # Listed after the mark: a writer that saw none read the head before, and puts at most the number after the newest.
+    return versions.newest(closing.name) or 0
+
+
+def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Branch:
     """Take a branch from "closing" to "deleting", if the attempt is still the one that was looked at."""
     if closing.state == DELETING and closing.last is not None:
         return refs.adopt_removal(closing)
-    # Listed after the mark: a writer that saw none read the head before, and puts at most the number after the newest.
-    last = f"{_highest(closing, versions)} {int(time.time())}"
+    last = f"{_highest(closing, newest, versions)} {int(time.time())}"
 
     def sealed(current: Branch) -> Branch:
         same = current.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
@@ -165,16 +181,16 @@ def _sealed(closing: Branch, refs: Refs, versions: Versions) -> Branch:
     return refs.change_branch(closing, sealed)
 
 
-def _highest(branch: Branch, versions: Versions) -> int:
+def _highest(branch: Branch, newest: int, versions: Versions) -> int:
     """Return the highest number that a version of a branch may have which takes no commits any more."""
     # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
-    newest = (versions.newest(line) or 0 for line in (branch.name, layout.MAIN))
-    return max(branch.first, branch.last[0] if branch.last else 0, *newest)
+    main = versions.newest(layout.MAIN) or 0
+    return max(branch.first, branch.last[0] if branch.last else 0, newest, main)
 
 
 def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Undo a creation that was begun under a name, unless another process finished it meanwhile."""
-    last = f"{_highest(branch, versions)} {int(time.time())}"
+    last = f"{_highest(branch, _newest(branch, versions), versions)} {int(time.time())}"
 
     def marked(current: Branch) -> Branch:
         if current.state != CREATING:
@@ -208,8 +224,6 @@ def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versi
         found = empty_branch(branch, refs, versions)
         if found is not None:
             refs.remove_branch(*found)
-    # Once for all: there is a fence for each branch that was deleted within a day.
-    _remove_old_fences(refs)
 
 
 def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch, str] | None:
@@ -220,21 +234,23 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
     """
     root, store = layout.branch_root(branch.name), refs.store
     while True:
-        last, since = branch.last or (_highest(branch, versions), int(time.time()))
+        last, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
         # The fence before the deletion: from here on no next branch of the name can begin too low.
         put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
-        # Folder by folder, since a branch `a/b` lies inside the folder of `a`.
-        keys = [entry.key for folder in BRANCH_FOLDERS for entry in store.walk(f"{root}/{folder}")]
+        # Only its own folders: a branch `a/b` lies inside the folder of `a`.
+        listed = (entry.key for entry in store.walk(root))
+        keys = [key for key in listed if key.removeprefix(f"{root}/").partition("/")[0] in BRANCH_FOLDERS]
         found = refs.read_deleting(branch)
         if found is None:
             return None
-        numbers = _numbers_of(keys, f"{root}/{layout.VERSIONS}/")
+        manifests = _manifests_of(keys, f"{root}/{layout.VERSIONS}/")
+        numbers = manifests.keys()
         if not numbers or max(numbers) <= last + 1:
             break
         # Another program, which knows no marks, committed meanwhile.
         branch = _with_last(branch, max(numbers), refs)
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
-    copy_to_expired(store, branch.name, branch.id, only=numbers)
+    copy_to_expired(store, branch.name, branch.id, manifests)
     if keys:
         store.delete_many(keys)
     for folder in BRANCH_FOLDERS:
@@ -247,9 +263,10 @@ def _with_last(branch: Branch, number: int, refs: Refs) -> Branch:
     return refs.change_branch(branch, lambda current: with_metadata(current, {LAST: last}))
 
 
-def _numbers_of(keys: list[str], folder: str) -> frozenset[int]:
-    present, old = layout.parse_manifest_names(key.removeprefix(folder) for key in keys if key.startswith(folder))
-    return frozenset((*present, *old))
+def _manifests_of(keys: list[str], folder: str) -> dict[int, str]:
+    """Return the keys of manifests by version number."""
+    found = ((layout.parse_manifest_names([key.removeprefix(folder)]), key) for key in keys if key.startswith(folder))
+    return {number: key for (present, old), key in found for number in (*present, *old)}
 
 
 def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
@@ -262,17 +279,14 @@ def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
 
 
 def first_number_above_fences(name: str, refs: Refs) -> int:
-    """Return the lowest number with which a new branch of a name may begin."""
+    """Return the lowest number with which a new branch of a name may begin; delete the fences that nobody needs."""
+    found, until = fences(refs), time.time() - FENCE_SECONDS
+    old = [layout.branch_fence_file(*fence) for fence in found if fence[2] < until]
+    if old:
+        # Older than any commit in flight.
+        refs.store.delete_many(old)
     # A late writer may still put the version after the newest one, so the branch begins above that.
-    return max((number + 2 for own, number, *_ in fences(refs) if own == name), default=0)
-
-
-def _remove_old_fences(refs: Refs) -> None:
-    """Delete the fence files that are older than any commit in flight."""
-    until = time.time() - FENCE_SECONDS
-    for fence in fences(refs):
-        if fence[2] < until:
-            refs.store.delete(layout.branch_fence_file(*fence))
+    return max((number + 2 for own, number, *_ in found if own == name), default=0)
 
 
 def refuse_users(name: str, do: str, refs: Refs) -> None:

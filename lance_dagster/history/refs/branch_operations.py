@@ -36,6 +36,7 @@ from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.refs.branch_deletion import (
+    Closing,
     abandon_creation,
     close_branch,
     close_branches,
@@ -118,7 +119,25 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
         ProtectedError: The branch is protected.
         ConflictError: A tag or another branch refers to it, or it is being renamed.
     """
-    finish_deleting(close_branch(_unused(name, "delete", refs), "delete", refs, versions), refs, versions)
+    finish_deleting(close_branch(_unused(name, "delete", refs), Closing(), refs, versions), refs, versions)
+
+
+def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
+    """Delete a branch that nobody is to write to any more, given the newest version that the caller knows of.
+
+    It is deleted as by `delete_branch`, but what refers to it is looked for only after it was marked. So a branch that
+    has to stay takes no commits for a moment.
+
+    Raises:
+        ConflictError: As for `delete_branch`; or it has a newer version; or it is gone.
+    """
+    branch = newest.of or refs.branch(newest.branch)
+    if branch is None:
+        raise RefMovedError(newest.branch, str(newest), "nothing")
+    refuse_protected_branch("delete", branch.name, refs.store)
+    refuse_renaming(branch, "delete", refs)
+    refs.store.refuse_links(layout.versions_folder(branch.name))
+    finish_deleting(close_branch(branch, Closing(upto=newest.number), refs, versions), refs, versions)
 
 
 def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dict[str, ConflictError]:
@@ -162,7 +181,7 @@ def reset_branch(
         raise InvalidInputError(f"main of {refs.store.uri} cannot be reset; restore an older version instead")
     # The mark stays until the branch is ready: a writer that finds it unusable is told that it comes back.
     mark = f"{target} {int(time.time())} {uuid.uuid4().hex}"
-    branch = close_branch(_unused(name, "reset", refs), "reset", refs, versions, resetting=mark)
+    branch = close_branch(_unused(name, "reset", refs), Closing(do="reset", resetting=mark), refs, versions)
     # Reserved keys describe the old branch: its state, its first version, a rename.
     kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
     wanted = _describe_new(name, target, refs, versions, metadata=kept | {RESETTING: mark})
@@ -180,7 +199,7 @@ def _replace_deleted(
 ) -> Branch | None:
     """Put a new branch in the place of one that is being deleted; return None when another process ended that first."""
     try:
-        dead = close_branch(found, "delete", refs, versions)
+        dead = close_branch(found, Closing(), refs, versions)
     except RefMovedError:
         return None
     refuse_tagged(found.name, refs)
@@ -210,9 +229,9 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
 
 def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete the old branch at the end of a rename, unless another process did."""
-    own = branch.metadata.get(RENAME_ID)
+    closing = Closing(do="rename", rename_id=branch.metadata.get(RENAME_ID))
     with suppress(RefMovedError):
-        finish_deleting(close_branch(branch, "rename", refs, versions, rename_id=own), refs, versions)
+        finish_deleting(close_branch(branch, closing, refs, versions), refs, versions)
 
 
 def refuse_tagged(name: str, refs: Refs) -> None:
@@ -221,7 +240,8 @@ def refuse_tagged(name: str, refs: Refs) -> None:
     Raises:
         AlreadyExistsError: There is such a tag.
     """
-    if refs.tag(name) is not None:
+    # No program gives a tag a name with a slash.
+    if "/" not in name and refs.tag(name) is not None:
         raise AlreadyExistsError(f"{name!r} is a tag of {refs.store.uri}; a branch of that name would be ambiguous")
 
 
@@ -329,6 +349,8 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
     )
     # None when another process finished the creation first; its manifest has the same content.
     made = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
+    if made is not None:
+        versions.cache(branch.id, made)
     try:
         return refs.set_branch_state(branch, READY)
     except ConflictError:

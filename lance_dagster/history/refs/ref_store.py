@@ -91,6 +91,14 @@ class Refs:
         data = None if path is None else self.store.get(path)
         return None if data is None else parse_branch(name, data, f"{self.store.uri}/{path}")
 
+    def may_have(self, branch: str) -> bool:
+        """Tell whether there can be a branch of a name; others lead out of the folder.
+
+        Raises:
+            InvalidInputError: The name is no string, or cannot be encoded.
+        """
+        return _file_of(layout.BRANCHES, branch, "the name of a branch") is not None
+
     def tag(self, name: str) -> Tag | None:
         """Read one tag, or return None."""
         path = _file_of(layout.TAGS, name, "the name of a tag")
@@ -105,7 +113,13 @@ class Refs:
         kept = (layout.PUBLISHED, layout.PIN)
         exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
         tags = self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, exempt=exempt)
-        branches = self.branches(exempt=exempt)
+        # No branch is its own parent, so its file need not be read.
+        branches = self._all(
+            layout.BRANCHES,
+            lambda file: None if (name := layout.parse_branch_file_name(file)) == branch else name,
+            self.branch,
+            exempt=exempt,
+        )
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
 

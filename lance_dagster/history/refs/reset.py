@@ -187,7 +187,8 @@ def _drop(branch: Branch, dropped: Dropped, versions: Versions) -> None:
     numbers = [number for number in versions.numbers(branch.name) if number in dropped]
     if not numbers:
         return
-    copy_to_expired(versions.store, branch.name, branch.id, only=frozenset(numbers))
+    manifests = {number: versions.manifest_path(branch.name, number) for number in numbers}
+    copy_to_expired(versions.store, branch.name, branch.id, manifests)
     # The newest first: what an interrupted reset leaves is then a series without gaps up to some version.
     for number in reversed(numbers):
         versions.store.delete(versions.manifest_path(branch.name, number))

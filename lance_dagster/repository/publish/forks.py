@@ -19,13 +19,19 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.refs.branch_operations import create_branch, delete_branch, refuse_reserved_keys
+from lance_dagster.history.refs.branch_operations import (
+    create_branch,
+    delete_branch,
+    refuse_reserved_keys,
+    retire_branch,
+)
+from lance_dagster.history.refs.ref_files import CLOSING, DELETING
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import next_entry, with_properties
 from lance_dagster.repository.commits.release_tags import refuse_taken
-from lance_dagster.repository.commits.snapshot import RepositoryCommit
+from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table, load
 from lance_dagster.repository.repository_context import RepositoryContext
 
@@ -104,13 +110,16 @@ def touched_tables(
     return TouchedTables(names=tuple(sorted(found)), removed=removed, has_others=False)
 
 
-def end_branch(repository: RepositoryContext, branch: str, touched: TouchedTables, *, merged: str) -> list[str]:
+def end_branch(
+    repository: RepositoryContext, branch: str, touched: TouchedTables, *, merged: str, known: RefEntry | None
+) -> list[str]:
     """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why.
 
-    The branch goes on where other tables of it wait. Its branches in tables that were removed stay there.
+    The branch goes on where other tables of it wait. Its branches in tables that were removed stay there. `known` is
+    its newest entry, as it was read before.
     """
     logs = repository.logs
-    newest = logs.newest("branch", branch)
+    newest = logs.newest("branch", branch, known=known)
     stays = touched.has_others and newest is not None and not newest.deleted
     # Ended before with another commit: rows were committed to the branch after that one.
     if newest is None or newest.properties.get(MERGED) != merged or newest.deleted == stays:
@@ -124,13 +133,7 @@ def end_branch(repository: RepositoryContext, branch: str, touched: TouchedTable
         try:
             # The commit is asked, not `main` of the table, which may lag behind it.
             published = context.head(MAIN) if at is None else load(context, at)
-            # Rows may have been committed to the branch after they were looked at; those are not published.
-            if find_merged(context, context.head(branch), published) is None:
-                return f"{branch} of {name}: it has commits that were not published"
-            delete_branch(branch, context.refs, context.versions)
-        except RefNotFoundError:
-            # An interrupted publication deleted it before.
-            pass
+            _delete_published(context, branch, published)
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
         # The mark goes last: after a crash, a repeated publication looks only at tables that have one.
@@ -141,6 +144,25 @@ def end_branch(repository: RepositoryContext, branch: str, touched: TouchedTable
     for table_id in touched.removed:
         logs.untouch(branch, table_id)
     return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
+
+
+def _delete_published(context: TableContext, branch: str, published: State) -> None:
+    """Delete the branch of a table.
+
+    Raises:
+        ConflictError: It has commits that the published version does not contain, or something refers to it.
+    """
+    newest = context.find_head(branch)
+    if newest is not None:
+        # Rows may have been committed to the branch after they were looked at; those are not published.
+        if find_merged(context, newest, published) is None:
+            raise ConflictError("it has commits that were not published")
+        retire_branch(newest, context.refs, context.versions)
+        return
+    # An interrupted publication deleted it before, or began to.
+    found = context.refs.branch(branch)
+    if found is not None and found.state in (CLOSING, DELETING):
+        delete_branch(branch, context.refs, context.versions)
 
 
 def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> bool:

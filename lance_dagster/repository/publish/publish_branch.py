@@ -15,7 +15,7 @@ from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
-from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
 from lance_dagster.repository.publish.forks import (
@@ -117,7 +117,7 @@ def publish_branch(
         # Published before. That publication may have died before `main` of each table, the channel and the branches of
         # the tables followed, so these steps are repeated; where they are done, they change nothing.
         before = Committed(commit=logs.commit(merged), changed={})
-        return _followed(repository, wanted, before, touched)
+        return _followed(repository, wanted, before, touched, ended=ended)
     if not names and not touched.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
 
@@ -146,7 +146,7 @@ def publish_branch(
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )
-    return _followed(repository, wanted, commit_tables(logs, request), touched)
+    return _followed(repository, wanted, commit_tables(logs, request), touched, ended=ended)
 
 
 def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
@@ -158,7 +158,14 @@ def _reads(repository: RepositoryContext, wanted: Publication, known: Collection
     return reads
 
 
-def _followed(repository: RepositoryContext, wanted: Publication, done: Committed, touched: TouchedTables) -> Published:
+def _followed(
+    repository: RepositoryContext,
+    wanted: Publication,
+    done: Committed,
+    touched: TouchedTables,
+    *,
+    ended: RefEntry | None,
+) -> Published:
     """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
     options, merging = wanted.options, wanted.merging
     # A later commit may have removed a table that the branch touched.
@@ -184,5 +191,5 @@ def _followed(repository: RepositoryContext, wanted: Publication, done: Committe
     if not options.get("retire", True):
         return published
     # Last: as long as the branch is there, a repeated publication does everything above that a crash left undone.
-    kept = end_branch(repository, wanted.branch, touched, merged=done.commit.id)
+    kept = end_branch(repository, wanted.branch, touched, merged=done.commit.id, known=ended)
     return replace(published, kept=(*kept, *left))

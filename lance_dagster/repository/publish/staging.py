@@ -34,6 +34,7 @@ from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.merge_base import version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lineage_at
@@ -140,12 +141,11 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     context = change.context
     onto = MAIN if land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
-    name = _usable_name(context, head, [key])
-    branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+    branch = _staging_branch(context, head, [key])
     # A branch with a version of its own has the change: an earlier attempt made it and died before its commit.
-    if context.head(name).number == branch.first:
-        do(name)
-    made = context.head(name)
+    if context.head(branch.name).number == branch.first:
+        do(branch.name)
+    made = context.head(branch.name)
     return None if made.number == branch.first else _named(change.table_id, made, head)
 
 
@@ -157,11 +157,13 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Merg
         return None
     if landed_at(context, at) is not None:
         return None
-    staged = _on_its_branch(context, at)
+    # A version that this process has just made is not read again; the merge fails where its branch is gone.
+    staged = context.versions.known(at.commit_id) or _on_its_branch(context, at)
     try:
         try:
             # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
-            merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
+            made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
+            context.versions.cache(MAIN, made)
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository stays what it is.
             merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT))
@@ -254,19 +256,11 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
 
 
 def _staged(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
-    context = change.context
-    # The strategy is part of the name: what was staged with another strategy has other rows.
-    strategy = json.dumps(change.options.strategy, sort_keys=True)
-    name = _usable_name(context, head, [*(source.id for source in sources), strategy])
     for left in reversed(range(_STAGINGS)):
         try:
-            merged = _merged_on(name, head, sources, change)
+            merged = _merged(change, sources, head)
             break
         except MergeConflictError:
-            # No publication needs the branch: one that shares it merges the same versions and is refused too, and may
-            # delete it at this moment.
-            with suppress(RefNotFoundError, ConflictError):
-                delete_branch(name, context.refs, context.versions)
             raise
         except (RefNotFoundError, ConflictError):
             # Such a publication deleted the branch while this one was at work on it; on a new one, this one finds the
@@ -274,14 +268,25 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
             if not left:
                 raise
     # The newest one has all sources: for a source that is contained already, `merge` returns an older version.
-    return _named(change.table_id, max(merged, key=lambda state: state.number), head)
+    newest = max(merged, key=lambda state: state.number)
+    change.context.versions.cache("", newest)
+    return _named(change.table_id, newest, head)
 
 
-def _merged_on(name: str, head: State, sources: Sequence[State], change: TableChange) -> list[State]:
+def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[State]:
     context = change.context
-    create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
-    # A merge that an earlier attempt made is found, and not repeated.
-    return [merge(context, source, name, change.options) for source in sources]
+    # The strategy is part of the name: what was staged with another strategy has other rows.
+    strategy = json.dumps(change.options.strategy, sort_keys=True)
+    name = _staging_branch(context, head, [*(source.id for source in sources), strategy]).name
+    try:
+        # A merge that an earlier attempt made is found, and not repeated.
+        return [merge(context, source, name, change.options) for source in sources]
+    except MergeConflictError:
+        # No publication needs the branch: one that shares it merges the same versions and is refused too, and may
+        # delete it at this moment.
+        with suppress(RefNotFoundError, ConflictError):
+            delete_branch(name, context.refs, context.versions)
+        raise
 
 
 def _named(table_id: str, made: State, head: State) -> TableVersion:
@@ -325,8 +330,8 @@ def _age(moment: pendulum.DateTime) -> timedelta:
     return pendulum.now("UTC") - moment
 
 
-def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> str:
-    """Return the name of the branch for a merge: the same for each attempt, as long as the attempts are near in time.
+def _staging_branch(context: TableContext, head: State, merged: Sequence[str]) -> Branch:
+    """Return the branch for a merge: the same for each attempt, as long as the attempts are near in time.
 
     A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used
     again, so that no commit comes to name it.
@@ -334,9 +339,10 @@ def _usable_name(context: TableContext, head: State, merged: Sequence[str]) -> s
     # Each attempt has another digest, so branches that are too old are passed over.
     for attempt in count():
         digest = hashlib.sha256(" ".join([head.id, *merged, str(attempt)]).encode()).hexdigest()[:_DIGITS]
-        found = context.refs.branch(f"{PUBLISHED}{digest}")
-        if found is None or _age(found.created_at) < REUSED_FOR:
-            return f"{PUBLISHED}{digest}"
+        name = f"{PUBLISHED}{digest}"
+        found = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+        if _age(found.created_at) < REUSED_FOR:
+            return found
     raise RuntimeError("count never ends")
 
 

@@ -221,13 +221,14 @@ def test_a_branch_that_begins_above_is_merged(table: LanceTable) -> None:
 
 
 def test_fences_are_swept_away(table: LanceTable) -> None:
-    """By the next deletion, once they are a day old; names that nobody had for a day begin as usual."""
+    """By the next creation, once they are a day old; names that nobody had for a day begin as usual."""
     table.branches.delete("run")
     folder = Path(table.uri) / "_refs/deleted"
     (fence,) = folder.iterdir()
     name, newest, seconds, own = fence.name.split("@")
     fence.rename(folder / f"{name}@{newest}@{int(seconds) - 24 * 60 * 60 - 1}@{own}")
     table.branches.create("other")
+    assert not list(folder.iterdir())
     table.branches.delete("other")
     assert ["other"] == [file.name.split("@")[0] for file in folder.iterdir()]
     assert 4 == table.branches.create("run").first
