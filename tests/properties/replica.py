@@ -79,7 +79,8 @@ class Snapshot:
     """One version of a branch.
 
     `owners` are the keys of all rows that ever were on the way to this version, by row id, and `ever` the stamps.
-    `risen` are the stamps of rows that were gone and that a restore brought back.
+    `risen` are the stamps of rows that were gone and that a restore brought back, `lost` those of rows that the
+    restored version never had: a restore from before a merge takes the record of the merge with it.
     """
 
     columns: tuple[Column, ...]
@@ -90,6 +91,7 @@ class Snapshot:
     owners: Mapping[int, int] = field(default_factory=dict)
     ever: frozenset[int] = frozenset()
     risen: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
 
     @property
     def schema(self) -> pa.Schema:
@@ -186,7 +188,8 @@ class Snapshot:
         """As an older version was."""
         here = {row.stamp for row in self.rows.values()}
         risen = self.risen.union(row.stamp for row in old.rows.values() if row.stamp not in here)
-        return replace(old, owners=self.owners, ever=self.ever, risen=risen)
+        lost = self.lost | self.ever - old.ever
+        return replace(old, owners=self.owners, ever=self.ever, risen=risen, lost=lost)
 
     def renamed(self, column: Column, name: str) -> "Snapshot":
         """With another name for a column."""
@@ -216,22 +219,28 @@ def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot
     """What a merge of the first into the second has to give, if it is not refused; both have the same columns.
 
     A row that was gone on both sides and came back on one stays; one that the other side took out only later goes.
-    Stamps do not tell which it was, so there it holds what was found.
+    Stamps do not tell which it was, so there it holds what was found. One that came back as the source found it and
+    that the source changed is replaced by what the source has. What a restore lost may count as never merged.
     """
     on_source = {row.stamp: key for key, row in source.rows.items()}
+    born = {row.born for row in source.rows.values()}
     rows = {
         key: row
         for key, row in dest.rows.items()
-        if row.stamp in on_source or row.stamp not in source.ever or (row.stamp in dest.risen and key in found)
+        if row.stamp in on_source
+        or row.stamp not in source.ever
+        or (row.stamp in dest.risen and row.born not in born and key in found)
+        or (row.stamp in source.lost and key in found)
     }
     for stamp, key in on_source.items():
-        if stamp not in dest.ever:
+        came_back = stamp in source.risen | dest.lost and key in found and key not in rows
+        if stamp not in dest.ever or came_back:
             assert key not in rows, f"both sides changed row {key}, and the merge was not refused"
             own = source.rows[key]
             # A row that both have from before the fork keeps what says when it came.
             known = next((row for row in dest.rows.values() if row.born == own.born), None)
-            born = {} if known is None else {"row_id": known.row_id, "created": known.created}
-            rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born, **born)
+            ids = {} if known is None else {"row_id": known.row_id, "created": known.created}
+            rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born, **ids)
     return replace(dest, rows=rows, ever=dest.ever | source.ever)
 
 
