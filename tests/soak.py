@@ -21,7 +21,7 @@ FACTOR = int(os.environ.get("LANCE_DAGSTER_SOAK", "0"))
 """How many times longer than in `make test` the property tests run; 0 in `make test`."""
 DEEP = FACTOR > 0
 """Whether soundness of tables is checked with every byte of their data files: that starts a process for each check."""
-FIRST_SEED, SEEDS = map(int, os.environ.get("LANCE_DAGSTER_SEEDS", "1:5000" if FACTOR else "1:40").split(":"))
+FIRST_SEED, SEEDS = map(int, os.environ.get("LANCE_DAGSTER_SEEDS", "1:5000" if FACTOR else "1:20").split(":"))
 
 
 def examples(usual: int) -> int:

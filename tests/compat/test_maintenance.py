@@ -14,6 +14,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from tests.backdating import DAY, age
+from tests.soak import pairs
 from tests.table_factory import Rows, as_pylance, contents, entries, new_table, sorted_rows
 
 AT_ONCE = timedelta(microseconds=1)
@@ -82,8 +83,7 @@ def held(before: Mapping[str, Rows], table: LanceTable, *gone: str) -> None:
     assert expected == state(fresh)
 
 
-@pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way,line", pairs(WAYS, LINES))
 def test_a_clean_up_of_any_line(table: LanceTable, way: str, line: str) -> None:
     """On main, on a branch of the package, on a branch of a branch, on a branch of pylance."""
     if way == "verified, a month later":

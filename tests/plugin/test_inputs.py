@@ -20,6 +20,7 @@ from lance_dagster import (
     build_publisher,
     promoted_asset_spec,
 )
+from tests.soak import pairs
 
 NUMBERS = dg.AssetKey(["lab", "numbers"])
 COPY = dg.AssetKey(["lab", "copy"])
@@ -101,8 +102,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, LanceDataset, Any, object])
-@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("optional,kind", pairs([False, True], [*KINDS, LanceDataset, Any, object]))
 def test_inputs_are_what_they_are_annotated_with(lake: LanceResource, kind: Any, *, optional: bool) -> None:
     """One table, read as the type of each library; without an annotation as a lazy handle; Optional changes nothing."""
     published(lake)
@@ -125,8 +125,7 @@ def test_every_type_but_one_is_narrowed(lake: LanceResource, kind: Any) -> None:
     assert ids(seen[0]) == [2, 3]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, LanceDataset, Any])
-@pytest.mark.parametrize("wrong", ["id >", "idd > 1", "id > 'x'", "id"])
+@pytest.mark.parametrize("wrong,kind", pairs(["id >", "idd > 1", "id > 'x'", "id"], [*KINDS, LanceDataset, Any]))
 def test_wrong_filter_is_one_error(lake: LanceResource, kind: Any, wrong: str) -> None:
     """The error names the input, the asset, the filter and the columns, also for types that read later."""
     published(lake)

@@ -38,12 +38,11 @@ def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, pattern: st
 @pytest.mark.parametrize(
     "key,pattern,files,by_hand",
     [
-        (ORDERS, MERGED, 2, True),
-        (ORDERS, MERGED, 2, False),
-        (ORDERS, TAGGED, 1, False),
-        (CUSTOMERS, TAGGED, 1, True),
+        pytest.param(ORDERS, MERGED, 2, True, id="merging, by hand", marks=pytest.mark.soak),
+        pytest.param(ORDERS, MERGED, 2, False, id="merging, from failure"),
+        pytest.param(ORDERS, TAGGED, 1, False, id="tagging, from failure", marks=pytest.mark.soak),
+        pytest.param(CUSTOMERS, TAGGED, 1, True, id="retiring, by hand"),
     ],
-    ids=["merging, by hand", "merging, from failure", "tagging, from failure", "retiring, by hand"],
 )
 def test_killed_publisher_is_finished(
     shop: Shop, tmp_path: Path, key: dg.AssetKey, pattern: str, *, files: int, by_hand: bool

@@ -15,7 +15,7 @@ from tests.soak import FACTOR, thinned
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries
 
 STEPS = 40
-SEEDS = thinned(range(6 * max(1, FACTOR)), kept=lambda seed: seed < 3)
+SEEDS = thinned(range(6 * max(1, FACTOR)), kept=lambda seed: seed < 2)
 FEW: Mapping[str, int] = {"merge beside": 12, "merge": 4, "fork": 0, "delete branch": 0, "overwrite": 0}
 """How often things are done to a few branches that stay, and are merged with each other."""
 Step = Callable[[LanceTable], object]

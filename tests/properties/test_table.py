@@ -13,11 +13,13 @@ from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import ConflictError, MergeConflictError, VersionNotFoundError
+from tests.soak import examples
 from tests.table_factory import SCHEMA, as_pylance, contents, new_table
 
 KEYS = st.sampled_from("abcd")
@@ -146,4 +148,5 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=40, stateful_step_count=25)
+TestTables.settings = settings(max_examples=examples(15), stateful_step_count=25)
+TestTables.pytestmark = [pytest.mark.scaled]

@@ -29,7 +29,7 @@ from tests.soak import FACTOR, FIRST_SEED
 from tests.store.scripted import ScriptedStore, intruder_at_commit
 from tests.table_factory import context_on
 
-HISTORIES, STEPS = 40 if FACTOR else 8, 50
+HISTORIES, STEPS = 40 if FACTOR else 5, 50
 """How many tables one test makes, and how many steps it does with each at most."""
 MOST_BRANCHES = 4
 BY_BOTH = ("append", "delete", "update", "upsert")

@@ -26,7 +26,7 @@ from tests.table_factory import as_pylance
 
 MOST_NEEDLESS = 0.02
 """How many histories may have a refusal that the rules do not ask for: measured over all of them, 1 in 200 had one."""
-AT_ONCE = 250 if FACTOR else 20
+AT_ONCE = 250 if FACTOR else 10
 """How many histories one test runs: fewer where little is run, so that every worker has some."""
 LAST_SEED = FIRST_SEED + SEEDS - 1
 
