@@ -58,15 +58,18 @@ class ChannelMoves:
         create: bool = False,
         once: bool = False,
         tags: bool = True,
+        known: RefEntry | None = None,
     ) -> Channel:
         """Append the entry that `decide` makes of the newest one; None leaves the channel as it is.
+
+        `known` is an entry that was read before, which is not read again where it is the newest one.
 
         Raises:
             RefNotFoundError: There is no such channel, and `create` is False.
         """
         check_tag_name(name)
         for _ in range(TRIES):
-            newest = self._newest(name, create=create)
+            newest = self._newest(name, create=create, known=known)
             # For the caller a deleted channel is none, so that nothing is compared with what it named.
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
@@ -87,9 +90,9 @@ class ChannelMoves:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise contended(self._repository, name)
 
-    def _newest(self, name: str, *, create: bool) -> RefEntry | None:
+    def _newest(self, name: str, *, create: bool, known: RefEntry | None) -> RefEntry | None:
         """Return the newest entry of a channel, also one that deleted it."""
-        newest = self._repository.logs.newest("channel", name)
+        newest = self._repository.logs.newest("channel", name, known=known)
         if (newest is None or newest.deleted) and not create:
             raise unknown_channel(self._repository, name)
         # The name of a channel that was deleted may have been given to a branch or a release tag since.

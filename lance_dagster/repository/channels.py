@@ -15,6 +15,7 @@ import pendulum
 from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
+    ConflictError,
     InvalidInputError,
     NotFoundError,
     RefMovedError,
@@ -41,6 +42,7 @@ from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
     RefEntry,
+    RepositoryCommit,
     TableVersion,
     new_commit,
 )
@@ -58,6 +60,7 @@ class PromoteOptions(TypedDict, total=False):
     properties: Mapping[str, str] | None
     expected: str | None
     forward_only: bool
+    since: RefEntry | None
     create: bool
     tags: bool
 
@@ -170,14 +173,16 @@ class Channels:
             at: The commit, as a ref expression.
             **options: `reason` is shown by the history. `properties` are kept there, such as the checks that passed.
                 `expected` is the id of the commit that the channel must name now. With `forward_only=True` a channel
-                that names a commit which contains this one is left as it is. With `create=True` a channel that does not
-                exist is created; `production` is in any case. With `tags=False` the tags of the tables are left to the
-                caller.
+                that names a commit which contains this one is left as it is. `since` is an entry that the caller read
+                before; a channel that was rolled back after it stays where it is. With `create=True` a channel that
+                does not exist is created; `production` is in any case. With `tags=False` the tags of the tables are
+                left to the caller.
 
         Raises:
             RefNotFoundError: There is no such channel.
             ProtectedError: The channel is held.
             RefMovedError: The channel does not name `expected`.
+            ConflictError: It was rolled back after `since`.
         """
         commit, expected = self._repository.resolve(at), options.get("expected")
         forward_only, reason = options.get("forward_only", False), options.get("reason", "")
@@ -193,12 +198,13 @@ class Channels:
                 ):
                     return None
                 refuse_held(name, before)
+                self._refuse_rolled_back(name, before, commit, options.get("since"))
             return with_properties(
                 next_entry(before, "promote", commit.id, reason=reason), options.get("properties") or {}
             )
 
         create = options.get("create", name == DEFAULT_CHANNEL)
-        return self._moves.move(name, entry, create=create, tags=options.get("tags", True))
+        return self._moves.move(name, entry, create=create, tags=options.get("tags", True), known=options.get("since"))
 
     def advance(
         self,
@@ -221,6 +227,7 @@ class Channels:
 
         Raises:
             ProtectedError: The channel is held.
+            ConflictError: It was rolled back after `since`.
         """
         commit, properties = self._repository.resolve(at), options.get("properties") or {}
         offered = tables if isinstance(tables, Mapping) else {one: commit.tables[one] for one in tables}
@@ -233,6 +240,7 @@ class Channels:
                 return None
             if before is not None:
                 refuse_held(name, before)
+                self._refuse_rolled_back(name, before, commit, options.get("since"))
             # Where the channel gets all tables as the commit has them, it names the commit itself, which is on `main`.
             target = commit
             if wanted != commit.tables:
@@ -248,7 +256,7 @@ class Channels:
             action: Action = "rollback" if RESTORES in properties else "promote"
             return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
 
-        return self._moves.move(name, entry, create=True, tags=options.get("tags", True))
+        return self._moves.move(name, entry, create=True, tags=options.get("tags", True), known=options.get("since"))
 
     def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
         """Let a channel name an earlier commit again, for all tables at once.
@@ -325,8 +333,28 @@ class Channels:
 
         return self._moves.move(name, entry, tags=tags)
 
-    def refuse_immovable(self, name: str, *, create: bool) -> None:
-        """Refuse to go on when a channel is held, does not exist and is not to be created, or cannot be.
+    def _refuse_rolled_back(
+        self, name: str, before: RefEntry, commit: RepositoryCommit, since: RefEntry | None
+    ) -> None:
+        """Refuse to promote what was published while somebody rolled the channel back, without a hold.
+
+        Raises:
+            ConflictError: That was the last move since an entry.
+        """
+        moved = before
+        # Holds and releases move nothing.
+        while since is not None and moved.number > since.number and moved.action in ("hold", "release"):
+            moved = self._repository.logs.entry("channel", name, moved.number - 1)
+        if since is not None and moved.number > since.number and moved.action == "rollback":
+            remedy = Remedy("{} moves it all the same", Call("channels.promote", (name, commit.short_id)))
+            raise ConflictError(
+                f"channel {name!r} of {self._repository.root} was rolled back to {before.commit[:12]} meanwhile by "
+                f"{moved.by}: {moved.reason}; commit {commit.short_id} was published, and the channel stays there",
+                remedy=remedy,
+            )
+
+    def refuse_immovable(self, name: str, *, create: bool) -> RefEntry | None:
+        """Return the newest entry of a channel, or refuse to go on when it is held or cannot be created.
 
         Raises:
             ProtectedError: It is held.
@@ -342,6 +370,7 @@ class Channels:
             if not create:
                 raise unknown_channel(self._repository, name)
             refuse_taken(self._repository.logs, name, "channel")
+        return newest
 
     def ended_holds(self, channel: Channel) -> frozenset[str]:
         """Return the reasons of the last holds of a channel that are over; tags that are held for one of them lag."""

@@ -26,10 +26,12 @@ from lance_dagster.errors import (
     InvalidInputError,
     NotFoundError,
     Remedy,
+    SchemaMismatchError,
     StoreError,
     TableNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
+from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -44,7 +46,7 @@ from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRe
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Publication, Published, PublishOptions, publish_branch
-from lance_dagster.repository.publish.revert_commit import changed_by, revert_request
+from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.registry import SUFFIX, check_table_name
 from lance_dagster.repository.releases import Releases
@@ -172,10 +174,20 @@ class LanceRepository:
         return table
 
     def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
-        """Create an empty table and register it; open the one that is there."""
+        """Create an empty table and register it; open the one that is there, if it has these columns.
+
+        Raises:
+            SchemaMismatchError: The one that is there has other columns; it is not registered.
+        """
         context = self._context.table(name)
         # A table that is there is taken: an earlier call may have died before it was registered.
         table = LanceTable.create(context.uri, schema, storage_options=context.storage_options, exist_ok=True)
+        found, given = table.schema(), arrow_from_fields(fields_from_arrow(schema))
+        if not found.equals(given):
+            raise SchemaMismatchError(
+                f"table {name!r} of {self.root} exists with other columns than the given ones:\n{_columns(found)}\n"
+                f"not:\n{_columns(given)}\nOpen it by `table({name!r})`, or take it into the repository by `adopt`"
+            )
         self._context.registry.register(name)
         return table
 
@@ -420,6 +432,10 @@ class LanceRepository:
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
         names = done.changed or changed_by(self._context, commit, done.commit)
         project(self._context.registry, done.commit, names, tag=None, options=_options(request.message, {}, None))
+        # After the commit, as for `remove_table`. Registered tables are what `commit` takes in.
+        for name, table_id in added_by(self._context, commit, done.commit).items():
+            if self._context.registry.id_of(name) == table_id:
+                self._context.registry.remove(name)
         return done.commit
 
     def diff(self, before: str, after: str) -> RepositoryDiff:
@@ -510,6 +526,10 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
 
 def _options(message: str, properties: Mapping[str, str], strategy: Strategy) -> MergeOptions:
     return MergeOptions(message=message, properties=properties, strategy=strategy)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return "\n".join(f"  {column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in schema)
 
 
 def _nothing(name: str, dest: TableVersion | None) -> None:

@@ -8,13 +8,14 @@ import pytest
 from lance_dagster import (
     AlreadyExistsError,
     CommitRetention,
+    ConflictError,
     LanceRepository,
     NotFoundError,
     ProtectedError,
     RefNotFoundError,
 )
 from tests.repository.scripted_repository import Plug, ids, new_repository, run, scripted
-from tests.store.scripted import PlugPulledError
+from tests.store.scripted import PlugPulledError, Request
 
 TAG = "production"
 
@@ -50,6 +51,28 @@ def test_a_misspelt_channel_is_refused_with_the_nearest_name(tmp_path: Path) -> 
             act()
     assert [TAG] == list(repository.channels.list())
     assert [1] == ids(repository, "main")["a"]
+
+
+def test_a_publication_does_not_overrun_a_rollback(tmp_path: Path) -> None:
+    """What was rolled back while it was published, without a hold, stays withdrawn until somebody promotes it."""
+    repository = published(tmp_path, 2)
+    branch = run(repository, 3, "a")
+
+    def script(request: Request) -> object:
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/main/"):
+            repository.channels.rollback(TAG, reason="doubled", hold=False)
+        return request.send()
+
+    with pytest.raises(ConflictError, match=r"was rolled back to .* doubled; commit .* was published") as refused:
+        scripted(repository.root, script).publish(branch, channel=TAG)
+    assert "promote" in str(refused.value)
+    assert ([1], [1, 2, 3]) == (ids(repository, TAG)["a"], ids(repository, "main")["a"])
+    since = repository.channels.history(TAG)[1]
+    with pytest.raises(ConflictError, match="was rolled back"):
+        repository.channels.advance(TAG, "main", ["a"], since=since)
+    repository.publish(branch, channel=TAG)
+    assert [1, 2, 3] == ids(repository, TAG)["a"]
+    assert () == repository.channels.advance(TAG, "main", ["a"], since=since).lagging
 
 
 def test_a_channel_is_created_on_purpose(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lance_dagster import (
@@ -11,8 +12,10 @@ from lance_dagster import (
     InvalidInputError,
     InvalidRefNameError,
     LanceRepository,
+    LanceTable,
     MergeConflictError,
     RefNotFoundError,
+    SchemaMismatchError,
 )
 from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run, scripted
 from tests.store.scripted import Request
@@ -71,6 +74,25 @@ def test_a_table_that_an_audit_reads_has_to_be_there(lake: LanceRepository) -> N
     with pytest.raises(RefNotFoundError, match=r"no committed table 'order' .* did you mean 'orders'"):
         lake.publish("run/1", reads=["order"])
     assert {"run/1": ("orders",)} == lake.status().waiting
+
+
+def test_a_misspelt_table_of_a_published_branch_is_refused(lake: LanceRepository) -> None:
+    """A branch that is gone counts as published, so the name is looked up before the branch."""
+    lake.publish("run/1")
+    with pytest.raises(RefNotFoundError, match=r"no table 'order' .* did you mean 'orders'"):
+        lake.publish("run/1", tables=["order"])
+
+
+def test_a_table_with_other_columns_is_not_opened(lake: LanceRepository) -> None:
+    """Rows of the given schema would not fit it; and one that nobody registered stays so."""
+    assert lake.table("orders").uri == lake.create_table("orders", rows().schema).uri
+    LanceTable.create(f"{lake.root}/lines.lance", rows().schema)
+    for name in ("orders", "lines"):
+        with pytest.raises(
+            SchemaMismatchError, match=rf"'{name}' of .* exists with other columns[^$]*not:\s+id: string"
+        ):
+            lake.create_table(name, pa.schema({"id": pa.string()}))
+    assert ["orders"] == lake.tables()
 
 
 def test_names_of_what_commits_hold_are_not_for_runs(lake: LanceRepository) -> None:

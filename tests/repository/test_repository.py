@@ -22,6 +22,9 @@ from lance_dagster import (
     TableVersion,
     VersionNotFoundError,
 )
+from lance_dagster.repository import Published
+from lance_dagster.repository.commits.snapshot import new_commit
+from lance_dagster.repository.projection import Lagging
 from tests.repository.scripted_repository import SCHEMA, rows, run
 
 
@@ -363,6 +366,33 @@ def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
     assert {"a": [1, 2], "b": [1, 2, 3]} == ids(repository, "main")
     repository.revert(wrong.id)
     assert {"a": [1], "b": [1, 3]} == ids(repository, "main")
+
+
+def test_a_table_that_is_reverted_is_not_registered(tmp_path: Path) -> None:
+    """The next commit of all tables does not bring it back, and `adopt` does."""
+    lake = new_repository(tmp_path, "a")
+    lake.create_table("extra", SCHEMA)
+    lake.revert(lake.commit("add extra").id)
+    assert "extra" not in lake.tables()
+    lake.revert(lake.log()[1].id)
+    assert "extra" not in lake.commit("all").tables
+    lake.adopt(["extra"])
+    assert "extra" in lake.head().tables
+
+
+def test_a_publication_of_many_tables_fits_on_a_screen() -> None:
+    """Printed or shown, it names a few of its tables and says how many there are."""
+    at = TableVersion(id="0" * 32, branch="published/0123456789abcdef", version=2, commit_id="0" * 64, lands=2)
+    tables = {f"shop/t{number:03}": at for number in range(100)}
+    commit, _ = new_commit(tables, (), author="Ada", message="publish run/1", properties={})
+    lagging = [Lagging(table=name, ref="main", reason="conflicts") for name in tables]
+    done = Published(commit=commit, changed=tables, lagging=tuple(lagging), versions=tables)
+    said = str(done).splitlines()
+    assert [f"main: {commit.short_id} publish run/1", "and 90 more"] == [said[0], said[-1]]
+    assert said[1].startswith("changed: shop/t000 published/0123456789abcdef@2, ")
+    assert said[1].endswith(" and 90 more")
+    assert 13 == len(said)
+    assert 1000 > len(repr(Published(commit=commit, changed=tables, versions=tables)))
 
 
 def test_a_removal_is_reverted(tmp_path: Path) -> None:

@@ -428,7 +428,8 @@ class PublishStep:
     def _together(self, repository: LanceRepository | None) -> Together | None:
         if repository is None:
             return None
-        return Together(repository=repository, channel=self.tag, chain=self.chain, about=self._about_move)
+        together = Together(repository=repository, channel=self.tag, chain=self.chain, about=self._about_move)
+        return replace(together, started=together.channel_now())
 
     def _plan_again(self, one: Publication) -> Publication:
         """Preview and audit a merge, because `main` moved since the audit of the source or since the last preview."""

@@ -86,12 +86,14 @@ class Together:
         channel: The channel that readers follow, called like the tag.
         chain: The run that publishes.
         about: Reason, person and run, kept with the commit and with the move of the channel.
+        started: The channel before anything was looked at; None before the first promotion.
     """
 
     repository: LanceRepository
     channel: str
     chain: RunChain
     about: Mapping[str, str]
+    started: Channel | None = None
 
     def channel_now(self) -> Channel | None:
         """Return the channel; None before the first promotion."""
@@ -103,8 +105,7 @@ class Together:
     @property
     def hold(self) -> ChannelHold | None:
         """The hold of the channel, which is one for all tables."""
-        found = self.channel_now()
-        return None if found is None else found.hold
+        return None if self.started is None else self.started.hold
 
     def view_of(self, ref: str) -> RepositoryView | None:
         """Return all tables at a commit: of an expression of the channel, such as `production~1`, or by its id.
@@ -261,6 +262,8 @@ class Together:
             done.versions,
             reason=self.about.get(md.REASON, done.commit.message),
             properties=properties,
+            # Who withdraws something knows of other rollbacks.
+            since=None if restored is not None or self.started is None else self.started.entry,
         )
         return self._promoted(moved, done.published, done.versions)
 

@@ -78,7 +78,8 @@ class RepositoryCommit:
     """
 
     id: str
-    tables: Mapping[str, TableVersion]
+    # A repository may have very many.
+    tables: Mapping[str, TableVersion] = field(repr=False)
     parents: tuple[str, ...]
     generation: int
     committed_at: pendulum.DateTime

@@ -94,7 +94,15 @@ class TouchedTables:
 def touched_tables(
     repository: RepositoryContext, branch: str, head: RepositoryCommit, wanted: Collection[str] | None = None
 ) -> TouchedTables:
-    """Return the tables that were forked to a branch; where some are wanted, these, whether they were forked or not."""
+    """Return the tables that were forked to a branch; where some are wanted, these, whether they were forked or not.
+
+    Raises:
+        RefNotFoundError: There is no table of a wanted name.
+    """
+    for name in wanted or ():
+        # Before anything is looked for on its branch: a branch that is gone counts as published.
+        if name not in head.tables and not repository.table(name).versions.has_versions(MAIN):
+            raise RefNotFoundError(name, sorted(head.tables), repository.root, "table")
     names, removed = {at.id: name for name, at in head.tables.items()}, {}
     ids = repository.logs.touched(branch)
     for table_id in set(ids) - names.keys():

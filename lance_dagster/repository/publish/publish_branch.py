@@ -29,6 +29,9 @@ from lance_dagster.repository.publish.forks import (
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.repository_context import RepositoryContext
 
+# How many tables a text names: it shall fit on a screen.
+_SHOWN = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
@@ -44,11 +47,22 @@ class Published:
     """
 
     commit: RepositoryCommit
-    changed: Mapping[str, TableVersion] = field(default_factory=dict)
+    changed: Mapping[str, TableVersion] = field(default_factory=dict, repr=False)
     channel: Channel | None = None
     lagging: tuple[Lagging, ...] = ()
     kept: tuple[str, ...] = ()
-    versions: Mapping[str, TableVersion] = field(default_factory=dict)
+    versions: Mapping[str, TableVersion] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """Return a line for the commit, one for the channel, and one for each thing that was left to do."""
+        names = sorted(self.changed)
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        said = ", ".join(f"{name} {self.changed[name]}" for name in names[:_SHOWN])
+        lines = [f"main: {self.commit}", f"changed: {said or 'nothing'}{more}"]
+        if self.channel is not None:
+            lines.append(f"channel {self.channel.name}: {self.channel.commit[:12]}")
+        left = [f"lags behind: {each}" for each in self.lagging] + [f"kept: {each}" for each in self.kept]
+        return "\n".join([*lines, *left[:_SHOWN], *([f"and {len(left) - _SHOWN} more"] if len(left) > _SHOWN else [])])
 
 
 class PublishOptions(TypedDict, total=False):
@@ -99,12 +113,14 @@ def publish_branch(
         InvalidInputError: The branch is `main`, or an option has a wrong type.
         MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
         ProtectedError: The channel is held; nothing was merged.
+        ConflictError: The channel was rolled back meanwhile; the commit is on `main`, and the branch stays.
     """
     if wanted.branch == MAIN:
         raise InvalidInputError("main is what branches are published to; `commit` takes in what is on main of tables")
+    since = None
     if wanted.channel is not None:
         # Refused before anything is merged: a refusal after the commit would leave `main` ahead of the channel.
-        Channels(repository).refuse_immovable(wanted.channel, create=wanted.creates_channel)
+        since = Channels(repository).refuse_immovable(wanted.channel, create=wanted.creates_channel)
     logs, branch, merging = repository.logs, wanted.branch, wanted.merging
     # Not `current`: the newest entry is also needed when it ended the branch, because it names the commit.
     ended = logs.newest("branch", branch)
@@ -117,7 +133,7 @@ def publish_branch(
         # Published before. That publication may have died before `main` of each table, the channel and the branches of
         # the tables followed, so these steps are repeated; where they are done, they change nothing.
         before = Committed(commit=logs.commit(merged), changed={})
-        return _followed(repository, wanted, before, touched, ended=ended)
+        return _followed(repository, wanted, before, touched, ended=ended, since=since)
     if not names and not touched.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
 
@@ -146,7 +162,8 @@ def publish_branch(
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
     )
-    return _followed(repository, wanted, commit_tables(logs, request), touched, ended=ended)
+    done = commit_tables(logs, request)
+    return _followed(repository, wanted, done, touched, ended=ended, since=since)
 
 
 def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
@@ -165,8 +182,12 @@ def _followed(
     touched: TouchedTables,
     *,
     ended: RefEntry | None,
+    since: RefEntry | None,
 ) -> Published:
-    """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch."""
+    """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch.
+
+    `ended` and `since` are the newest entries of the branch and of the channel, as they were before.
+    """
     options, merging = wanted.options, wanted.merging
     # A later commit may have removed a table that the branch touched.
     present = [name for name in touched.names if name in done.commit.tables]
@@ -185,6 +206,7 @@ def _followed(
             properties=options.get("properties"),
             # A publication that was overtaken must not take the channel back to its own commit.
             forward_only=True,
+            since=since,
             create=wanted.creates_channel,
         )
         published = replace(published, channel=moved, lagging=landed + moved.lagging)

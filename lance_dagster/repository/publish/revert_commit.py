@@ -98,6 +98,16 @@ def changed_by(repository: RepositoryContext, commit: RepositoryCommit, now: Rep
     return ()
 
 
+def added_by(repository: RepositoryContext, commit: RepositoryCommit, now: RepositoryCommit) -> dict[str, str]:
+    """Return the ids of the tables that a commit added and a newer one lacks, by their last names."""
+    with suppress(NotFoundError):
+        before = _by_id(repository.logs.commit(commit.parents[0])) if commit.parents else {}
+        gone = _by_id(commit).keys() - before.keys() - _by_id(now).keys()
+        names = {table_id: repository.registry.name_of(table_id) for table_id in sorted(gone)}
+        return {name: table_id for table_id, name in names.items() if name is not None}
+    return {}
+
+
 def _changes(
     commit: RepositoryCommit, before: RepositoryCommit, head: RepositoryCommit
 ) -> tuple[dict[str, tuple[TableVersion | None, TableVersion | None]], list[str]]:
