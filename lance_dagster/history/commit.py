@@ -34,6 +34,12 @@ A writer that keeps losing gives up by the clock, not by a count of attempts: th
 and tends to win again, so a fixed number of attempts would fail early on a busy table. For the same reason writers on
 local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Neither is needed for
 anything above: a turn may be given to two.
+
+On object storage each request takes tens of milliseconds, so what does not depend on each other is requested at the
+same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
+protection is read. The fence is no part of that, since it has to be read after the head. Of the versions that landed
+meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, although the
+next number would often be free: a merge may skip numbers, and a version below the newest one would never be seen.
 """
 
 import getpass
@@ -46,6 +52,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from lance_dagster.errors import (
     CommitConflictError,
@@ -65,6 +72,7 @@ from lance_dagster.history.refs.branch_fence import BranchFence
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import together
 from lance_dagster.transactions.apply import apply
 from lance_dagster.transactions.commit_id import commit_id
 from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
@@ -81,7 +89,7 @@ _DEADLINE_SECONDS = 300.0
 _UNKNOWN_ATTEMPTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # The first pause after a lost race is up to as many times as long as the attempt took.
-_ROUNDS = 4
+_ROUNDS = 2
 # A change that takes longer to apply is not applied while other writers wait.
 _QUICK_SECONDS = 0.1
 
@@ -142,7 +150,8 @@ def commit_transaction(
         versions: The versions of the table.
         branch: The name of the branch.
         transaction: What to commit.
-        read: The version that the transaction read, when the caller has it at hand.
+        read: The version that the transaction read, for a transaction that is committed for the first time: it is not
+            looked for among the versions that landed.
         check: Called before the commit, unless the transaction landed before: its files may be collected since.
 
     Raises:
@@ -150,13 +159,18 @@ def commit_transaction(
         CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
         ProtectedError: The branch is protected and takes only merges.
     """
-    newest = versions.newest(branch)
-    if newest is not None and newest > transaction.read_version:
-        landed = _find(versions, branch, transaction)
+    look = partial(versions.newest_few, branch)
+    # For a retry, after the look for what landed: it must succeed though the branch is protected now.
+    refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
+    if read is not None:
+        stage = partial(_stage, versions, branch, transaction)
+        newest, (_, staged) = together(versions.store, look, partial(together, versions.store, refuse, stage))
+    else:
+        newest, staged = look(), b""
+        landed = _find(versions, branch, transaction, newest)
         if landed is not None:
             return landed
-    # After the look for a landed transaction: a retry of what landed must succeed though the branch is protected now.
-    refuse_direct_commit(versions.store, branch, transaction)
+        refuse()
     check()
     # Each version is classified once, however often the race for the next number is lost.
     classified = transaction.read_version
@@ -164,23 +178,24 @@ def commit_transaction(
 
     def propose(head: State) -> Proposal | State:
         nonlocal classified
-        newest = head.number
-        if transaction.read_version > newest:
+        if transaction.read_version > head.number:
             raise _branch_replaced(versions, str(head), transaction)
-        landed = range(classified + 1, newest + 1)
-        for number, state in zip(landed, versions.find_many(branch, landed), strict=True):
+        landed = range(classified + 1, head.number + 1)
+        # The last of them is the head, which was read already.
+        for number, state in zip(landed, chain(versions.find_many(branch, landed[:-1]), [head]), strict=False):
             found = _classify_landed(versions, VersionRef(branch, number), transaction, state)
             if isinstance(found, State):
                 return found
             if found is not None:
                 overlapping.append(found)
-        classified = newest
+        classified = head.number
         ready = _rebased(versions, transaction, head, overlapping) if overlapping else transaction
         return Proposal(ready, next_manifest(versions, head, ready))
 
     # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
-    head = read if read is not None and read.number == newest else None
-    return commit(versions, branch, propose, head, known=transaction.read_version)
+    head = read if read is not None and newest[:1] == [read.number] else None
+    head = head or _head(versions, branch, transaction.read_version, newest)
+    return commit(versions, branch, propose, head, staged=staged)
 
 
 def _branch_replaced(versions: Versions, landed: str, transaction: Transaction) -> CommitConflictError:
@@ -221,7 +236,9 @@ def next_manifest(versions: Versions, head: State, transaction: Transaction) -> 
     return apply(head.manifest, transaction, timestamp=now_ns(), writer=WRITER, restored=restored)
 
 
-def commit(versions: Versions, branch: str, propose: Propose, head: State | None = None, *, known: int = 0) -> State:
+def commit(
+    versions: Versions, branch: str, propose: Propose, head: State | None = None, *, staged: bytes = b""
+) -> State:
     """Commit what `propose` returns as the next version of a branch; propose again while other writers are first.
 
     Args:
@@ -229,7 +246,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
         branch: The name of the branch.
         propose: Proposes the next version for the newest one.
         head: The newest version, when the caller has just read it.
-        known: The number of a version that the caller knows to exist, in case a listing does not show it yet.
+        staged: A transaction that `_stage` made ready already, which `propose` may return.
 
     Raises:
         CommitConflictError: Other writers were first until the deadline passed, or the branch was deleted meanwhile.
@@ -237,7 +254,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
     """
     started = time.monotonic()
     fence, branch_id = BranchFence(Refs(versions.store), branch), None
-    attempts, staged = 0, b""
+    attempts, known = 0, 0
     while True:
         before = time.monotonic()
         head = head or _head(versions, branch, known)
@@ -247,7 +264,7 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
         # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
         quick = time.monotonic() - before < _QUICK_SECONDS
         # Whatever can be done before and after the turn is: it is the time for which others wait.
-        staged = _stage(versions, branch, proposal, staged)
+        staged = _stage(versions, branch, proposal.transaction, staged)
         turn = versions.store.turn(branch, partial(_look_ahead, versions, branch, propose))
         with turn if quick else nullcontext(enter_result=False) as waited:
             if waited:
@@ -256,11 +273,12 @@ def commit(versions: Versions, branch: str, propose: Propose, head: State | None
                 proposal = propose(head)
                 if isinstance(proposal, State):
                     return proposal
-                staged = _stage(versions, branch, proposal, staged)
+                staged = _stage(versions, branch, proposal.transaction, staged)
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id)
             landed = _put(versions, branch, proposal, staged)
         if landed is not None:
+            versions.committed(landed, alone=not attempts)
             _sync(versions, landed, proposal.transaction)
             path = versions.manifest_path(branch, landed.number)
             fence.check_after_put(branch_id, landed, _with_committer(proposal.transaction), path)
@@ -285,10 +303,13 @@ def _pause(attempts: int, latency: float) -> float:
     return random.uniform(0, longest / attempts)  # noqa: S311  # no secret depends on it
 
 
-def _head(versions: Versions, branch: str, known: int) -> State:
-    """Read the newest version of a branch; versions that a lagging listing does not show are looked for by name."""
+def _head(versions: Versions, branch: str, known: int, newest: Sequence[int] | None = None) -> State:
+    """Read the newest version of a branch, of those listed if any are given.
+
+    Versions after a known one that a lagging listing does not show are looked for by name.
+    """
     try:
-        head = versions.head(branch)
+        head = versions.head(branch, newest=newest or (), known=known)
     except VersionNotFoundError:
         if not known:
             raise
@@ -309,26 +330,26 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 
     There is no fence to check: the branch's own file says that it is being created.
     """
-    put = _put(versions, branch, proposal, _stage(versions, branch, proposal, b""))
+    put = _put(versions, branch, proposal, _stage(versions, branch, proposal.transaction))
     if put is not None:
         _sync(versions, put, proposal.transaction)
         _write_hint(versions, branch, put.number)
     return put
 
 
-def _stage(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -> bytes:
+def _stage(versions: Versions, branch: str, transaction: Transaction, staged: bytes = b"") -> bytes:
     """Make everything ready that a version needs before its manifest: its transaction file, and the names of its files.
 
     Args:
         versions: The versions of the table.
         branch: The name of the branch.
-        proposal: What to commit.
-        staged: The transaction that was made ready for an earlier proposal; an equal one names the same files.
+        transaction: What to commit.
+        staged: The transaction that was made ready before; an equal one names the same files.
 
     Returns:
         The transaction that is ready, encoded.
     """
-    transaction = _with_committer(proposal.transaction)
+    transaction = _with_committer(transaction)
     body = encode_transaction(transaction)
     if body != staged:
         # The transaction file comes first: other writers look for it when they rebase over this version. It need not
@@ -347,9 +368,14 @@ def _put(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -> 
     """
     transaction = _with_committer(proposal.transaction)
     data = encode_manifest_file(proposal.manifest, staged)
-    if not _put_manifest(versions, versions.manifest_path(branch, proposal.manifest.version), data, transaction):
+    path = versions.manifest_path(branch, proposal.manifest.version)
+    winner = _put_manifest(versions, path, data, transaction)
+    if winner is not None:
+        # The change goes on top of it next.
+        versions.read(branch, proposal.manifest.version, winner)
         return None
-    return State(branch, proposal.manifest, transaction, id=commit_id(data), size=len(data))
+    uri = f"{versions.store.uri}/{path}"
+    return State(branch, proposal.manifest, transaction, uri, commit_id(data), len(data))
 
 
 def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
@@ -401,8 +427,8 @@ def _write_hint(versions: Versions, branch: str, number: int) -> None:
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)
 
 
-def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Transaction) -> bool:
-    """Put a manifest if absent; return False when there is another one of that number.
+def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Transaction) -> bytes | None:
+    """Put a manifest if absent; return the other one when there is one of that number.
 
     Raises:
         CommitStateUnknownError: The store neither confirms the put nor lets the object be read back.
@@ -414,7 +440,7 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
         try:
             # Its name is synced when the turn is over.
             if store.put_if_absent(path, data, synced=False):
-                return True
+                return None
         except PermissionRefusedError:
             # Refused requests change nothing; one before this one may have landed without an answer.
             if problem is None:
@@ -429,7 +455,7 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
             found = None
         if found is not None:
             # Equal bytes are this attempt's: a manifest holds its own timestamp and the transaction's uuid.
-            return found == data
+            return None if found == data else found
         # Absent so far: a request that is still under way may land later, so the same bytes are put again.
         time.sleep(_FIRST_PAUSE)
     raise CommitStateUnknownError(
@@ -437,8 +463,10 @@ def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Trans
     ) from problem
 
 
-def _find(versions: Versions, branch: str, transaction: Transaction) -> State | None:
+def _find(versions: Versions, branch: str, transaction: Transaction, newest: Sequence[int]) -> State | None:
     """Look for a transaction among the versions that were committed since it read the table, newest first."""
+    if not newest or newest[0] <= transaction.read_version:
+        return None
     for number in reversed(versions.numbers(branch)):
         if number <= transaction.read_version:
             return None

@@ -17,6 +17,7 @@ Invariants:
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -29,7 +30,7 @@ from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.history.base_access import BaseAccess
 from lance_dagster.history.refs.ref_files import Branch
-from lance_dagster.store import Store
+from lance_dagster.store import Store, together
 from lance_dagster.transactions.base_paths import restored_base_paths
 from lance_dagster.transactions.commit_id import commit_id
 
@@ -37,6 +38,8 @@ from lance_dagster.transactions.commit_id import commit_id
 _FIRST_NAMES = 8
 # Versions that are read at the same time, and from how many on.
 _WORKERS, _MANY = 8, 2
+# How many of the versions that landed meanwhile are read at once, before they are asked for.
+_READ_AHEAD = 64
 # Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
@@ -133,6 +136,8 @@ class Versions:
     _states: dict[str, State] = field(default_factory=dict)
     _places: dict[tuple[str, str, int], str] = field(default_factory=dict)
     _cached_fragments: int = 0
+    # The version of `main` that this writer has just committed without meeting a rival, or 0.
+    _expected: int = 0
     # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
@@ -259,10 +264,12 @@ class Versions:
         key, data = read
         if data is None:
             return None
-        own_id = self._id_of(branch, number, data)
+        own_id = commit_id(data)
         state = self._states.get(own_id)
         if state is None or (state.branch, state.number) != (branch, number):
             state = self._decoded(branch, number, data, path=f"{self.store.uri}/{key}", own_id=own_id)
+        # Not before it was decoded: the answer may have been cut.
+        self._keep_id(branch, number, own_id)
         self.cache(branch_id, state)
         return state
 
@@ -323,6 +330,7 @@ class Versions:
         self._places.clear()
         self._v1_named.clear()
         self._v2_named.clear()
+        self._expected = 0
         self._ids.clear()
         self._cached_fragments = 0
 
@@ -330,24 +338,48 @@ class Versions:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
         return state.size or len(self._manifest(state.branch, state.number)[1] or b"")
 
-    def head(self, branch: str, branch_id: str = "", newest: Sequence[int] = ()) -> State:
+    def head(self, branch: str, branch_id: str = "", newest: Sequence[int] = (), *, known: int = 0) -> State:
         """Read the newest version of a branch.
 
         Args:
             branch: The name of the branch.
             branch_id: Its id, when the caller knows it.
             newest: Its newest versions, when the caller has just listed them by `newest_few`.
+            known: A version after which the caller reads each one; those of `main` are read at the same time.
 
         Raises:
             VersionNotFoundError: The branch has no version.
         """
+        expected, self._expected = self._expected, 0
+        if not newest and expected and branch == layout.MAIN and self.store.ordered_listing:
+            # A writer that had no rival at its last commit has probably none now.
+            newest, read = together(
+                self.store, partial(self.newest_few, branch), partial(self._manifest, branch, expected)
+            )
+            if newest[:1] == [expected]:
+                self._read_state(branch, expected, layout.MAIN, read)
         newest = newest or self.newest_few(branch)
         if not newest:
             raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
         if not self.store.ordered_listing:
             self._forget_former_table(branch, newest[0], branch_id)
+        if known and branch == layout.MAIN:
+            # Not of other branches, whose versions are not cached by their numbers alone.
+            self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
         state = self.load(branch, newest[0], branch_id)
         return replace(state, before=newest[1]) if len(newest) > 1 else state
+
+    def committed(self, state: State, *, alone: bool) -> None:
+        """Keep a version that was committed, so that it is not decoded; `alone` says that no rival was met."""
+        self.cache("", state)
+        if alone and state.branch == layout.MAIN:
+            self._expected = state.number
+
+    def read(self, branch: str, number: int, data: bytes) -> None:
+        """Cache a version of `main` whose manifest was read; a damaged one is left to those who read it again."""
+        if branch == layout.MAIN:
+            with suppress(FormatError, StoreError):
+                self._read_state(branch, number, branch, (self.manifest_path(branch, number), data))
 
     def _forget_former_table(self, branch: str, number: int, branch_id: str) -> None:
         """Forget what was read when a version of another table has the place of one that is cached.
@@ -396,7 +428,9 @@ class Versions:
         # A manifest without an inline transaction has it in a separate file, or has none.
         if summary is None or summary.number != number:
             return self.describe(self.load(branch, number), numbers)
-        return self._version(branch, self._id_of(branch, number, data or b""), summary, numbers)
+        own_id = commit_id(data or b"")
+        self._keep_id(branch, number, own_id)
+        return self._version(branch, own_id, summary, numbers)
 
     def commit_id(self, branch: str, number: int, branch_id: str) -> str | None:
         """Return the commit id of a version, or None when there is none of that number.
@@ -417,12 +451,10 @@ class Versions:
             self._ids[branch_id, number] = found
         return found
 
-    def _id_of(self, branch: str, number: int, data: bytes) -> str:
-        found = commit_id(data)
+    def _keep_id(self, branch: str, number: int, own_id: str) -> None:
         if branch == layout.MAIN:
             # Only main: the same number of another branch name may be another version tomorrow.
-            self._ids[layout.MAIN, number] = found
-        return found
+            self._ids[layout.MAIN, number] = own_id
 
     def _version(self, branch: str, own_id: str, summary: VersionSummary, numbers: Sequence[int]) -> Version:
         writer = "an unknown program" if summary.writer is None else " ".join(summary.writer)

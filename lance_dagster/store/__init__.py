@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder, put_once
+from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder, put_once, together
 from lance_dagster.store.options import (
     allowed_base_paths,
     base_options,
@@ -60,6 +60,7 @@ __all__ = [
     "supported_uri",
     "sync_path",
     "table_options",
+    "together",
 ]
 
 _HOME_OF = {

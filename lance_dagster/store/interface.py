@@ -5,14 +5,17 @@ Every provider implements `Store`; the conformance tests run against each of the
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lance_dagster.errors import StoreError
 
 _PUTS = 3
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,20 @@ class Store(Protocol):
             NotDurableError: A sync failed, so a power cut may lose an entry whatever a later sync says.
         """
         ...
+
+
+def together(store: Store, first: Callable[[], _First], second: Callable[[], _Second]) -> tuple[_First, _Second]:
+    """Make requests that do not depend on each other: at the same time on object storage, else one after the other.
+
+    Both have ended afterwards. Where both fail, the error of the first is raised.
+    """
+    if not store.ordered_listing:
+        # On local disk a request takes less time than a thread.
+        return first(), second()
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(second)
+        answer = first()
+    return answer, beside.result()
 
 
 def put_once(store: Store, key: str, data: bytes) -> None:

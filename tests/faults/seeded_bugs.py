@@ -31,20 +31,20 @@ class Bug:
     times: int = 1
 
 
-_ANSWERED = "            if store.put_if_absent(path, data, synced=False):\n                return True"
+_ANSWERED = "            if store.put_if_absent(path, data, synced=False):\n                return None"
 BUGS = (
     Bug(
         "a refused put is another writer's version",
         "history/commit.py",
-        "            return found == data\n",
-        "            return False\n",
+        "return None if found == data else found\n",
+        "return found\n",
         ("create",),
     ),
     Bug(
         "a version is put over another one",
         "history/commit.py",
         _ANSWERED,
-        "            store.put(path, data)\n            return True",
+        "            store.put(path, data)\n            return None",
         ("append", "overwrite"),
     ),
     Bug(
@@ -58,7 +58,7 @@ BUGS = (
         "a refused put counts as done",
         "history/commit.py",
         "        if found is not None:\n            # Equal",
-        "        if not problem:\n            return True\n        if found is not None:\n            # Equal",
+        "        if not problem:\n            return None\n        if found is not None:\n            # Equal",
         ("overwrite", "append"),
     ),
     Bug(

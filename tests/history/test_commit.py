@@ -3,7 +3,9 @@
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -317,3 +319,60 @@ def test_what_landed_meanwhile_is_read_together(s3_storage: S3Storage) -> None:
     assert ("main@5", 4) == (str(made), made.rows)
     found = Versions(open_store(table.uri, options), options).find_many("main", [2, 9, 4, 3])
     assert [2, None, 4, 3] == [None if state is None else state.number for state in found]
+
+
+def on_s3(storage: S3Storage, script: Script) -> LanceTable:
+    """A new table of two versions on an object store, through a script once it is made."""
+    options = dict(storage.storage_options)
+    table = LanceTable.create(f"{storage.uri}/table", SCHEMA, storage_options=options)
+    table.append(entries("a", 1))
+    store = ScriptedStore(open_store(table.uri, options), script)
+    return LanceTable(replace(context_on(store), storage_options=options))
+
+
+def test_an_append_makes_independent_requests_at_the_same_time(s3_storage: S3Storage) -> None:
+    """Of its seven requests, four wait for an earlier one; docs/reliability.md says which."""
+    made: list[str] = []
+    asked, beside_head, before_put = Lock(), Barrier(2), Barrier(3)
+    followed = False
+
+    def script(request: Request) -> object:
+        with asked:
+            made.append(f"{request.verb} {request.key.partition('/')[0]}")
+            place = len(made)
+        if followed and request.verb != "sync_folder" and not request.commits:
+            # Broken after the time-out, and so an error, unless the others arrive meanwhile.
+            (beside_head if place <= 2 else before_put).wait(30)
+        return request.send()
+
+    table = on_s3(s3_storage, script)
+    table.append(entries("b", 1))
+    made.clear()
+    followed = True
+    assert "main@4" == str(table.append(entries("b", 2)))
+    made.remove("sync_folder data")
+    assert ["get _versions", "list _versions"] == sorted(made[:2])
+    # pylance puts the data file, past the script.
+    assert ["get _refs", "list _versions", "put _transactions"] == sorted(made[2:5])
+    assert ["put_if_absent _versions", "sync_folder _versions"] == made[5:]
+
+
+def test_a_lost_race_reads_the_winner_once(s3_storage: S3Storage) -> None:
+    """The version that was first is read once, and everything else but the listing is known already."""
+    made: list[str] = []
+    rivals: list[LanceTable] = []
+
+    def script(request: Request) -> object:
+        if request.commits and rivals:
+            rivals.pop().append(entries("rival", 1))
+            made.clear()
+        made.append(f"{request.verb} {request.key.partition('/')[0]}")
+        return request.send()
+
+    table = on_s3(s3_storage, script)
+    table.append(entries("b", 1))
+    rivals.append(LanceTable.open(table.uri, s3_storage.storage_options))
+    version = table.append(entries("b", 2))
+    assert ("main@5", 4) == (str(version), version.rows)
+    lost = ["put_if_absent _versions", "get _versions", "list _versions", "put_if_absent _versions"]
+    assert lost == [each for each in made if not each.startswith("sync_folder")]
