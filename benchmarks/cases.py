@@ -271,24 +271,32 @@ CASES = (
         "The speed of each way to write a frame of Parquet files, as a multiple of that of Spark's own Parquet; larger "
         "is faster. Data source: `df.write.format`; large batches: the same inside of `large_batches`. Bridge: Spark's "
         "transfer to Python, where the rows are discarded; nothing that is written in Python is faster. pylance: one "
-        "process without Spark.",
-        ("data", "`stage`", "data source", "large batches", "bridge", PYLANCE),
+        'process without Spark. Coalesced: `stage(coalesce="auto")`, and `frame.coalesce(2)` before `df.write`. The '
+        "goal is that of `stage`; the data source shall be within a tenth of it.",
+        ("data", "goal", "`stage`", "data source", "large batches", "bridge", PYLANCE),
         spark.writes,
     ),
     Case(
         "Spark, reads",
         "The speed of each way to read a table into a sink that discards the rows, as a multiple of that of Parquet "
-        "files; larger is faster. Bridge: Spark's transfer of one decoded batch, again and again. pylance: one process "
-        "without Spark.",
-        ("query", "`read_table`", "data source", "bridge", PYLANCE),
+        "files; larger is faster. Bridge: Spark's transfer of one decoded batch, again and again; where it is slower "
+        "than the goal, nothing that is decoded in Python reaches it. pylance: one process without Spark.",
+        ("query", "goal", "`read_table`", "data source", "bridge", PYLANCE),
         spark.reads,
     ),
     Case(
         "Spark, memory of workers",
         "The memory of the largest Python worker at its peak, about 230 MiB of which are imports. Large partition: the "
-        "rows are one partition, and are read under a filter, for which a task reads whole fragments.",
+        "rows are one partition, and are read under a filter, for which a task reads whole fragments. The goal is at "
+        "most 350 MiB.",
         ("data", "written", "read", "large partition, written", "large partition, read"),
         spark_memory.rows,
+    ),
+    Case(
+        "Spark, cores",
+        "Writes and reads of narrow rows in a session of one core and in one of two.",
+        ("", "1 core", "2 cores", "ratio"),
+        spark.cores,
     ),
     Case(
         "contention",

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.measure import medians
+from benchmarks.measure import medians, ms
+from benchmarks.tables import with_fragments
 from lance_dagster import LanceTable
 from lance_dagster.spark import large_batches, local_session, read_table, stage, target_schema
 from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows
@@ -51,12 +52,25 @@ DATA: Mapping[str, tuple[int, Mapping[str, str], Mapping[str, int]]] = {
     "nested": (1_000_000, _NESTED, {}),
     "embeddings of 256": (300_000, _EMBEDDINGS, {"v": 256}),
 }
+_TINY = "200 tiny partitions"
+_FRAGMENTS = 10_000
+WRITE_GOALS: Mapping[str, str] = {
+    **dict(zip(DATA, ("1.6", "1.6", "2.5", "1.35", "2.6"), strict=True)),
+    _TINY: "10",
+}
+READ_GOALS: Mapping[str, str] = {
+    **{f"{name}: everything": goal for name, goal in zip(DATA, ("0.8", "0.5", "1.6", "1.0", "0.55"), strict=True)},
+    "mixed, 23 columns: two columns": "0.95",
+    "mixed, 23 columns: filter 0.1 %": "1.8",
+    "mixed, 23 columns: filter 0.1 %, sorted": "0.9",
+    "mixed, 23 columns: count": "100",
+}
 
 
 @contextlib.contextmanager
-def session() -> Iterator[SparkSession]:
-    """Start a session on two cores, which ends with the block."""
-    spark = local_session("benchmarks", master="local[2]", config={"spark.driver.memory": "4g"})
+def session(cores: int = 2) -> Iterator[SparkSession]:
+    """Start a session on some cores, which ends with the block."""
+    spark = local_session("benchmarks", master=f"local[{cores}]", config={"spark.driver.memory": "4g"})
     try:
         yield spark
     finally:
@@ -88,7 +102,7 @@ def writes(folder: Path) -> Iterator[tuple[str, ...]]:
     with session() as spark:
         for name, frame, vectors in _sources(spark, folder):
             taken = medians(_write_ways(frame, vectors, folder))
-            yield (name, *_ratios(taken, "parquet", ways))
+            yield (name, WRITE_GOALS[name], *_ratios(taken, "parquet", ways))
         tiny = spark.range(0, 200_000, 1, 200)
         table = LanceTable.create(str(folder / "tiny.lance"), target_schema(tiny.schema))
         taken = medians(
@@ -96,10 +110,13 @@ def writes(folder: Path) -> Iterator[tuple[str, ...]]:
                 "parquet": lambda: tiny.write.mode("overwrite").parquet(str(folder / "tiny.parquet")),
                 "stage": lambda: table.append(stage(tiny, table)),
                 "coalesced": lambda: table.append(stage(tiny, table, coalesce="auto")),
+                "saved": lambda: tiny.write.format(_FORMAT).mode("append").save(table.uri),
+                "saved coalesced": lambda: tiny.coalesce(2).write.format(_FORMAT).mode("append").save(table.uri),
             }
         )
-        yield ("200 tiny partitions", *_ratios(taken, "parquet", ["stage"]), "", "", "", "")
-        yield ('200 tiny partitions, coalesce="auto"', *_ratios(taken, "parquet", ["coalesced"]), "", "", "", "")
+        yield (_TINY, "", *_ratios(taken, "parquet", ["stage", "saved"]), "", "", "")
+        merged = _ratios(taken, "parquet", ["coalesced", "saved coalesced"])
+        yield (f"{_TINY}, coalesced", WRITE_GOALS[_TINY], *merged, "", "", "")
 
 
 def _write_ways(frame: DataFrame, vectors: Mapping[str, int], folder: Path) -> dict[str, Callable[[], object]]:
@@ -174,7 +191,16 @@ def reads(folder: Path) -> Iterator[tuple[str, ...]]:
                     "group by": lambda df: df.groupBy("s0").agg({"d0": "sum"}).collect(),
                 }
             for query, run in queries.items():
-                yield (f"{name}: {query}", *_read_row(spark, table, frame, query, run))
+                row = f"{name}: {query}"
+                yield (row, READ_GOALS.get(row, ""), *_read_row(spark, table, frame, query, run))
+        table = with_fragments(folder, _FRAGMENTS).table
+        taken = medians(
+            {
+                "read_table": lambda: read_table(spark, table).count(),
+                "data source": lambda: spark.read.format(_FORMAT).load(table.uri).count(),
+            }
+        )
+        yield (f"{_FRAGMENTS:,} fragments: count", "1.5 s", *map(ms, taken.values()), "", "")
 
 
 def _read_row(
@@ -194,3 +220,26 @@ def _read_row(
         *_ratios(taken, "parquet", ["read_table", "data source"]),
         *(_ratios(taken, "parquet", [*ways][3:]) or ["", ""]),
     ]
+
+
+def cores(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield how long writes and reads of narrow rows take on one core and on two."""
+    found: list[dict[str, float]] = []
+    for number in (1, 2):
+        with session(number) as spark:
+            _, frame, vectors = next(_sources(spark, folder / str(number)))
+            table = LanceTable.create(str(folder / f"{number}.lance"), target_schema(frame.schema, vectors))
+            table.append(stage(frame, table))
+            found.append(
+                medians(
+                    {
+                        "write, Parquet": lambda frame=frame: frame.write.mode("overwrite").parquet(str(folder / "to")),  # type: ignore[misc]
+                        "write, `stage`": lambda frame=frame, table=table: stage(frame, table),  # type: ignore[misc]
+                        "read, Parquet": lambda frame=frame: _noop(frame),  # type: ignore[misc]
+                        "read, `read_table`": lambda spark=spark, table=table: _noop(read_table(spark, table)),  # type: ignore[misc]
+                    }
+                )
+            )
+    one, two = found
+    for way, seconds in one.items():
+        yield (way, ms(seconds), ms(two[way]), f"{seconds / two[way]:.2f}")

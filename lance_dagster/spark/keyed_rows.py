@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window, functions
+from pyspark.sql.types import StructType
 
 from lance_dagster.datafiles import RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
@@ -57,7 +58,8 @@ def upsert_frame(
     Args:
         df: The rows. They may lack columns of the table: rows that change keep their values there.
         table: The table.
-        on: The key columns, of single values other than floating-point numbers.
+        on: The key columns, of single values. NaN equals NaN, and 0.0 and -0.0 differ. Half-precision floats and
+            nanoseconds, for which Spark has no type, cannot be keys.
         branch: The branch.
         **rules: Those of `LanceTable.upsert`, without a condition for `when_matched`.
 
@@ -111,22 +113,27 @@ def stage_upsert(
 
     The arguments and errors are those of `upsert_frame`.
     """
+    schema = table.schema(branch)
+    check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
     return stage_upsert_counted(df, table, on, branch, rules=rules, tally=RowTally())
 
 
-def can_match(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> bool:
-    """Return whether Spark finds the same keys equal as `LanceTable.upsert`, and the frame has the table's columns."""
+def keys_fit(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> bool:
+    """Return whether the key columns of a frame have the types that they have in a table."""
     try:
-        check_fits(df.schema, schema)
+        check_fits(StructType([df.schema[name] for name in on]), pa.schema([schema.field(name) for name in on]))
     except SchemaMismatchError:
         return False
-    return all(_is_exact(schema.field(name).type) for name in on if name in schema.names)
+    return True
 
 
 def stage_upsert_counted(
     df: DataFrame, table: LanceTable, on: Sequence[str], branch: str, *, rules: UpsertOptions, tally: RowTally
 ) -> StagedUpsert:
-    """Match and write rows as `stage_upsert` does, and count them on the executors."""
+    """Match and write rows as `stage_upsert` does, and count them on the executors.
+
+    Numbers that are no keys are cast to the types of the table when their values fit.
+    """
     check_names("rule of an upsert", rules, UpsertOptions.__annotations__)
     # Keywords are checked by type checkers only.
     for rule, known in typing.get_type_hints(UpsertOptions).items():
@@ -185,6 +192,10 @@ class _Upsert:
         """The columns of the table that the frame lacks, whose values stay."""
         return [name for name in self.target.schema.names if name not in self.df.columns]
 
+    @property
+    def _key_types(self) -> list[pa.DataType]:
+        return [self.target.schema.field(name).type for name in self.on]
+
     def _files(self, results: Sequence[dict[str, Any]], kind: str) -> StagedFiles:
         files = tuple(StagedFile(**file) for result in results for file in result[kind])
         return StagedFiles(self.target.schema, files, self.target.base)
@@ -193,14 +204,18 @@ class _Upsert:
         """Return the rows with the values that are kept, the kind of each row and the address of its predecessor."""
         columns = [f"c{number}" for number in range(len(self.df.columns))]
         keys = [columns[self.df.columns.index(name)] for name in self.on]
+        compared = [_compared(functions.col(key), kind) for key, kind in zip(keys, self._key_types, strict=True)]
         # Counted by a window and not by a group: a frame may give other rows each time that it is computed.
-        times = functions.count(functions.lit(1)).over(Window.partitionBy(*keys))
+        times = functions.count(functions.lit(1)).over(Window.partitionBy(*itertools.chain(*compared)))
         source = self.df.toDF(*columns).select("*", functions.lit(1).alias("given"), times.alias("times"))
         deletes = self.rules.get("when_missing") == "delete"
         existing = self._existing()
-        same = functools.reduce(
-            Column.__and__, [source[key] == existing[f"k{number}"] for number, key in enumerate(keys)]
-        )
+        pairs = [
+            pair
+            for number, (key, kind) in enumerate(zip(keys, self._key_types, strict=True))
+            for pair in zip(_compared(source[key], kind), _compared(existing[f"k{number}"], kind), strict=True)
+        ]
+        same = functools.reduce(Column.__and__, [given == stored for given, stored in pairs])
         joined = source.join(existing.hint("merge"), same, "full" if deletes else "left")
         given, found = functions.col("given").isNotNull(), functions.col("address").isNotNull()
         kind = functions.when(given & found, _UPDATED).when(given, _ADDED).otherwise(_MISSING)
@@ -229,8 +244,8 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
     """Refuse keys that cannot be compared, and columns that do not fit the table.
 
     Raises:
-        InvalidInputError: There is no key, or it is not in the table, or is a floating-point number or nested.
-        SchemaMismatchError: A column does not fit, or rows to insert lack a key.
+        InvalidInputError: There is no key, or it is not in the table, or Spark cannot compare its values.
+        SchemaMismatchError: A key column does not fit, or is missing.
     """
     if not on or len(set(on)) < len(on):
         raise InvalidInputError(f"an upsert needs key columns, each once, such as on=['id']; not {[*on]}")
@@ -240,14 +255,19 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
         if name not in df.columns:
             raise SchemaMismatchError(f"column {name!r} is the key, and missing")
         kind = schema.field(name).type
-        if not _is_exact(kind):
-            raise InvalidInputError(f"column {name!r} is {kind}, which cannot be a key of an upsert by Spark")
-    check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
+        # Spark would read half-precision floats as others, and cut nanoseconds off.
+        if pa.types.is_nested(kind) or pa.types.is_float16(kind) or getattr(kind, "unit", None) == "ns":
+            raise InvalidInputError(
+                f"column {name!r} is {kind}, which cannot be a key of an upsert by Spark; give columns of single "
+                "values that Spark has a type for, such as numbers, strings and dates"
+            )
+    check_fits(StructType([df.schema[name] for name in on]), pa.schema([schema.field(name) for name in on]))
 
 
-def _is_exact(kind: pa.DataType) -> bool:
-    # Spark takes 0.0 and -0.0 for one value, the table for two.
-    return not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
+def _compared(key: Column, kind: pa.DataType) -> list[Column]:
+    """Return what Spark compares to find the keys equal that `LanceTable.upsert` finds equal."""
+    # Spark, as the table, takes NaN for equal to NaN, but 0.0 and -0.0 for one value.
+    return [key, key.cast("string") == "-0.0"] if pa.types.is_floating(kind) else [key]
 
 
 @dataclass(frozen=True, slots=True)

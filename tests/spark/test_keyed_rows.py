@@ -1,3 +1,5 @@
+import math
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -133,3 +135,41 @@ def test_many_inserted_keys_are_claimed_as_a_range(spark: SparkSession, table: L
     with pytest.raises(CommitConflictError):
         table.upsert(second, on=["id"])
     assert 2006 == table.count_rows()
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+def test_floating_point_keys_are_compared_as_the_table_compares_them(
+    spark: SparkSession, tmp_table_uri: str, kind: pa.DataType
+) -> None:
+    """NaN equals NaN, and 0.0 and -0.0 are two keys, in the frame and in the table."""
+    table = LanceTable.create(tmp_table_uri, schema_of(key=kind, note=pa.string()))
+    keys = pa.array([math.nan, 0.0, 1.5, None], kind)
+    table.append(pa.table({"key": keys, "note": ["nan", "zero", "one", "null"]}))
+    name = "float" if kind == pa.float32() else "double"
+    given = [(math.nan, "a"), (-0.0, "b"), (0.0, "c"), (1.25, "d"), (None, "e")]
+    frame = spark.createDataFrame(given, f"key {name}, note string")
+    expected = on_arrow(table, frame.toArrow(), ["key"])
+    upsert_frame(frame, table, ["key"])
+    # As text, because Python does not take NaN for equal to NaN.
+    assert str(expected) == str(found(table))
+    assert ["a", "b", "c", "d", "e", "null", "one"] == sorted(str(row[1]) for row in found(table))
+    with pytest.raises(InvalidInputError, match="two of the rows have the key key = nan"):
+        upsert_frame(spark.createDataFrame(given[:1] * 2, frame.schema), table, ["key"])
+
+
+@pytest.mark.parametrize(
+    "kind,key",
+    [
+        (pa.list_(pa.int64()), "array(id)"),
+        (pa.float16(), "float(id)"),
+        (pa.timestamp("ns", "UTC"), "timestamp_micros(id)"),
+    ],
+    ids=str,
+)
+def test_keys_that_spark_cannot_compare_are_refused(
+    spark: SparkSession, tmp_table_uri: str, kind: pa.DataType, key: str
+) -> None:
+    """Before any job, and with what is possible."""
+    table = LanceTable.create(tmp_table_uri, schema_of(key=kind))
+    with pytest.raises(InvalidInputError, match=r"column 'key' is .*; give columns of single values that Spark has"):
+        upsert_frame(spark.range(1).selectExpr(f"{key} AS key"), table, ["key"])

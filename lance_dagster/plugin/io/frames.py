@@ -49,18 +49,17 @@ class SparkRows:
         """Match the rows by key on the executors, which write them; columns that the frame lacks become nulls.
 
         Returns:
-            None where Spark may find other keys equal than the table does, and where numbers have another type than
-            the table's.
+            None where a key column has another type than the table's, for which Spark may find other keys equal.
         """
         from pyspark.sql.functions import lit
 
-        from lance_dagster.spark.keyed_rows import can_match, stage_upsert_counted
+        from lance_dagster.spark.keyed_rows import keys_fit, stage_upsert_counted
 
         schema = table.schema(branch)
         absent = [name for name in schema.names if name not in self.frame.columns]
         frame = self.frame.withColumns({name: lit(None) for name in absent}) if absent else self.frame
         # A key that the frame lacks is refused by the caller, by name.
-        if not set(absent).isdisjoint(on) or not can_match(frame, schema, on):
+        if not set(absent).isdisjoint(on) or not keys_fit(frame, schema, on):
             return None
         rules: Any = when
         return stage_upsert_counted(frame, table, on, branch, rules=rules, tally=tally)
