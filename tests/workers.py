@@ -14,6 +14,7 @@ GROUPS = {
     "tests/plugin/test_spark_outputs.py": "spark",
     "tests/spark/test_spark_compaction.py": "spark",
     "tests/spark/test_change_rows.py": "spark",
+    "tests/spark/test_executors.py": "spark",
     "tests/spark/test_keyed_rows.py": "spark",
     "tests/spark/test_narrowing.py": "spark",
     "tests/spark/test_reader.py": "spark",

@@ -30,7 +30,7 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import Scan, fragment_sizes, freeze_imports, scan_frame
-from lance_dagster.spark.spark_schema import check_fits, to_table_batch
+from lance_dagster.spark.spark_schema import check_fits, target_schema, to_table_batch
 from lance_dagster.spark.writer import check_names, check_visible, errors_of_executors, large_batches
 from lance_dagster.table import LanceTable
 
@@ -119,12 +119,19 @@ def stage_upsert(
 
 
 def keys_fit(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> bool:
-    """Return whether the key columns of a frame have the types that they have in a table."""
+    """Return whether the key columns of a frame have the types that they have in a table, or are integers in both."""
     try:
-        check_fits(StructType([df.schema[name] for name in on]), pa.schema([schema.field(name) for name in on]))
+        _check_types(df, schema, on)
     except SchemaMismatchError:
         return False
     return True
+
+
+def _check_types(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
+    given = target_schema(StructType([df.schema[name] for name in on]))
+    # Spark compares integers of two types as the wider one; for other types it might round.
+    others = [name for name in on if not all(pa.types.is_integer(side.field(name).type) for side in (given, schema))]
+    check_fits(StructType([df.schema[name] for name in others]), pa.schema([schema.field(name) for name in others]))
 
 
 def stage_upsert_counted(
@@ -132,7 +139,7 @@ def stage_upsert_counted(
 ) -> StagedUpsert:
     """Match and write rows as `stage_upsert` does, and count them on the executors.
 
-    Numbers that are no keys are cast to the types of the table when their values fit.
+    Numbers are cast to the types of the table when their values fit; see `keys_fit` for those that are keys.
     """
     check_names("rule of an upsert", rules, UpsertOptions.__annotations__)
     # Keywords are checked by type checkers only.
@@ -261,7 +268,7 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
                 f"column {name!r} is {kind}, which cannot be a key of an upsert by Spark; give columns of single "
                 "values that Spark has a type for, such as numbers, strings and dates"
             )
-    check_fits(StructType([df.schema[name] for name in on]), pa.schema([schema.field(name) for name in on]))
+    _check_types(df, schema, on)
 
 
 def _compared(key: Column, kind: pa.DataType) -> list[Column]:

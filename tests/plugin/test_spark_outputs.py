@@ -78,7 +78,7 @@ def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
 
 
 def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) -> None:
-    """All but those with keys of another type; absent columns are nulls."""
+    """All but those with keys of another type that is no integer; absent columns are nulls."""
     schema = schema_of(id=pa.int64(), note=pa.string(), x=pa.float64())
     table = LanceTable.create(tmp_table_uri, schema)
     table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=schema))
@@ -86,7 +86,8 @@ def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) ->
         ("id", "2L AS id, 5.0D AS x", True),
         ("x", "3L AS id, 5.0D AS x", True),
         ("id", "1L AS id, 6 AS x", True),
-        ("id", "2 AS id", False),
+        ("id", "4 AS id, 7.0D AS x", True),
+        ("id", "2.0D AS id", False),
     ]
     for key, query, matched in cases:
         rows = SparkRows(spark.sql(f"SELECT {query}"))
@@ -94,7 +95,11 @@ def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) ->
         assert matched == (staged is not None)
         if staged is not None:
             table.upsert(staged, on=[key])
-    expected = [{"id": 1, "note": None, "x": 6.0}, {"id": 3, "note": None, "x": 5.0}]
+    expected = [
+        {"id": 1, "note": None, "x": 6.0},
+        {"id": 3, "note": None, "x": 5.0},
+        {"id": 4, "note": None, "x": 7.0},
+    ]
     assert expected == table.read().sort_by("id").to_pylist()
 
 

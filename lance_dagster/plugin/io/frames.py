@@ -49,7 +49,8 @@ class SparkRows:
         """Match the rows by key on the executors, which write them; columns that the frame lacks become nulls.
 
         Returns:
-            None where a key column has another type than the table's, for which Spark may find other keys equal.
+            None where a key column has another type than the table's and is no integer, because Spark may find other
+            keys equal then.
         """
         from pyspark.sql.functions import lit
 

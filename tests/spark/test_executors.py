@@ -1,0 +1,141 @@
+"""Where rows are: on the executors and not in the driver, whole after a lost shuffle, and in bounded memory."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from lance_dagster.spark import compact_table, delete_keys, read_table, stage, target_schema, upsert_frame
+from lance_dagster.table import LanceTable
+
+ROOT = Path(__file__).parents[2]
+RESULT_BYTES, MOST_MEBIBYTES = "spark.driver.maxResultSize", 350
+# A session has its cores for as long as its process lives.
+WORK = """
+import json, sys
+from lance_dagster.spark import local_session, read_table, stage, target_schema, upsert_frame
+from lance_dagster.table import LanceTable
+
+spark = local_session(master=sys.argv[1], config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "4"})
+df = spark.range(0, 20_000, 1, 6).selectExpr("id", "id % 7 AS day", "array(id, null) AS li", "id / 3 AS x")
+table = LanceTable.create(sys.argv[2], target_schema(df.schema))
+table.append(stage(df, table))
+df.selectExpr("id + 20000 AS id", "day", "li", "x").write.format("lance_dagster").mode("append").save(table.uri)
+upsert_frame(spark.range(39_990, 40_010).selectExpr("id", "-1L AS day", "array(id) AS li", "0D AS x"), table, ["id"])
+rows = read_table(spark, table)
+found = rows.where("day <= 3").groupBy("day").agg({"id": "sum", "x": "max", "*": "count"}).orderBy("day").collect()
+whole = sorted(map(str, rows.collect()))
+print(json.dumps([table.head().number, [list(map(str, row)) for row in found], whole]))
+"""
+
+
+def test_no_rows_come_to_the_driver(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Spark ends a job whose results are larger than allowed, and those of a write or a read are not."""
+    df = spark.range(0, 40_000, 1, 4).selectExpr("id", "sha2(cast(id AS string), 512) AS text")
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+    settings = spark.sparkContext._jsc.sc().conf()  # type: ignore[union-attr]  # noqa: SLF001 - Spark has no other way
+    usual = settings.get(RESULT_BYTES, "1g")
+    settings.set(RESULT_BYTES, "512k")
+    try:
+        with pytest.raises(PySparkException, match="maxResultSize"):
+            df.collect()
+        table.append(stage(df, table))
+        df.selectExpr("id + 40000 AS id", "text").write.format("lance_dagster").mode("append").save(table.uri)
+        # Eight bytes come for each row that changes.
+        upsert_frame(spark.range(70_000, 90_000).selectExpr("id", "'new' AS text"), table, ["id"])
+        delete_keys(spark.range(10), table, ["id"])
+        compact_table(spark, table)
+        read_table(spark, table).write.format("noop").mode("overwrite").save()
+    finally:
+        settings.set(RESULT_BYTES, usual)
+    assert [89_990, 20_000] == [table.count_rows(), table.count_rows("main", "text = 'new'")]
+
+
+def test_a_stage_that_runs_again_after_a_lost_shuffle(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:
+    """A task finds its input gone: Spark computes that again, and each row is written once, in one version."""
+    made, lost = tmp_path / "made", tmp_path / "lost"
+    made.touch()
+    manager = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager()  # type: ignore[union-attr]  # noqa: SLF001 - Spark has no other way
+    folders = [Path(folder.getPath()) for folder in manager.diskBlockManager().localDirs()]
+
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with made.open("a") as file:
+            file.write("made\n")
+        yield from batches
+
+    def lose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 0 and not lost.exists():
+            lost.touch()
+            for file in (found for folder in folders for found in folder.rglob("shuffle_*")):
+                file.unlink(missing_ok=True)
+
+    df = spark.range(0, 4000, 1, 4).mapInArrow(make, "id long").repartition(8, "id").mapInArrow(lose, "id long")
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+    table.append(stage(df, table))
+    assert 4 < len(made.read_text().splitlines())
+    assert [2] == table.branches.version_numbers(after=1)
+    assert list(range(4000)) == sorted(table.read()["id"].to_pylist())  # type: ignore[type-var]
+
+
+NESTED = "id long, m map<string, array<struct<x: struct<y: int>, s: string>>>, st struct<l: array<struct<y: int>>>"
+VARIANTS = "if(id % 3 = 0, null, named_struct('v', if(id % 3 = 1, null, parse_json('[1]')), 's', {}))"
+WAYS: dict[str, Callable[[DataFrame, LanceTable], object]] = {
+    "stage": lambda df, table: table.append(stage(df, table)),
+    "data source": lambda df, table: df.write.format("lance_dagster").mode("append").save(table.uri),
+    "upsert": lambda df, table: upsert_frame(df, table, ["id"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nulls_at_every_level(spark: SparkSession, tmp_table_uri: str, way: str) -> None:
+    """Of structs in lists in maps, and of a variant and a struct beside it in one struct."""
+    maps = [None, {}, {"k": None}, {"k": []}, {"k": [None]}, {"k": [(None, None), ((None,), "a"), ((1,), None)]}]
+    structs = [None, (None,), ([],), ([None],), ([(None,)],), ([(1,), None],)]
+    df = spark.createDataFrame([(n, *pair) for n, pair in enumerate(zip(maps, structs, strict=True))], NESTED)
+    beside = "if(id % 2 = 0, null, named_struct('y', if(id > 3, null, id)))"
+    df = df.selectExpr("*", f"{VARIANTS.format(beside)} AS v", f"array({VARIANTS.format(beside)}, null) AS vs")
+    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
+    WAYS[way](df.coalesce(1), table)
+    expected = [str(row) for row in df.orderBy("id").collect()]
+    assert expected == [str(row) for row in read_table(spark, table).orderBy("id").collect()]
+    read = spark.read.format("lance_dagster").load(table.uri)
+    assert expected == [str(row) for row in read.orderBy("id").collect()]
+
+
+@pytest.mark.soak
+def test_one_core_and_two_give_equal_results(tmp_path: Path) -> None:
+    """Rows, numbers of versions and sums."""
+
+    def found(cores: int) -> list[object]:
+        command = [sys.executable, "-c", WORK, f"local[{cores}]", str(tmp_path / f"table{cores}")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stderr
+        result: list[object] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
+    one, two = found(1), found(2)
+    assert one == two
+    assert 40_010 == len(one[2])  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+def test_the_memory_of_workers_is_bounded() -> None:
+    """Whatever the shape of the rows, and however large a partition is."""
+    command = [sys.executable, "-m", "benchmarks", "--only", "Spark, memory of workers"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    peaks = [int(peak) for peak in re.findall(r"(\d+) MiB \|", done.stdout)]
+    assert 20 == len(peaks)
+    # Far more than nothing, or no worker was found.
+    assert min(peaks) > 100
+    assert max(peaks) <= MOST_MEBIBYTES, done.stdout
