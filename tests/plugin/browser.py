@@ -1,5 +1,6 @@
 """A real browser on a real web UI: what a person clicks, types and reads."""
 
+import base64
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -18,9 +20,14 @@ from selenium.webdriver.remote.webelement import WebElement
 T = TypeVar("T")
 PATIENCE_SECONDS = 60
 CLICKS = 6
+WINDOW, NAVIGATION_WIDTH, BARS_HEIGHT = (1500, 1100), 240, 143
+# Graphs and notices move for a while after the page has its text.
+PICTURE_SECONDS = 3
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # `.ci/run` sets it, after it has installed the browser: there, a missing browser is a failure and not a skip.
 _REQUIRED = "LANCE_DAGSTER_BROWSER_REQUIRED"
+# A folder for pictures of the pages; without it none are taken. docs/testing.md says how they get into docs/pictures.
+_PICTURES = "LANCE_DAGSTER_PICTURES"
 # The second half of the *Materialize* button opens the menu.
 _MENU = " | ".join(
     f"//button[.='Materialize']/{place}"
@@ -51,6 +58,16 @@ class Browser:
         """Wait until the page shows some texts."""
         return self.wait_for(lambda: self.text, lambda text: all(one in text for one in expected), f"{expected}")
 
+    def picture(self, name: str, *, height: int, left: int = NAVIGATION_WIDTH) -> None:
+        """Save the upper part of the page, usually without its navigation on the left, where pictures are asked for."""
+        if folder := os.environ.get(_PICTURES):
+            self.driver.set_window_size(WINDOW[0], height + BARS_HEIGHT)
+            time.sleep(PICTURE_SECONDS)
+            clip = {"x": left, "y": 0, "width": WINDOW[0] - left, "height": height, "scale": 0.75}
+            found = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "clip": clip})
+            Path(folder, f"{name}.png").write_bytes(base64.b64decode(found["data"]))
+            self.driver.set_window_size(*WINDOW)
+
     def click(self, label: str, within: str = "button") -> None:
         """Click the last visible thing of a kind with this label: dialogs come after the page they cover."""
 
@@ -76,7 +93,7 @@ class Browser:
         self.wait_for(lambda: self.driver.current_url, lambda url: f"/runs/{short}" in url, "page of the run")
         return self._log()
 
-    def launch(self, asset: str, config: str) -> str:
+    def launch(self, asset: str, config: str, *, picture: str = "") -> str:
         """Press *Materialize* in the launchpad of an asset, with some configuration; return the log of the run."""
         self.open(f"assets/{asset}", "Materialize")
         self._click_first(_MENU, "the menu of the button")
@@ -85,6 +102,8 @@ class Browser:
         # The editor keeps its text in a script object: keys sent to it would be completed and indented on the way.
         self.driver.execute_script("arguments[0].CodeMirror.setValue(arguments[1])", editor, config)
         self.wait_for_text("No errors")
+        if picture:
+            self.picture(picture, height=700, left=0)
         # The text may be about the configuration before this one; until this one is validated, a click does nothing.
         for _ in range(CLICKS):
             self.click("Materialize")
@@ -153,7 +172,7 @@ def browser_on(url: str) -> Iterator[Browser]:
     # Without a sandbox, because containers run tests as root; without shared memory, because they have little of it.
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
-    options.add_argument("--window-size=1500,1100")
+    options.add_argument(f"--window-size={WINDOW[0]},{WINDOW[1]}")
     # With its path: selenium would otherwise look for a driver on the network.
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:

@@ -45,10 +45,10 @@ class Desk:
     shop: Shop
     browser: Browser
 
-    def publish(self, **config: str) -> str:
+    def publish(self, *, picture: str = "", **config: str) -> str:
         """Publish from the launchpad of the promoted orders; the log of the run."""
         lines = "".join(f"      {name}: {value}\n" for name, value in config.items())
-        return self.browser.launch(PROMOTED, f"ops:\n  publish_production:\n    config:\n{lines}")
+        return self.browser.launch(PROMOTED, f"ops:\n  publish_production:\n    config:\n{lines}", picture=picture)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,7 @@ def test_a_day_at_the_desk(desk: Desk) -> None:
     shop.play(orders=[1, 2, 3])
     assert "RUN_SUCCESS" in browser.materialize(CANDIDATE)
     assert "run/" in browser.open(f"assets/{CANDIDATE}", "Row count", "lance/branch")
+    browser.picture("candidate", height=1550)
     assert shop.tag() is None
     assert "RUN_SUCCESS" in browser.materialize(PROMOTED)
     assert [1, 2, 3] == shop.ids("production")
@@ -94,6 +95,7 @@ def test_a_day_at_the_desk(desk: Desk) -> None:
     shop.play(orders=[-1])
     assert "RUN_FAILURE" in browser.materialize(CANDIDATE)
     browser.open(f"assets/{CANDIDATE}?view=checks", "ids_are_positive", "ids are not positive")
+    browser.picture("failed-check", height=540)
     assert "RUN_SUCCESS" in browser.materialize(PROMOTED)
     assert [1, 2, 3] == shop.ids("production")
     (broken,) = shop.table().branches.list("run/*")
@@ -109,12 +111,15 @@ def test_a_day_at_the_desk(desk: Desk) -> None:
     assert "RUN_FAILURE" in refused
     assert "set ref to production~1 or to the id of a commit" in refused
     assert [4, 5] == shop.ids("production")
-    assert "RUN_SUCCESS" in desk.publish(ref="production~1", rollback="hold", reason="wrong prices")
+    assert "RUN_SUCCESS" in desk.publish(
+        ref="production~1", rollback="hold", reason="wrong prices", picture="launchpad"
+    )
     assert [1, 2, 3] == shop.ids("production")
     lake = LanceRepository.open(shop.lance.root)
     back = lake.channels.get("production")
     assert back.hold is not None
     browser.open(f"assets/{PROMOTED}", "wrong prices", "lance/repository_commit", back.commit, "production@3")
+    browser.picture("promoted-node", height=1500)
     refused = desk.publish(ref="main@3", reason="too early")
     assert "RUN_FAILURE" in refused
     assert "wrong prices; set release: true and a reason" in refused
