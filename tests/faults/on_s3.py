@@ -23,8 +23,9 @@ from tests.servers.objects import Bucket, StoredObject, serve
 from tests.servers.s3_server import S3Server
 from tests.store.scripted import CONDITIONAL, WRITES
 
-ON_S3 = [name for name in repository_operations.OPERATIONS if name != "move a table"]
-"""The operations. A folder is moved with the tools of the storage, which are others there."""
+ON_S3 = [*repository_operations.OPERATIONS]
+"""The operations."""
+_MOVE = "move a table"
 
 
 @contextmanager
@@ -114,8 +115,12 @@ class BucketCatalogue:
     def _of(self, name: str) -> Enumeration:
         storage = bucket_on(self._endpoint)
         repository = new_repository(storage.uri, "a", "b", "c", options=storage.storage_options)
-        repository_operations.OPERATIONS[name].prepare(repository)
         bucket = self._server.buckets[storage.uri.removeprefix("s3://")]
+        if name == _MOVE:
+            repository_operations.one_published(repository)
+            _rename(bucket, "a.lance/", "moved.lance/")
+        else:
+            repository_operations.OPERATIONS[name].prepare(repository)
         place = self._folder / name
         place.mkdir()
         operation = repository_operations.opened_by(
@@ -123,6 +128,14 @@ class BucketCatalogue:
         )
         template = BucketTemplate(place, storage, bucket, dict(bucket.objects))
         return Enumeration(template, f"{name} on S3", operation)
+
+
+def _rename(bucket: Bucket, prefix: str, new: str) -> None:
+    """Move the objects below a prefix, as the tools of the storage do."""
+    objects = bucket.objects.items()
+    bucket.objects = {
+        f"{new}{key.removeprefix(prefix)}" if key.startswith(prefix) else key: stored for key, stored in objects
+    }
 
 
 def kills_and_lost_answers(enumeration: Enumeration) -> Iterator[Mapping[int, Fault]]:

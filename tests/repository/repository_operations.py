@@ -26,33 +26,34 @@ class Operation:
     act: Callable[[LanceRepository], object]
 
 
-def _one_published(repository: LanceRepository) -> None:
+def one_published(repository: LanceRepository) -> None:
+    """A run of two tables is in the channel."""
     repository.publish(run(repository, 1, "a", "b"), channel="production")
 
 
 def _two_published(repository: LanceRepository) -> None:
-    _one_published(repository)
+    one_published(repository)
     repository.publish(run(repository, 2, "a", "b"), channel="production")
 
 
 def _merge_waits(repository: LanceRepository) -> None:
     run(repository, 2, "a", "b")
-    _one_published(repository)
+    one_published(repository)
 
 
 def _foreign_commit_waits(repository: LanceRepository) -> None:
-    _one_published(repository)
+    one_published(repository)
     repository.table("a").append(rows(7))
     run(repository, 2, "a", "b")
 
 
 def _main_is_ahead(repository: LanceRepository) -> None:
-    _one_published(repository)
+    one_published(repository)
     repository.publish(run(repository, 2, "a", "b"))
 
 
 def _folder_moved(repository: LanceRepository) -> None:
-    _one_published(repository)
+    one_published(repository)
     root = Path(repository.root)
     (root / "a.lance").rename(root / "moved.lance")
 
@@ -64,7 +65,7 @@ def _remove(repository: LanceRepository) -> None:
 
 
 def _held(repository: LanceRepository) -> None:
-    _one_published(repository)
+    one_published(repository)
     repository.channels.hold("production", reason="wait")
 
 
@@ -77,7 +78,7 @@ def _forked_and_appended(repository: LanceRepository) -> None:
 
 
 def _removed(repository: LanceRepository) -> None:
-    _one_published(repository)
+    one_published(repository)
     repository.remove_table("a")
 
 
@@ -110,7 +111,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "publish over a foreign commit": Operation(
         prepare=_foreign_commit_waits, act=lambda repository: repository.publish("run/2", channel="production")
     ),
-    "fork and append": Operation(prepare=_one_published, act=_forked_and_appended),
+    "fork and append": Operation(prepare=one_published, act=_forked_and_appended),
     "commit": Operation(
         prepare=lambda repository: [repository.table(name).append(rows(7)) for name in ("a", "b")],
         act=lambda repository: repository.commit("what the stream brought"),
@@ -128,10 +129,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "revert": Operation(prepare=_two_published, act=lambda repository: _revert(repository, "publish run/2")),
     "revert a removal": Operation(prepare=_removed, act=lambda repository: _revert(repository, "remove a")),
     "collect": Operation(prepare=_two_published, act=_collect),
-    "delete a channel": Operation(prepare=_one_published, act=_delete_channel),
-    "tag": Operation(prepare=_one_published, act=lambda repository: repository.tags.create("v1", "production")),
+    "delete a channel": Operation(prepare=one_published, act=_delete_channel),
+    "tag": Operation(prepare=one_published, act=lambda repository: repository.tags.create("v1", "production")),
     "move a table": Operation(prepare=_folder_moved, act=lambda repository: repository.move_table("a", "moved")),
-    "remove a table": Operation(prepare=_one_published, act=_remove),
+    "remove a table": Operation(prepare=one_published, act=_remove),
     "adopt": Operation(
         prepare=lambda repository: (repository.remove_table("a"), repository.remove_table("b")),
         act=lambda repository: repository.adopt(["a", "b"]),

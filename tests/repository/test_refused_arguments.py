@@ -159,6 +159,25 @@ def test_a_branch_goes_on_while_a_table_of_it_waits(lake: LanceRepository) -> No
     lake.channels.create("half")
 
 
+def test_two_publications_of_parts_end_the_branch(lake: LanceRepository) -> None:
+    """Each of them finds that a table of the other one waits, and the name is free all the same."""
+    lake.create_table("lines", rows().schema)
+    for name in ("lines", "orders"):
+        lake.fork(name, "half").append(rows(3), branch="half")
+    others: list[str] = []
+
+    def script(request: Request) -> object:
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/half/") and not others:
+            others.append("publishes")
+            lake.publish("half", tables=["lines"])
+        return request.send()
+
+    scripted(lake.root, script).publish("half", tables=["orders"])
+    assert others
+    assert ([3], [3, 7, 8]) == (ids(lake, "main")["lines"], ids(lake, "main")["orders"])
+    lake.channels.create("half")
+
+
 def test_two_publications_of_one_conflict_say_what_is_in_conflict(lake: LanceRepository) -> None:
     """Both are refused; that the other one deletes their branch at the same moment is no error of its own."""
     table = lake.fork("orders", "run/3")

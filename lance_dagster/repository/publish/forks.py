@@ -151,6 +151,12 @@ def end_branch(
     kept = for_each_table(end, touched.names)
     for table_id in touched.removed:
         logs.untouch(branch, table_id)
+    # The other tables may have been published at the same time. Each publication takes its own marks away before it
+    # looks, so the last one finds none.
+    if stays and not logs.touched(branch):
+        last = logs.newest("branch", branch)
+        if last is not None and not last.deleted:
+            logs.append("branch", branch, with_properties(next_entry(last, "delete", ""), last.properties))
     return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
 
 
