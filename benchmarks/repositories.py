@@ -21,7 +21,7 @@ RUNS = 3
 CHANNEL = "production"
 ROWS = pa.table({"id": [1, 2, 3]})
 _REQUESTS = (
-    *("get", "get_range", "get_with_etag", "list", "list_some", "folders", "sizes"),
+    *("get", "get_range", "get_with_etag", "list", "list_some", "folders", "sizes", "walk"),
     *("put", "put_if_absent", "compare_and_swap", "delete", "delete_many", "compare_and_delete"),
 )
 
