@@ -349,14 +349,15 @@ class FormatError(LanceDagsterError):
 class CorruptFileError(FormatError):
     """Report a damaged file."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        """Keep the file's path and what is wrong with it."""
-        super().__init__(path, problem)
+    def __init__(self, path: str, problem: str, remedy: Remedy | None = None) -> None:
+        """Keep the file's path, what is wrong with it, and the remedy."""
+        super().__init__(path, problem, remedy=remedy)
         self.path = path
         self.problem = problem
 
-    def __str__(self) -> str:
-        """Name the file and what is wrong with it."""
+    @property
+    def complaint(self) -> str:
+        """The file and what is wrong with it."""
         return f"{self.path} is damaged: {self.problem}"
 
 

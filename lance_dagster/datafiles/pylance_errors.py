@@ -35,8 +35,15 @@ _DAMAGE = (
     "missing row count",
     "v1 binary row range",
     "size is greater than supported",
+    # The reader of data files says so of what it finds in them; a filter is refused before any file is read.
+    "External error: Invalid user input",
+    "exceeds length of values",
+    "in the protobuf field list",
+    "current-format reader to read v1 metadata",
 )
 """Parts of messages that mean a damaged file."""
+_FILTERED = "Error applying filter expression"
+"""Part of the message for a filter that fails on the values, such as a cast of a string that is no number."""
 _BEYOND_THE_END = "Invalid range"
 """Part of the message for a request beyond the end of a file, as a damaged page leads to."""
 _UNFINISHED = (
@@ -111,8 +118,9 @@ def _panics(what: str, where: str) -> Iterator[None]:
         if isinstance(error, _EXPECTED) and any(part in str(error) for part in _UNFINISHED):
             unknown = f"data files that pylance cannot read ({_first_line(error)})"
             raise UnsupportedFeatureError(where, [unknown]) from error
-        if isinstance(error, _EXPECTED) and any(part in str(error) for part in _DAMAGE):
-            raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}") from error
+        if isinstance(error, _EXPECTED) and _FILTERED not in str(error) and any(part in str(error) for part in _DAMAGE):
+            deep = Remedy("{} names the file", Call("maintenance.verify", named={"deep": True}))
+            raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}", deep) from error
         if type(error).__name__ != _PANIC and not any(part in str(error) for part in _CRASHED):
             raise
         raise StoreError(f"cannot {what} of {where}: pylance crashed: {_first_line(error)}") from error

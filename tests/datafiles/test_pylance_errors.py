@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import NotEnoughMemoryError, StoreError
+from lance_dagster import CorruptFileError, InvalidInputError, NotEnoughMemoryError, StoreError
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from tests.damage import only_file
 from tests.table_factory import entries, new_table
@@ -46,3 +46,25 @@ def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
     ):
         table.read()
     assert path.name in str(table.maintenance.verify(deep=True).problems[0].path)
+
+
+@pytest.mark.parametrize("filter", [None, "value = 1"])
+@pytest.mark.parametrize("place, value", [(-4, b"P"), (-24, b"\xff" * 8)])
+def test_a_damaged_footer_is_no_wrong_argument(tmp_path: Path, place: int, value: bytes, filter: str | None) -> None:
+    """Of its magic number and of the places of its tables pylance says "Invalid user input"."""
+    table = new_table(tmp_path, entries("letter a", 0, 1, 2))
+    path = only_file(table, "data/*.lance")
+    data = bytearray(path.read_bytes())
+    data[len(data) + place : len(data) + place + len(value)] = value
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"maintenance\.verify\(deep=True\) names the file") as caught:
+        table.read(filter=filter)
+    assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - bytes of this test
+    assert path.name in str(table.maintenance.verify(deep=True).problems[0].path)
+
+
+@pytest.mark.parametrize("filter", ["to_timestamp(key) > now()", "cast(key as int) = 1"])
+def test_a_filter_that_fails_on_values_is_a_wrong_argument(tmp_path: Path, filter: str) -> None:
+    """Whatever the function in it says about the values."""
+    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+        new_table(tmp_path, entries("letter a", 0)).read(filter=filter)
