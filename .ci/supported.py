@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 # The parts that meet other packages: the plugin, Spark, and pylance over the same tables.
 TESTS = ("tests/plugin", "tests/spark", "tests/compat", "tests/datafiles")
-# Without protobuf: its floor is below what the packages of Spark Connect ask for, and both are tested together.
+# Without protobuf and fsspec: their floors are below what Spark Connect and s3fs ask for, which are tested with them.
 SHOWN = (
     "dagster",
     "dagster-shared",
@@ -25,7 +25,7 @@ SHOWN = (
     "pyspark",
     "pylance",
     "pyarrow",
-    "fsspec",
+    "s3fs",
     "pendulum",
     "pandas",
 )

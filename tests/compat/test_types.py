@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from lance.arrow import BFloat16Type
@@ -28,7 +29,7 @@ VALUES: dict[str, tuple["pa.Field[Any]", list[Any]]] = {
         ("bool", pa.bool_(), True),
         ("int8", pa.int8(), -5),
         ("uint64", pa.uint64(), 2**64 - 1),
-        ("float16", pa.float16(), 1.5),
+        ("float16", pa.float16(), np.float16(1.5)),
         ("double", pa.float64(), 0.1),
         ("string", pa.string(), "ä\0b"),
         ("large_string", pa.large_string(), ""),
