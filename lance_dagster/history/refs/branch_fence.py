@@ -10,8 +10,10 @@ is no lock; these rules keep the late manifest out of the new branch:
 - The deletion records that newest number in a fence file (`refs.branch_operations`), and the next branch of the name
   begins at least two above it. So the late manifest lies below the first version of the new branch: it is no version
   of that branch, and the new branch never uses its key.
-- The writer looks again after the put. If the branch it read is still there, perhaps with the first mark, which can be
-  taken back, the version is on it and shares the fate of the branch.
+- The writer looks again after the put. If the branch it read is still there, the version is on it. If the branch has
+  the first mark, which can be taken back, the writer waits until it is taken back or the branch goes: the deletion may
+  have listed the versions before this one was put. A mark that stays is of a process that died; whoever goes on with
+  that deletion lists the versions again, so the version shares the fate of the branch.
 - If the branch is gone or about to go, and the manifest still exists, then it was put after the folder was emptied.
   Nobody could reach it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have
   been on the branch before the deletion, and a merge or a rename may have taken it along: the state is unknown, and
@@ -58,9 +60,11 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
 reset, as "5-8 4f2a..."."""
 _RESET_SECONDS = 60
+"""For how long a writer waits for a reset of the branch to end."""
 # How often the branch is looked at after a commit before its state counts as unknown.
 _LOOKS, _PAUSE_SECONDS = 4, 0.02
-"""For how long a writer waits for a reset of the branch to end."""
+# For how long a writer waits until a deletion is taken back or goes on: it looks for references in a few requests.
+_CLOSING_SECONDS = 1.0
 _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 
 
@@ -120,15 +124,19 @@ class BranchFence:
         if branch_id is None:
             return
         problem: StoreError | CorruptFileError | None = None
-        for attempt in range(_LOOKS):
-            if attempt:
-                time.sleep(_PAUSE_SECONDS)
+        failed, until = 0, time.monotonic() + _CLOSING_SECONDS
+        while failed < _LOOKS:
             try:
                 doubt = self._reason_for_doubt(branch_id, put, path)
-                break
+                if doubt != CLOSING:
+                    break
+                if time.monotonic() > until:
+                    doubt = None
+                    break
             except (StoreError, CorruptFileError) as error:
                 # The version is there: one lost or cut answer must not make the caller doubt it.
-                problem = error
+                problem, failed = error, failed + 1
+            time.sleep(_PAUSE_SECONDS)
         else:
             message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {problem}"
             raise CommitStateUnknownError(message, transaction.uuid, transaction) from problem
@@ -138,6 +146,8 @@ class BranchFence:
 
     def _reason_for_doubt(self, branch_id: str, put: State, path: str) -> str | None:
         """Return what happens to the branch so that nobody knows whether a version stays; None when it stays.
+
+        "closing" says that a deletion may still be taken back.
 
         Raises:
             CommitConflictError: The version does not stay.
@@ -149,8 +159,9 @@ class BranchFence:
                 return f"renamed to {target}"
             # "closing" alone can be taken back, and then the version stays. At the end of a rename it cannot: some
             # versions were copied to the new name before this one was put, and others after.
-            closing = branch.state == CLOSING and RENAMING_TO not in branch.metadata
-            return None if closing or _takes_commits(branch) else "deleted"
+            if branch.state == CLOSING and RENAMING_TO not in branch.metadata:
+                return CLOSING
+            return None if _takes_commits(branch) else "deleted"
         if branch is None or branch.first > put.number:
             found = self.refs.store.get(path)
             if found is not None and commit_id(found) == put.id:

@@ -1,5 +1,6 @@
 """A branch that is deleted or reset while somebody is in the middle of a commit to it."""
 
+import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -288,6 +289,40 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
     else:
         table.branches.create("run", "main@3")
         assert_replaced(table)
+
+
+def test_a_commit_that_a_deletion_did_not_list_is_not_acknowledged_before_its_end(table: LanceTable) -> None:
+    """The deletion listed the versions, and the manifest is put before the branch is given up: it goes with the rest."""
+    listed, committed = threading.Event(), threading.Event()
+    swaps = []
+
+    def pause(request: Request) -> object:
+        if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
+            swaps.append(request.key)
+            # The first swap is the mark, the second one gives the branch up.
+            if len(swaps) == 2:
+                listed.set()
+                assert committed.wait(10)
+        return request.send()
+
+    deletion = threading.Thread(target=lambda: through(table, pause).branches.delete("run"))
+
+    def delete() -> None:
+        deletion.start()
+        assert listed.wait(10)
+
+    def script(request: Request) -> object:
+        if request.commits and "tree/run/" in request.key:
+            delete()
+            answer = request.send()
+            committed.set()
+            return answer
+        return request.send()
+
+    with pytest.raises(CommitStateUnknownError, match="was being deleted while"):
+        through(table, script).append(entries(*LATE), branch="run")
+    deletion.join(10)
+    assert "run" not in table.branches.list()
 
 
 @pytest.mark.parametrize("job", ["append", "sync"])
