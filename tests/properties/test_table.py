@@ -147,6 +147,5 @@ class Tables(RuleBasedStateMachine):
             assert len(rows) == dataset.count_rows() == len(set(ids))
 
 
-TestTables = Tables.TestCase
+TestTables = pytest.mark.scaled(Tables.TestCase)
 TestTables.settings = settings(max_examples=examples(15), stateful_step_count=25)
-TestTables.pytestmark = [pytest.mark.scaled]

@@ -99,10 +99,10 @@ def touched_tables(
     Raises:
         RefNotFoundError: There is no table of a wanted name.
     """
-    for name in wanted or ():
+    for asked in wanted or ():
         # Before anything is looked for on its branch: a branch that is gone counts as published.
-        if name not in head.tables and not repository.table(name).versions.has_versions(MAIN):
-            raise RefNotFoundError(name, sorted(head.tables), repository.root, "table")
+        if asked not in head.tables and not repository.table(asked).versions.has_versions(MAIN):
+            raise RefNotFoundError(asked, sorted(head.tables), repository.root, "table")
     names, removed = {at.id: name for name, at in head.tables.items()}, {}
     ids = repository.logs.touched(branch)
     for table_id in set(ids) - names.keys():

@@ -292,7 +292,7 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
 
 
 def test_a_commit_that_a_deletion_did_not_list_is_not_acknowledged_before_its_end(table: LanceTable) -> None:
-    """The deletion listed the versions, and the manifest is put before the branch is given up: it goes with the rest."""
+    """The deletion listed the versions; the manifest is put before the branch is given up, and goes with the rest."""
     listed, committed = threading.Event(), threading.Event()
     swaps = []
 
