@@ -104,6 +104,10 @@ class State:
     before: int | None = None
     of: Branch | None = field(default=None, compare=False, repr=False)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the branch for another process: it says what was true when the version was listed."""
+        return {**self.__dict__, "of": None}
+
     @cached_property
     def number(self) -> int:
         """The version's number on its branch."""
