@@ -104,10 +104,6 @@ class State:
     before: int | None = None
     of: Branch | None = field(default=None, compare=False, repr=False)
 
-    def __getstate__(self) -> dict[str, object]:
-        """Leave out the branch for another process: it says what was true when the version was listed."""
-        return {**self.__dict__, "of": None}
-
     @cached_property
     def number(self) -> int:
         """The version's number on its branch."""
@@ -475,7 +471,8 @@ class Versions:
             message=properties.get(COMMIT_MESSAGE),
             committer=properties.get(COMMITTER, writer),
             writer=writer,
-            properties=properties,
+            # A dict of its own: the empty default of a transaction cannot be sent to another process.
+            properties=dict(properties),
             parents=(*parents, merged) if merged is not None else parents,
             transaction=summary.transaction,
             cut=cut,
