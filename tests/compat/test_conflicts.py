@@ -36,6 +36,7 @@ from lance_dagster.history.context import open_context
 from lance_dagster.transactions.apply import next_version
 from lance_dagster.transactions.conflicts import COMPATIBLE, classify
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
+from tests.soak import every, thinned
 
 Change = Callable[[lance.LanceDataset], object]
 FOLDERS = ("data", "_deletions", "_indices")
@@ -259,7 +260,7 @@ def shape(table: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", thinned(CHANGES, kept=every(2)))
 def test_the_second_change_fares_as_with_pylance(made: dict[str, Made], tmp_path: Path, change: str) -> None:
     """The same verdict on every pair, but for those that are listed; and the same table where it passes."""
     for earlier in CHANGES:

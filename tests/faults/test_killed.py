@@ -16,7 +16,7 @@ from lance_dagster.store import open_store
 from tests.conftest import S3Storage
 from tests.faults.killed_operations import OPERATIONS, die_at_change, die_at_request, fresh
 from tests.forked_program import ready_processes
-from tests.soak import DEEP, FACTOR
+from tests.soak import DEEP, FACTOR, every, thinned
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
 
@@ -102,7 +102,7 @@ def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", thinned(OPERATIONS, kept=every(len(OPERATIONS))))
 def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, operation: str) -> None:
     """A real process, dead before any object it reads, lists, puts or deletes, and after the last."""
     either, options = undisturbed(tmp_path, operation), dict(s3_storage.storage_options)
