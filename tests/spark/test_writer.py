@@ -240,6 +240,7 @@ def test_a_limit_the_user_set_is_kept(spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_task_that_fails_and_is_tried_again_leaves_one_copy(tmp_table_uri: str) -> None:
     """The first attempt had finished a file when it failed; the commit names those of the second."""
     LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
