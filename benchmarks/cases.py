@@ -310,9 +310,9 @@ CASES = (
         "data, transaction, manifest, hint. On S3 both sides make the same durable writes. An append without a rival "
         "waits there for four answers one after the other, one of pylance's for six. Of each version, every other "
         "writer reads the manifest, to know that it does not contradict its own change. With 16 writers these are 15 "
-        "of about 25 requests of a commit, in both libraries, and each of ours takes some 3 ms of the processor, in "
-        "botocore. So two processors bound the rate of many writers; where there are more, two answers for each "
-        "version bound it: the read of the one before, and the put.",
+        "of about 25 requests of a commit, in both libraries. A request of lance_dagster takes about 3 ms of processor "
+        "time in botocore. So two processors bound the rate of many writers; where there are more, two answers for "
+        "each version bound it: the read of the one before, and the put.",
         (
             "writers",
             "commits a second",

@@ -35,7 +35,7 @@ and tends to win again, so a fixed number of attempts would fail early on a busy
 local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Neither is needed for
 anything above: a turn may be given to two.
 
-On object storage each request takes tens of milliseconds, so what does not depend on each other is requested at the
+On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
 protection is read. The fence is no part of that, since it has to be read after the head. Of the versions that landed
 meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, although the
