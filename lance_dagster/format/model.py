@@ -315,6 +315,12 @@ class Fragments(Sequence[Fragment]):
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
         return Fragments(kept, decoder)
 
+    def held_as(self, items: Sequence[bytes], decoder: FragmentDecoder) -> "Fragments":
+        """Return the same fragments, held as these bytes; what was found out about them is not looked for again."""
+        same = Fragments(items, decoder)
+        same._outline = self._outline
+        return same
+
     def check_once(self, check: Callable[["Fragments"], None]) -> None:
         """Call a check that raises when something is wrong; after it has returned once, it is not called again."""
         if not self._checked:

@@ -63,7 +63,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format import layout
-from lance_dagster.format.codec import encode_manifest_file, encode_transaction
+from lance_dagster.format.codec import encode_manifest_file, encode_transaction, encoded
 from lance_dagster.format.model import Manifest, WriterVersion
 from lance_dagster.format.transaction import COMMITTER, Clone, Restore, Transaction
 from lance_dagster.history.ancestry import VersionRef
@@ -367,15 +367,17 @@ def _put(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -> 
     Returns None when another writer took the number.
     """
     transaction = _with_committer(proposal.transaction)
-    data = encode_manifest_file(proposal.manifest, staged)
     path = versions.manifest_path(branch, proposal.manifest.version)
+    uri = f"{versions.store.uri}/{path}"
+    # Held as they will be read: the next commits of this process do not encode all fragments again.
+    manifest = replace(proposal.manifest, fragments=encoded(proposal.manifest.fragments, uri))
+    data = encode_manifest_file(manifest, staged)
     winner = _put_manifest(versions, path, data, transaction)
     if winner is not None:
         # The change goes on top of it next.
         versions.read(branch, proposal.manifest.version, winner)
         return None
-    uri = f"{versions.store.uri}/{path}"
-    return State(branch, proposal.manifest, transaction, uri, commit_id(data), len(data))
+    return State(branch, manifest, transaction, uri, commit_id(data), len(data))
 
 
 def _sync(versions: Versions, put: State, transaction: Transaction) -> None:

@@ -136,6 +136,18 @@ def test_a_transaction_committed_by_two_at_once_lands_once(table: LanceTable) ->
     assert ("main@5", [1, 2, 3, 4, 5]) == (str(version), table.branches.version_numbers())
 
 
+def test_what_was_committed_is_held_as_it_is_read(table: LanceTable) -> None:
+    """A process that commits again and again would otherwise encode every fragment that it made in each commit."""
+    table.branches.create("run")
+    table.append(entries("c", 3), branch="run")
+    table.update({"value": "9"}, where="key = 'b'", branch="run")
+    for branch in ("main", "run"):
+        held, read = (one._context.head(branch).manifest for one in (table, LanceTable.open(table.uri)))  # noqa: SLF001
+        assert held.fragments.items == read.fragments.items
+        assert {bytes} == {type(item) for item in held.fragments.items}
+        assert (held.fragments.ids, held.rows) == (read.fragments.ids, read.rows)
+
+
 def test_a_hint_that_cannot_be_written_does_not_fail_the_commit(table: LanceTable) -> None:
     """The version is there; a caller told otherwise would commit it again."""
 

@@ -269,10 +269,13 @@ def encoded(fragments: Iterable[Fragment], path: str) -> Fragments:
     """Encode fragments now: a commit names new ones in its manifest and twice in its transaction.
 
     Args:
-        fragments: The fragments.
+        fragments: The fragments; `Fragments` that are all encoded are returned as they are.
         path: What errors name when these are decoded.
     """
-    return Fragments(encode_fragments(fragments), ProtobufFragmentDecoder(path))
+    held = fragments if isinstance(fragments, Fragments) else Fragments(fragments)
+    if all(isinstance(item, bytes) for item in held.items):
+        return held
+    return held.held_as(encode_fragments(held), held.decoder or ProtobufFragmentDecoder(path))
 
 
 def file_from_wire(message: wire.DataFile) -> DataFile:
