@@ -69,6 +69,8 @@ AUDITED_VERSION = "dagster/audited_version"
 ROOT_RUN_ID = "dagster/root_run_id"
 JOB_NAME = "dagster/job"
 BACKFILL_ID = "dagster/backfill"
+# What the run read of other runs of its backfill, as JSON: refs of versions, by the URI of the table.
+READ_UNPUBLISHED = "dagster/read_unpublished"
 STEP_KEY = "dagster/step_key"
 ASSET_KEY = "dagster/asset_key"
 PARTITION_KEYS = "dagster/partition_keys"
@@ -84,6 +86,8 @@ AUDITED_AGAIN = "lance/audited_again"
 ROLLED_BACK_TO = "lance/rolled_back_to"
 
 # On promoted nodes: the commit of the repository and the entry of the channel's log that promoted it.
+WAITING = "lance/waiting"
+SUPERSEDED = "lance/superseded"
 REPOSITORY_COMMIT = "lance/repository_commit"
 CHANNEL_ENTRY = "lance/channel_entry"
 COMMIT_TABLES = "lance/commit_tables"

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, StoreError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.environment import environment_folder, open_forked
 from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.provider_options import (
@@ -30,7 +31,7 @@ from lance_dagster.plugin.provider_options import (
     merge_options,
 )
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
-from lance_dagster.plugin.table_asset import TableAddress, TableKey, table_address
+from lance_dagster.plugin.table_asset import TableAddress, TableKey, asset_key_of, table_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -231,6 +232,16 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         shared = f"{self._check_root()}/{address}.lance"
         return open_forked(uri, shared, self.environment_from, self.connection_options)
 
+    def open_uri(self, uri: str) -> "LanceTable":
+        """Open the table at a URI that a commit names.
+
+        Raises:
+            TableNotFoundError: There is no table.
+        """
+        from lance_dagster.table import LanceTable
+
+        return LanceTable.open(uri, self.connection_options)
+
     def open_repository(self) -> "LanceRepository | None":
         """Return the repository at the root; None where there is none yet, or `repository` is False.
 
@@ -307,7 +318,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Open a table pinned to the version that the current run reads, or to a version that the caller names.
 
         In a run that wrote the table, or that continues a run which wrote it, this is the head of the run
-        branch. Otherwise it is the version that `read_ref` names.
+        branch. In a run of a backfill it has what the other runs of the backfill wrote. Otherwise it is the version
+        that `read_ref` names.
 
         Args:
             context: The context of the asset, check or op that reads.
@@ -318,12 +330,14 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         table = self.table(asset_key, metadata)
         chain = RunChain.of_context(context)
         if ref is None:
-            return self.pin(chain, table)
+            instance = getattr(context, "instance", None) if chain.backfill_id else None
+            of_backfill = instance and read_of_backfill(table, chain, asset_key_of(asset_key), instance=instance)
+            return PinnedTable(table=table, version=of_backfill) if of_backfill else self.pin(chain, table)
         named = self.version_at(table, ref, chain.run_id) if isinstance(ref, str) else table.at(ref)
         return PinnedTable(table=table, version=named)
 
     def pin(self, chain: RunChain, table: "LanceTable") -> PinnedTable:
-        """Return a table pinned to the version that a chain of runs reads."""
+        """Return a table pinned to the version that a chain of runs reads, without other runs of its backfill."""
         head = RunBranch(table=table, chain=chain).head()
         return PinnedTable(table=table, version=head or self.version_at(table, self.read_ref, chain.run_id))
 

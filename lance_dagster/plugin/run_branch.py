@@ -36,7 +36,16 @@ BRANCH_TAG = "lance/branch"
 BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
+PREVIEWS = "preview/"
 _BRANCH_PREFIX = "run/"
+# The tags by which Dagster says who or what launched a run. A person comes before an automatism.
+_WHO_TAGS = (
+    "dagster/user",
+    "user",
+    "dagster/schedule_name",
+    "dagster/sensor_name",
+    "dagster/automation_condition_name",
+)
 # The operations that change no row, such as settings of a table, the fork of a branch and compaction.
 WITHOUT_ROWS = frozenset({"Clone", "CreateIndex", "ReserveFragments", "Rewrite", "UpdateConfig"})
 # Dagster's database and the storage may have different clocks.
@@ -46,6 +55,12 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 def branch_of(run_id: str) -> str:
     """Return the name of the branch of a run."""
     return f"{_BRANCH_PREFIX}{run_id}"
+
+
+def preview_branch(chain: "RunChain", purpose: str) -> str:
+    """Return the name of a branch that a run needs for the result of a merge."""
+    # Not below `run/`: the branch of a run is a candidate, and this one is not.
+    return f"{PREVIEWS}{chain.run_id or 'by-hand'}/{purpose}"
 
 
 def run_of(branch: str) -> str | None:
@@ -287,6 +302,11 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
     # A full re-execution has the same root but does not continue the run, so ancestry decides.
     return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
+
+
+def who_launched(run: dg.DagsterRun) -> str:
+    """Return the person or automation that launched a run, as far as its tags say; else an empty text."""
+    return next((f"{tag.rpartition('/')[2]} {run.tags[tag]}" for tag in _WHO_TAGS if tag in run.tags), "")
 
 
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:

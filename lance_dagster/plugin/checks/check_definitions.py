@@ -7,12 +7,12 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin.branch_extent import partitions_of
 from lance_dagster.plugin.checks.evaluation import (
     LANCE_CHECK,
     BoundCheck,
     evaluate_check,
     open_candidate,
-    partitions_of,
     run_partitions,
 )
 from lance_dagster.plugin.checks.table_check import CheckFunction, FunctionCheck, Scope, TableCheck
@@ -114,7 +114,7 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
     def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         lance: LanceResource = getattr(context.resources, resource_key)
         candidate = open_candidate(context, asset, resource_key=resource_key)
-        keys = partitions_of(candidate) or run_partitions(context, bound, candidate)
+        keys = partitions_of(candidate.table, candidate.version) or run_partitions(context, bound, candidate)
         outcome = evaluate_check(bound, candidate, lance=lance, context=context, partition_keys=keys)
         return dg.AssetCheckResult(
             passed=outcome.passed,

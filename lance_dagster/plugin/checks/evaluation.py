@@ -4,7 +4,6 @@
 the publisher with the result of a planned merge.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunBranch, RunChain, waiting_version
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, waiting_version
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
 if TYPE_CHECKING:
@@ -188,24 +187,6 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
     head = RunBranch(table=table, chain=RunChain.of_context(context)).head()
     version = head or waiting_version(table, key, context.instance) or table.at(lance.read_ref)
     return PinnedTable(table=table, version=version)
-
-
-def partitions_of(version: PinnedTable) -> tuple[str, ...]:
-    """Return the partitions that the commits of a branch wrote since it was forked from `main`, in order.
-
-    Empty for a version of `main`, and when a commit changed rows without naming partitions: the whole table has to be
-    checked then.
-    """
-    if version.version.branch == MAIN:
-        return ()
-    keys: dict[str, None] = {}
-    for commit in version.table.log(version.version, after=MAIN):
-        written = commit.properties.get(md.PARTITION_KEYS)
-        if written is not None:
-            keys.update(dict.fromkeys(json.loads(written)))
-        elif commit.operation not in WITHOUT_ROWS:
-            return ()
-    return tuple(sorted(keys))
 
 
 def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTable) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ import dagster as dg
 from lance_dagster.datafiles import planned_schema
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.validation import string_list
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_source import InputSource
 from lance_dagster.plugin.io.input_types import InputType
@@ -106,13 +108,24 @@ class InputReader:
             chain = self._read_chain(context)
             # A check that is executed alone belongs to no run that wrote the table. It is about the waiting candidate.
             alone = RunBranch(table=table, chain=chain).head() is None and _is_checked(context)
-            waiting = waiting_version(table, context.asset_key, context.instance) if alone else None
-            return PinnedTable(table=table, version=waiting) if waiting else self.lance.pin(chain, table)
+            unpublished = waiting_version(table, context.asset_key, context.instance) if alone else None
+            unpublished = unpublished or self._of_backfill(context, table)
+            return PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)
         try:
             return PinnedTable(table=table, version=self.lance.version_at(table, tag, self.chain.run_id))
         except RefNotFoundError:
             # The rows on `main`, if any, are not promoted.
             return PinnedTable(table=table, version=table.head(), filter=_NO_ROW)
+
+    def _of_backfill(self, context: dg.InputContext, table: LanceTable) -> Version | None:
+        """Return the version to read because other runs of the same backfill wrote it; None if none did."""
+        if self.chain.backfill_id is None or not context.has_asset_key:
+            return None
+        # The partitions of the upstream, which may be others than those of the asset that reads.
+        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
+        if context.has_asset_partitions and not keys:
+            return None
+        return read_of_backfill(table, self.chain, context.asset_key, instance=context.instance, keys=keys)
 
     def _table(self, key: TableKey, metadata: Mapping[str, object]) -> tuple[LanceTable, str | None]:
         """Return the table of an asset, and the tag or branch to read when the asset stands for one.

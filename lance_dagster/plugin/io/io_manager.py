@@ -105,10 +105,10 @@ class LanceIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> object:
         """Return the upstream table as the type that the input is annotated with.
 
-        The version is the first of these that applies: `lance/ref` in the input's metadata; the tag of a
-        promoted node; the branch of the run that produced the value, or of a run that this one continues; the
-        resource's `read_ref`. The metadata `lance/columns` and `lance/filter` of the input, and the partitions of
-        the run, narrow what is read.
+        The version is the first of these that applies: `lance/ref` in the input's metadata; the tag of a promoted
+        node; what other runs of the same backfill wrote; the branch of the run that produced the value, or of a run
+        that this one continues; the resource's `read_ref`. The metadata `lance/columns` and `lance/filter` of the
+        input, and the partitions of the run, narrow what is read.
 
         Raises:
             InvalidInputError: The annotation, the columns, the filter or the partitions cannot be used.

@@ -20,6 +20,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
@@ -374,7 +375,7 @@ def _digest(found: Iterable[_Swept]) -> str:
 
 def _observation(found: _Swept) -> dg.AssetObservation:
     text = f"{found.version} was written by a successful run and waits to be published"
-    return dg.AssetObservation(found.table.key, description=text, metadata={"lance/waiting": found.version})
+    return dg.AssetObservation(found.table.key, description=text, metadata={md.WAITING: found.version})
 
 
 def _newest_first(branches: "Mapping[str, Branch]") -> "list[Branch]":

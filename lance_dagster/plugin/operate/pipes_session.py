@@ -19,6 +19,7 @@ from dagster_pipes import PipesContext, PipesMetadataRawValue, open_dagster_pipe
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import Ownership, TableAsset, asset_key_of, metadata_of
@@ -78,6 +79,7 @@ def pipes_extras(
         md.ASSET_KEY: key.to_user_string(),
         md.RUN_ID: context.run.run_id,
         md.STEP_KEY: str(context.op_execution_context.op_handle),
+        **read_property(context.run.run_id),
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)

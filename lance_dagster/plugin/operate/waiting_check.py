@@ -12,6 +12,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide
 from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
@@ -74,7 +75,7 @@ def _check(
             passed=not late,
             severity=dg.AssetCheckSeverity.WARN,
             description=f"waits to be published: {'; '.join(shown)}" if late else "nothing waits",
-            metadata={"lance/waiting": shown} if late else {},
+            metadata={md.WAITING: shown} if late else {},
         )
 
     return published_in_time

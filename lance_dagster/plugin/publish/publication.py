@@ -88,7 +88,20 @@ class Publication:
     @property
     def lagging(self) -> list[str]:
         """What could not follow the channel of a repository, and why."""
-        found = self.about.get(md.LAGGING, [])
+        return self._noted(md.LAGGING)
+
+    @property
+    def waiting(self) -> list[str]:
+        """Why branches of the table have to wait."""
+        return self._noted(md.WAITING)
+
+    @property
+    def superseded(self) -> list[str]:
+        """The branches of the table whose rows were replaced by a newer one."""
+        return self._noted(md.SUPERSEDED)
+
+    def _noted(self, key: str) -> list[str]:
+        found = self.about.get(key, [])
         return [str(one) for one in found] if isinstance(found, list) else []
 
     @property
@@ -383,6 +396,14 @@ def _values(version: Version, key: str) -> list[str]:
     if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
         return own
     return [*own, *json.loads(version.properties[md.PUBLISHED_RUNS])]
+
+
+def sources_of(version: Version) -> list[str]:
+    """Return the versions of run branches that a commit of `main` published, as refs."""
+    several = json.loads(version.properties.get(md.SOURCES, "[]"))
+    # A merge of one branch names the audited version, or has it as its second parent.
+    audited = version.properties.get(md.AUDITED_VERSION)
+    return [*several, *([audited] if audited is not None else version.parents[1:])]
 
 
 def nothing_new(publication: Publication, tag: str) -> str:

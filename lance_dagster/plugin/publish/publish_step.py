@@ -23,6 +23,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.evaluation import describe_asset
+from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.promotion_event import promoted_result
 from lance_dagster.plugin.publish.publication import (
@@ -50,18 +51,10 @@ from lance_dagster.plugin.publish.rollback import (
 )
 from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
-# The tags by which Dagster says who or what launched a run. A person comes before an automatism.
-_WHO_TAGS = (
-    "dagster/user",
-    "user",
-    "dagster/schedule_name",
-    "dagster/sensor_name",
-    "dagster/automation_condition_name",
-)
 # How many tables a line of the log names.
 _LOGGED = 20
 
@@ -74,6 +67,7 @@ class _Search:
     missing: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     nothing_new: bool = False
 
 
@@ -211,7 +205,8 @@ class PublishStep:
                 reason = f"{node.candidate.to_user_string()}: {error}"
                 (search.missing if self._by_run else search.wrong).append(reason)
         self._keep_together(search)
-        if search.wrong or not (search.found or search.nothing_new):
+        self._keep_dependent_back(search)
+        if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise self._refusal(search)
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
@@ -221,10 +216,10 @@ class PublishStep:
 
     def _log_left(self, one: Publication) -> None:
         """Log which branches of a table are not published with it."""
-        for wait in _waits(one):
+        for wait in one.waiting:
             self.context.log.warning("%s: it waits: %s", one.name, wait)
         # Nothing is lost by them, so they are no warning.
-        for superseded in _noted(one, "lance/superseded"):
+        for superseded in one.superseded:
             self.context.log.info("%s: %s", one.name, superseded)
 
     def _keep_together(self, search: "_Search") -> None:
@@ -234,10 +229,23 @@ class PublishStep:
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
 
+    def _keep_dependent_back(self, search: "_Search") -> None:
+        """Leave out what was computed from versions of other runs of its backfill that are not published."""
+        # A person who ignores failed checks ignores these too. Without a backfill a run reads only what is published.
+        own = self.chain.backfill_id is None and not (self.config.ref or self._is_alone)
+        if not (own or self.config.ignore_failed_checks):
+            found, waiting = Dependencies(self.instance, self.lance.open_uri).keep_back(search.found)
+            search.found = found
+            search.missing += [f"{one.name}: {reason}" for one in waiting for reason in one.waiting]
+            # The button stays green, since it publishes whatever waits; a backfill was to publish these.
+            search.refused += [one.name for one in waiting if self.chain.backfill_id is not None]
+
     def _refusal(self, search: "_Search") -> PublishRefusedError:
         """Return the error that says why nothing is published."""
         if search.held and not search.wrong:
             return PublishRefusedError(f"{self.tag} is held, so nothing was published", search.missing)
+        if search.refused and not search.wrong:
+            return PublishRefusedError(f"refused to publish {', '.join(search.refused)}", search.missing)
         hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
         return PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
 
@@ -257,10 +265,14 @@ class PublishStep:
         # deleted, or the run wrote under another root.
         elif runs := [run for run in self.chain.run_ids if self.log.was_materialized(one.candidate, run)]:
             search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
+        # At the end of a backfill every branch of the table failed: other tables are published without it.
+        elif one.waiting and self.chain.backfill_id is not None:
+            search.refused.append(one.name)
+            search.missing += one.waiting
         # This is no error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
-            said = [nothing_new(one, self.tag), *(f"it waits: {wait}" for wait in _waits(one))]
+            said = [nothing_new(one, self.tag), *(f"it waits: {wait}" for wait in one.waiting)]
             search.missing += [f"{one.name}: {reason}" for reason in said]
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
@@ -285,11 +297,7 @@ class PublishStep:
 
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if self.chain.backfill_id is not None and not self.partitioned:
-            by_backfill = find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance)
-            # Raise here: `_sort` would say only that there is no branch, and not why each one was refused.
-            if _waits(by_backfill) and not by_backfill.sources:
-                raise PublishRefusedError(f"refused to publish {one.name}", _waits(by_backfill))
-            return by_backfill
+            return find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance)
         # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
         if not self._is_alone:
             return one
@@ -571,8 +579,7 @@ class PublishStep:
     @property
     def who(self) -> str:
         """The person or automation that launched the run, as far as its tags say; else empty."""
-        tags = self.context.run.tags
-        return next((f"{tag.rpartition('/')[2]} {tags[tag]}" for tag in _WHO_TAGS if tag in tags), "")
+        return who_launched(self.context.run)
 
     @property
     def _about_move(self) -> dict[str, str]:
@@ -586,13 +593,3 @@ class PublishStep:
 
 def _move_of(one: Publication) -> str:
     return f"{one.name}: from {one.previous.ref if one.previous else 'nowhere'} to {one.promoted_to}"
-
-
-def _waits(one: Publication) -> list[str]:
-    """Return why branches of a table have to wait."""
-    return _noted(one, "lance/waiting")
-
-
-def _noted(one: Publication, key: str) -> list[str]:
-    found = one.about.get(key, [])
-    return [str(each) for each in found] if isinstance(found, list) else []

@@ -28,13 +28,12 @@ from lance_dagster.plugin.publish.rollback import (
     drop_branch,
     is_rollback,
     moved_meanwhile,
-    preview_branch,
     restore_on_branch,
     rollback_message,
     rollback_properties,
 )
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.repository import (
     RESTORES,
     Channel,

@@ -28,7 +28,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.evaluation import blocking_checks
-from lance_dagster.plugin.publish.promoted_asset import Node, promoted_asset_spec
+from lance_dagster.plugin.publish.promoted_asset import Node, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
 
@@ -133,8 +133,9 @@ def build_publisher(
     require_sequence("tables", tables, "shop/orders")
     _check_tag(tag)
     specs = [spec for table in tables for spec in _specs_of(table)]
-    nodes = [_node_of(spec, tag, partitions_def, options.get("group_name")) for spec in specs]
-    keys = [node.candidate for node in nodes]
+    keys = [spec.key for spec in specs]
+    group = options.get("group_name")
+    nodes = [_node_of(spec, tag, keys, partitions_def=partitions_def, group=group) for spec in specs]
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
     resource_key = options.get("resource_key", RESOURCE_KEY)
@@ -249,11 +250,20 @@ def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
     return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
 
 
-def _node_of(asset: dg.AssetSpec, tag: str, partitions_def: dg.PartitionsDefinition | None, group: str | None) -> Node:
+def _node_of(
+    asset: dg.AssetSpec,
+    tag: str,
+    candidates: Sequence[dg.AssetKey],
+    *,
+    partitions_def: dg.PartitionsDefinition | None,
+    group: str | None,
+) -> Node:
     spec = promoted_asset_spec(asset, tag=tag, partitions_def=partitions_def)
+    # The daemon splits the publisher of a backfill. What was computed from another table is published after it.
+    before = {dep.asset_key for dep in asset.deps} & set(candidates) - {asset.key}
     about = _ABOUT.format(table=asset.key.to_user_string(), tag=tag)
     spec = spec.replace_attributes(
-        deps=[asset.key],
+        deps=[asset.key, *(promoted_key(key, tag) for key in sorted(before))],
         description=about + ("" if partitions_def is None else _ALL_PARTITIONS),
         group_name=group or spec.group_name,
         # Dagster takes the flag of the node from the outputs of the op; this one says which publisher is built.

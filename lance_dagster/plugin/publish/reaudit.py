@@ -36,20 +36,20 @@ from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.branch_extent import partitions_of
 from lance_dagster.plugin.checks.evaluation import (
     BoundCheck,
     check_values,
     describe_asset,
     evaluate_check,
     open_other,
-    partitions_of,
 )
 from lance_dagster.plugin.checks.table_check import CheckOutcome
 from lance_dagster.plugin.publish.publication import Publication, merge_properties, named_conflicts
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, tables_read
-from lance_dagster.plugin.publish.rollback import PREVIEWS, drop_branch, is_rollback, preview_branch
+from lance_dagster.plugin.publish.rollback import drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import WITHOUT_ROWS, RunChain, is_written
+from lance_dagster.plugin.run_branch import PREVIEWS, WITHOUT_ROWS, RunChain, is_written, preview_branch
 from lance_dagster.table import LanceTable
 
 
@@ -404,7 +404,7 @@ def _fork_of(table: LanceTable, source: Version) -> str | None:
 
 def _partitions(one: Publication) -> tuple[str, ...]:
     """Return the partitions that the sources wrote; empty when one of them wrote without partitions."""
-    written = [partitions_of(PinnedTable(table=one.table, version=source)) for source in one.sources]
+    written = [partitions_of(one.table, source) for source in one.sources]
     return tuple(sorted({key for keys in written for key in keys})) if all(written) else ()
 
 

@@ -29,7 +29,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import Publication
-from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.table import LanceTable
 
 _MOST_WITHDRAWN = 20
@@ -174,15 +174,6 @@ def require_reason(reason: str, do: str) -> str:
     if not reason.strip():
         raise InvalidInputError(f"{do} needs a reason: set reason in the config, beside what you set there")
     return reason.strip()
-
-
-def preview_branch(chain: RunChain, purpose: str) -> str:
-    """Return the name of a branch that a publisher needs for a moment."""
-    # Not below `run/`: the branch of a run is a candidate, and this one is not.
-    return f"{PREVIEWS}{chain.run_id or 'by-hand'}/{purpose}"
-
-
-PREVIEWS = "preview/"
 
 
 def drop_branch(table: LanceTable, name: str) -> None:

@@ -6,31 +6,30 @@ newer one supersedes the older one, whether that one passed or not, so a repaire
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
-from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError, TableNotFoundError
+from lance_dagster.errors import ConflictError, InvalidInputError, TableNotFoundError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.evaluation import partitions_of
+from lance_dagster.plugin.branch_extent import BranchExtent, written_heads
+from lance_dagster.plugin.materialized import newest_materialized
 from lance_dagster.plugin.publish.promoted_asset import Node
-from lance_dagster.plugin.publish.publication import Publication, landed_as
+from lance_dagster.plugin.publish.publication import Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
-from lance_dagster.plugin.resource import PinnedTable
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,
     RunChain,
     branch_of,
     family_of,
-    is_written,
     run_of,
     started_at,
 )
 from lance_dagster.table import LanceTable
-from lance_dagster.transactions.claims import decode_claims
 
 # A list of branches takes a glob pattern, so these characters in an id would match the branches of other runs.
 _GLOB = frozenset("*?[]")
@@ -82,22 +81,6 @@ class Candidate:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extent:
-    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows."""
-
-    head: Version
-    partitions: frozenset[str] = field(default_factory=frozenset)
-    replaces: bool = False
-
-    def covers(self, older: "_Extent") -> bool:
-        """Return whether this branch replaced everything that an older branch wrote."""
-        if not self.replaces:
-            return False
-        # No partitions mean the whole table, which only another write of the whole table covers.
-        return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
-
-
 def find_waiting(
     publication: Publication,
     audit: Callable[[Version], Sequence[str]],
@@ -113,9 +96,10 @@ def find_waiting(
         instance: The Dagster instance that records runs.
         within: The partitions to publish; a branch that wrote others is left out. Empty for all.
     """
+    heads = written_heads(publication.table, publication.table.branches.list("run/*"))
     # A run that is not over may write again, and not all of its checks may have run.
-    heads = [head for head in _heads(publication.table, "run/*") if _is_over(head, instance)]
-    return _with(publication, _choose(publication.table, heads, audit, frozenset(within)))
+    heads = [head for head in heads if _is_over(head, instance)]
+    return _with(publication, _choose(publication, heads, audit, instance=instance, within=frozenset(within)))
 
 
 def find_by_backfill(
@@ -131,14 +115,16 @@ def find_by_backfill(
     """
     table = publication.table
     listed = table.branches.list("run/*").values()
-    names = {branch.name for branch in listed if branch.metadata.get(md.BACKFILL_ID) == backfill_id}
-    heads = [head for head in _heads(table, "run/*") if head.branch in names] if names else []
-    choice = _choose(table, heads, audit, frozenset())
+    heads = written_heads(
+        table, [branch.name for branch in listed if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
+    )
+    choice = _choose(publication, heads, audit, instance=instance)
+    found = _with(publication, choice)
     if choice.heads or choice.waits:
-        return _with(publication, choice)
+        return found
     # The publication deletes the branches, so a publisher that is retried finds its result in the log of `main`.
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
-    return replace(publication, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
+    return replace(found, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
 
 
 def resolve_run(table: LanceTable, given: str) -> str:
@@ -181,17 +167,20 @@ def discard(table: LanceTable, given: str, instance: dg.DagsterInstance) -> Vers
 
 
 def _choose(
-    table: LanceTable,
+    publication: Publication,
     heads: Sequence[Version],
     audit: Callable[[Version], Sequence[str]],
-    within: frozenset[str],
+    *,
+    instance: dg.DagsterInstance,
+    within: frozenset[str] = frozenset(),
 ) -> Choice:
-    chosen: list[_Extent] = []
+    table = publication.table
+    chosen: list[BranchExtent] = []
     waits: list[str] = []
     superseded: list[str] = []
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for head in reversed(heads):
-        one = _extent_of(table, head)
+        one = BranchExtent.of(table, head)
         newer = next((each.head for each in chosen if each.covers(one)), None)
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; discard it")
@@ -199,48 +188,52 @@ def _choose(
             waits.append(
                 f"{head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
             )
-        elif reasons := audit(head):
-            waits += reasons
         else:
-            merge = table.preview_merge(head)
-            if merge.conflicts:
-                waits.append(f"{head} conflicts with what was published since: {merge.conflicts[0]}")
+            reasons, is_merged = _judged(table, head, audit)
+            # Only what cannot be published is looked for in the log of `main`.
+            landed = _replaced_since(publication, one, instance) if reasons else None
+            if landed is not None:
+                superseded.append(f"{head} is superseded by {landed}; discard it")
+            elif reasons:
+                waits += reasons
             # A branch that is merged already was left by a publisher that died before it deleted the branch.
-            elif not merge.already_merged:
+            elif not is_merged:
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
 
 
+def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequence[str]]) -> tuple[Sequence[str], bool]:
+    """Return what speaks against the publication of a branch, and whether `main` contains the branch already."""
+    if reasons := audit(head):
+        return reasons, False
+    merge = table.preview_merge(head)
+    against = [f"{head} conflicts with what was published since: {conflict}" for conflict in merge.conflicts[:1]]
+    return against, merge.already_merged
+
+
+def _replaced_since(publication: Publication, one: BranchExtent, instance: dg.DagsterInstance) -> Version | None:
+    """Return the commit of `main` that published a newer materialization of everything that a branch wrote, or None."""
+    table, keys = publication.table, sorted(one.partitions)
+    newest = newest_materialized(publication.candidate, instance, keys=keys)
+    runs = {made.run_id for key, made in newest.items() if not keys or key in one.partitions}
+    # Dagster's newest materialization is that of the branch itself, or some partition has none at all.
+    if not runs or run_of(one.head.branch) in runs:
+        return None
+    fork = table.branches.merge_base(one.head, MAIN)
+    published = table.log(MAIN, after=fork)
+    return next(
+        (each for each in published if runs <= set(runs_of(each)) and BranchExtent.of_published(each).covers(one)), None
+    )
+
+
 def _with(publication: Publication, choice: Choice) -> Publication:
-    noted = {"lance/waiting": choice.waits, "lance/superseded": choice.superseded}
+    noted = {md.WAITING: choice.waits, md.SUPERSEDED: choice.superseded}
     about = {key: list(reasons) for key, reasons in noted.items() if reasons}
     return replace(publication, sources=choice.heads, about={**publication.about, **about})
-
-
-def _heads(table: LanceTable, pattern: str) -> list[Version]:
-    """Return the heads of branches with commits of their own, oldest first."""
-    found: list[Version] = []
-    for name in table.branches.list(pattern):
-        try:
-            head = table.head(name)
-        except RefNotFoundError:
-            # Another publisher retired it since the branches were listed.
-            continue
-        if is_written(head):
-            found.append(head)
-    return sorted(found, key=lambda head: head.committed_at)
 
 
 def _is_over(head: Version, instance: dg.DagsterInstance) -> bool:
     run = instance.get_run_by_id(run_of(head.branch) or "")
     # The record of an old run may be deleted.
     return run is None or run.is_finished
-
-
-def _extent_of(table: LanceTable, head: Version) -> _Extent:
-    commits: Iterable[Version] = table.log(head, after="main")
-    modes = {claim.mode for commit in commits for claim in decode_claims(commit.properties)}
-    partitions = frozenset(partitions_of(PinnedTable(table=table, version=head)))
-    # With an append or an upsert among its commits a branch supersedes no other: it lacks the rows of that one.
-    return _Extent(head=head, partitions=partitions, replaces=bool(modes) and modes <= {"overwrite", "replace"})

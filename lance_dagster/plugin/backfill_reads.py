@@ -1,0 +1,147 @@
+"""What a run of a backfill reads of a table that other runs of the same backfill wrote.
+
+Dagster splits a backfill over several assets into runs wherever their partitions differ: an asset without partitions
+comes before the days that need it, or after all of them. A run starts when the runs before it have materialized what
+it reads, and the publisher comes last, so `main` has none of that yet. Such a run therefore reads the branches of the
+runs before it. Where several of them wrote parts of what it reads, it reads a merge of their branches.
+
+What was read in this way has passed no audit yet. The commits of the reading run name it, and the publisher publishes
+them only after, or together with, exactly these versions (`publish.dependencies`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from lance_dagster.errors import ConflictError, MergeConflictError, RefNotFoundError, VersionNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.materialized import Materialized, newest_materialized
+from lance_dagster.plugin.run_branch import BACKFILL_TAG, RunChain, preview_branch, started_at
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
+
+
+@dataclass(slots=True)
+class _ReadByRuns:
+    """What the runs of this process read of other runs of their backfill.
+
+    A step reads its inputs and commits its outputs in one process, so a value in memory is enough.
+    """
+
+    versions: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+
+    def add(self, run_id: str, uri: str, versions: "Sequence[Version]") -> None:
+        self.versions.setdefault(run_id, {}).setdefault(uri, set()).update(map(str, versions))
+
+
+_READ = _ReadByRuns()
+
+
+def read_property(run_id: str | None) -> dict[str, str]:
+    """Return the property for a commit that names what its run read of other runs of the backfill, by table URI."""
+    found = _READ.versions.get(run_id or "")
+    if not found:
+        return {}
+    return {md.READ_UNPUBLISHED: json.dumps({uri: sorted(refs) for uri, refs in sorted(found.items())})}
+
+
+def read_of_backfill(
+    table: "LanceTable",
+    chain: RunChain,
+    asset: dg.AssetKey,
+    *,
+    instance: dg.DagsterInstance,
+    keys: Sequence[str] = (),
+) -> "Version | None":
+    """Return the version of a table that a run reads because other runs of its backfill wrote it; None if none did.
+
+    Args:
+        table: The table.
+        chain: The run that reads.
+        asset: The asset of the table, whose materializations tell which run wrote what.
+        instance: The Dagster instance that records them.
+        keys: The partitions to read; empty for all.
+
+    Raises:
+        ConflictError: Several runs wrote what is read, and their branches cannot be merged.
+    """
+    # A person who names a branch has chosen what is read.
+    if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None:
+        return None
+    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: chain.backfill_id}), instance)
+    newest = newest_materialized(asset, instance, keys=keys, since=since)
+    written = _by_branch(newest.values())
+    own = {name: made for name, made in written.items() if name in chain.branch_names}
+    others = written.items() - own.items()
+    found = [version for name, made in others if (version := _waiting(table, name, made, chain.backfill_id))]
+    if not found:
+        return None
+    _READ.add(chain.run_id, table.uri, found)
+    # None stands for the whole table. Of partitions that a branch did not write, `main` may have newer rows.
+    has_all = None in newest or (len(keys) > 0 and newest.keys() >= set(keys))
+    if has_all and {made.branch for made in newest.values()} == {found[0].branch}:
+        return found[0]
+    found += [version for name, made in own.items() if (version := _at(table, name, made))]
+    return _merged(table, found, chain)
+
+
+def _by_branch(made: Iterable[Materialized]) -> dict[str, Materialized]:
+    found: dict[str, Materialized] = {}
+    for one in made:
+        # A run may have written several partitions one after the other; its last version has all of them.
+        if one.branch != MAIN and (one.branch not in found or found[one.branch].number < one.number):
+            found[one.branch] = one
+    return found
+
+
+def _waiting(table: "LanceTable", branch: str, made: Materialized, backfill_id: str) -> "Version | None":
+    """Return a version on a branch of a backfill that `main` lacks, or None."""
+    known = table.branches.list(branch).get(branch)
+    # A publisher that runs within each run of the backfill deletes the branch; then `main` has the rows.
+    if known is None or known.metadata.get(md.BACKFILL_ID) != backfill_id:
+        return None
+    version = _at(table, branch, made)
+    return version if version is not None and table.branches.is_merged(version) is None else None
+
+
+def _at(table: "LanceTable", branch: str, made: Materialized) -> "Version | None":
+    with suppress(RefNotFoundError, VersionNotFoundError):
+        version = table.at(f"branch:{branch}@{made.number}")
+        # A branch may have been deleted and created again under its name, with other versions of the same numbers.
+        if version.transaction == made.transaction:
+            return version
+    return None
+
+
+def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain) -> "Version":
+    """Return the version that has the rows of several branches, on a preview branch of the run that reads it."""
+    from lance_dagster.merge.preview import PREVIEW_OF
+
+    base = table.head(MAIN)
+    of = [base, *sorted(versions, key=lambda version: version.committed_at)]
+    # All steps of the run that read the same versions share the branch.
+    digest = hashlib.sha256("\n".join(version.id for version in of).encode()).hexdigest()[:12]
+    name = preview_branch(chain, f"backfill-{digest}")
+    about: Mapping[str, str] = {md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(of[-1])}
+    table.branches.create(name, at=base, exist_ok=True, metadata=about)
+    for version in of[1:]:
+        try:
+            # Nothing happens where another step, or a killed attempt of this one, has merged it already.
+            table.merge(version, into=name, message=f"read with backfill {chain.backfill_id}")
+        except MergeConflictError as error:
+            with suppress(RefNotFoundError):
+                table.branches.delete(name)
+            branches = ", ".join(each.branch for each in of[1:])
+            raise ConflictError(
+                f"{table.uri} cannot be read as backfill {chain.backfill_id} wrote it, because the branches of its "
+                f"runs conflict ({branches}): {error}; discard one of them, and run this again"
+            ) from error
+    return table.head(name)

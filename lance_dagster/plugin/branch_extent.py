@@ -1,0 +1,91 @@
+"""What the branch of a run wrote of its table: which partitions, and whether it replaced their rows."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lance_dagster.errors import RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_branch import WITHOUT_ROWS, is_written
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
+    from lance_dagster.transactions.claims import Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchExtent:
+    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows."""
+
+    head: "Version"
+    partitions: frozenset[str] = field(default_factory=frozenset)
+    replaces: bool = False
+
+    @classmethod
+    def of(cls, table: "LanceTable", head: "Version") -> "BranchExtent":
+        """Return what a branch wrote since it was forked from `main`."""
+        commits = list(table.log(head, after=MAIN))
+        partitions = frozenset(partitions_of(table, head))
+        return cls(head=head, partitions=partitions, replaces=_replaces(_claims(commits)))
+
+    @classmethod
+    def of_published(cls, commit: "Version") -> "BranchExtent":
+        """Return what a commit of `main` published."""
+        claims = _claims([commit])
+        partitions = frozenset(key for claim in claims for key in claim.partitions)
+        return cls(head=commit, partitions=partitions, replaces=_replaces(claims))
+
+    def covers(self, older: "BranchExtent") -> bool:
+        """Return whether this branch replaced everything that an older branch wrote."""
+        if not self.replaces:
+            return False
+        # No partitions mean the whole table, which only another write of the whole table covers.
+        return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
+
+
+def _claims(commits: "Iterable[Version]") -> "list[Claim]":
+    # Imported in a run only: a code location that is loaded does not need the format.
+    from lance_dagster.transactions.claims import decode_claims
+
+    return [claim for commit in commits for claim in decode_claims(commit.properties)]
+
+
+def _replaces(claims: "Iterable[Claim]") -> bool:
+    modes = {claim.mode for claim in claims}
+    # With an append or an upsert among its commits a branch supersedes no other: it lacks the rows of that one.
+    return bool(modes) and modes <= {"overwrite", "replace"}
+
+
+def partitions_of(table: "LanceTable", version: "Version") -> tuple[str, ...]:
+    """Return the partitions that the commits of a branch wrote since it was forked from `main`, in order.
+
+    Empty for a version of `main`, and when a commit changed rows without naming partitions: then the branch wrote the
+    whole table.
+    """
+    if version.branch == MAIN:
+        return ()
+    keys: dict[str, None] = {}
+    for commit in table.log(version, after=MAIN):
+        written = commit.properties.get(md.PARTITION_KEYS)
+        if written is not None:
+            keys.update(dict.fromkeys(json.loads(written)))
+        elif commit.operation not in WITHOUT_ROWS:
+            return ()
+    return tuple(sorted(keys))
+
+
+def written_heads(table: "LanceTable", names: Iterable[str]) -> "list[Version]":
+    """Return the heads of those of some branches that have commits of their own, oldest first."""
+    found: list[Version] = []
+    for name in names:
+        try:
+            head = table.head(name)
+        except RefNotFoundError:
+            # Another publisher retired it since the branches were listed.
+            continue
+        if is_written(head):
+            found.append(head)
+    return sorted(found, key=lambda head: head.committed_at)

@@ -1,0 +1,122 @@
+"""Keep back what was computed from a version that is not published.
+
+A run of a backfill reads what earlier runs of the same backfill wrote, before any of it is published, and names these
+versions in its own commits (`backfill_reads`). Its rows are published after these versions, or together with them. A
+version that was refused, discarded or superseded by a repaired run is never published, and then neither are the rows
+that were computed from it: their partitions have to be materialized again.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from lance_dagster.errors import TableNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.publication import Publication, landed_as, sources_of
+from lance_dagster.plugin.run_branch import WITHOUT_ROWS, run_of, started_at
+from lance_dagster.table import LanceTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A version on a branch that a run read, and the URI of its table."""
+
+    uri: str
+    branch: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.branch}@{self.number} of {self.uri}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Decide which publications have to wait for what their rows were computed from."""
+
+    instance: dg.DagsterInstance
+    open_table: Callable[[str], LanceTable]
+
+    def keep_back(self, found: Sequence[Publication]) -> tuple[list[Publication], list[Publication]]:
+        """Leave out the branches that have to wait; a run waits with all its tables.
+
+        Returns:
+            The publications with the branches that are left, and those of tables of which no branch is left. Both say
+            in `waiting` why branches have to wait.
+        """
+        left, waits = self._split(found)
+        noted = [_noted(one, waits[one.name]) if one.name in waits else one for one in left]
+        return [one for one in noted if one.audited], [one for one in noted if not one.audited]
+
+    def _split(self, found: Sequence[Publication]) -> tuple[list[Publication], dict[str, list[str]]]:
+        """Return the publications without the branches that have to wait, and why these wait, by table."""
+        reads = {(one.name, source.branch): list(_reads(one.table, source)) for one in found for source in one.sources}
+        waits: dict[str, list[str]] = {}
+        late: set[str] = set()
+        published: dict[_Read, bool] = {}
+        while True:
+            left = [_without(one, late) for one in found]
+            unmet = {
+                (one.name, source.branch): read
+                for one in left
+                for source in one.sources
+                for read in reads[one.name, source.branch]
+                if not self._is_met(read, left, published)
+            }
+            if not unmet:
+                return left, waits
+            for (name, branch), read in unmet.items():
+                waits.setdefault(name, []).append(
+                    f"{branch} was computed from {read}, which is not published; publish that first, or materialize "
+                    f"{name} again if it was discarded or superseded"
+                )
+                late.add(branch)
+
+    def _is_met(self, read: _Read, found: Sequence[Publication], published: dict[_Read, bool]) -> bool:
+        """Return whether a version that was read is published, or is published together with others."""
+        together = (one for one in found if one.table.uri == read.uri)
+        if any(_has_rows_of(one.table, source, read) for one in together for source in one.sources):
+            return True
+        if read not in published:
+            published[read] = self._is_published(read)
+        return published[read]
+
+    def _is_published(self, read: _Read) -> bool:
+        run_id = run_of(read.branch)
+        try:
+            table = self.open_table(read.uri)
+        except TableNotFoundError:
+            return False
+        since = started_at(dg.RunsFilter(run_ids=[run_id]), self.instance) if run_id else None
+        landed = landed_as(table, {md.RUN_ID: [run_id or ""]}, since)
+        return landed is not None and f"{read.branch}@{read.number}" in sources_of(landed)
+
+
+def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:
+    """Yield the unpublished versions that the commits of a branch name as read."""
+    if head.branch == MAIN:
+        return
+    for commit in table.log(head, after=MAIN):
+        for uri, refs in json.loads(commit.properties.get(md.READ_UNPUBLISHED, "{}")).items():
+            for ref in refs:
+                branch, _, number = ref.rpartition("@")
+                yield _Read(uri, branch, int(number))
+
+
+def _has_rows_of(table: LanceTable, source: Version, read: _Read) -> bool:
+    """Return whether a version has exactly the rows of the one that was read: later commits changed none."""
+    if source.branch != read.branch or source.number < read.number:
+        return False
+    later = range(read.number + 1, source.number + 1)
+    return all(table.at(f"branch:{source.branch}@{number}").operation in WITHOUT_ROWS for number in later)
+
+
+def _noted(one: Publication, reasons: Sequence[str]) -> Publication:
+    return replace(one, about={**one.about, md.WAITING: [*one.waiting, *reasons]})
+
+
+def _without(one: Publication, late: set[str]) -> Publication:
+    return replace(one, sources=tuple(source for source in one.sources if source.branch not in late))
