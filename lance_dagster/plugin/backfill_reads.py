@@ -2,8 +2,8 @@
 
 Dagster splits a backfill over several assets into runs wherever their partitions differ: an asset without partitions
 comes before the days that need it, or after all of them. A run starts when the runs before it have materialized what
-it reads, and the publisher comes last, so `main` has none of that yet. Such a run therefore reads the branches of the
-runs before it. Where several of them wrote parts of what it reads, it reads a merge of their branches.
+it reads, and the publisher comes last, so `main` has none of that yet. Such a run therefore reads a merge of `main` and
+the branches of the runs before it.
 
 What was read in this way has passed no audit yet. The commits of the reading run name it, and the publisher publishes
 them only after, or together with, exactly these versions (`publish.dependencies`).
@@ -22,11 +22,14 @@ from lance_dagster.errors import ConflictError, MergeConflictError, RefNotFoundE
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.materialized import Materialized, newest_materialized
-from lance_dagster.plugin.run_branch import BACKFILL_TAG, RunChain, preview_branch, started_at
+from lance_dagster.plugin.run_branch import BACKFILL_TAG, READS, RunChain, started_at
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
+
+
+_TRIES = 5
 
 
 @dataclass(slots=True)
@@ -77,20 +80,22 @@ def read_of_backfill(
     if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None:
         return None
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: chain.backfill_id}), instance)
-    newest = newest_materialized(asset, instance, keys=keys, since=since)
-    written = _by_branch(newest.values())
+    written = _by_branch(newest_materialized(asset, instance, keys=keys, since=since).values())
     own = {name: made for name, made in written.items() if name in chain.branch_names}
     others = written.items() - own.items()
-    found = [version for name, made in others if (version := _waiting(table, name, made, chain.backfill_id))]
-    if not found:
-        return None
-    _READ.add(chain.run_id, table.uri, found)
-    # None stands for the whole table. Of partitions that a branch did not write, `main` may have newer rows.
-    has_all = None in newest or (len(keys) > 0 and newest.keys() >= set(keys))
-    if has_all and {made.branch for made in newest.values()} == {found[0].branch}:
-        return found[0]
-    found += [version for name, made in own.items() if (version := _at(table, name, made))]
-    return _merged(table, found, chain)
+    for _ in range(_TRIES):
+        found = [version for name, made in others if (version := _waiting(table, name, made, chain.backfill_id))]
+        if not found:
+            return None
+        continued = [version for name, made in own.items() if (version := _at(table, name, made))]
+        # A publisher may merge and delete a branch since it was looked up; `main` has its rows then.
+        with suppress(RefNotFoundError, VersionNotFoundError):
+            merged = _merged(table, [*continued, *found], chain)
+            _READ.add(chain.run_id, table.uri, found)
+            return merged
+    raise ConflictError(
+        f"branches of backfill {chain.backfill_id} in {table.uri} were deleted each time they were read"
+    )
 
 
 def _by_branch(made: Iterable[Materialized]) -> dict[str, Materialized]:
@@ -122,14 +127,18 @@ def _at(table: "LanceTable", branch: str, made: Materialized) -> "Version | None
 
 
 def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain) -> "Version":
-    """Return the version that has the rows of several branches, on a preview branch of the run that reads it."""
+    """Return the version that has the rows of several branches, on a branch that belongs to the run that reads it.
+
+    Also one branch is merged and not read itself: its publisher may delete it while this run still reads.
+    """
     from lance_dagster.merge.preview import PREVIEW_OF
 
     base = table.head(MAIN)
     of = [base, *sorted(versions, key=lambda version: version.committed_at)]
     # All steps of the run that read the same versions share the branch.
     digest = hashlib.sha256("\n".join(version.id for version in of).encode()).hexdigest()[:12]
-    name = preview_branch(chain, f"backfill-{digest}")
+    # Not below `preview/`: the role of runs may write this one, and must not write what a publisher has audited.
+    name = f"{READS}{chain.run_id}-{digest}"
     about: Mapping[str, str] = {md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(of[-1])}
     table.branches.create(name, at=base, exist_ok=True, metadata=about)
     for version in of[1:]:

@@ -37,6 +37,8 @@ BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 PREVIEWS = "preview/"
+# What a run reads of other runs of its backfill.
+READS = "reads/"
 _BRANCH_PREFIX = "run/"
 # The tags by which Dagster says who or what launched a run. A person comes before an automatism.
 _WHO_TAGS = (

@@ -115,7 +115,7 @@ def test_later_runs_read_what_earlier_runs_wrote(store: Store) -> None:
     assert store.production("report") == [{"days": 3, "paid": 12}]
     for name in ("prices", "orders", "totals", "report"):
         branches = store.lake.table(dg.AssetKey([PREFIX, name])).branches.list()
-        assert [] == [branch for branch in branches if branch.startswith(("run/", "preview/"))]
+        assert [] == [branch for branch in branches if branch.startswith(("run/", "reads/", "preview/"))]
 
 
 def test_what_was_computed_from_refused_rows_waits(store: Store) -> None:
@@ -241,7 +241,7 @@ def test_branches_that_conflict_cannot_be_read_together(lake: LanceResource, ins
     assert "cannot be read as backfill b1 wrote it, because the branches of its runs conflict" in text
     assert all(f"run/{run.run_id}" in text for run in runs)
     assert "discard one of them, and run this again" in text
-    assert {} == table.branches.list("preview/*")
+    assert {} == table.branches.list("reads/*")
 
 
 def test_days_that_a_branch_did_not_write_come_from_main(store: Store) -> None:

@@ -148,3 +148,22 @@ def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInsta
     for name in ("run/cafe-1", "run/cafe-2"):
         stall.table.branches.create(name)
     assert "is the beginning of several branches" in failure(stall.publish(instance, "run/cafe"))
+
+
+def test_a_superseded_branch_that_another_table_needs_is_not_to_be_discarded(
+    shop: Shop, instance: dg.DagsterInstance
+) -> None:
+    """One of two tables of a run failed and was repaired alone: the advice keeps what the run wrote of the other."""
+    shop.play(orders=[1])
+    assert shop.run(instance).success
+    shop.play(orders=[-3])
+    assert not shop.run(instance, selection=CANDIDATES).success
+    shop.play(orders=[2])
+    alone = dg.AssetSelection.assets(ORDERS) | dg.AssetSelection.checks_for_assets(ORDERS)
+    assert shop.run(instance, selection=alone).success
+    result = shop.publish(instance, *PROMOTED)
+    assert (True, [2]) == (result.success, shop.ids("production"))
+    said = [
+        entry.user_message for entry in instance.all_logs(result.run_id) if "is superseded by" in entry.user_message
+    ]
+    assert "which waits with it: re-execute the run, or discard all of it" in said[0]

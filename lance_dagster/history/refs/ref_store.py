@@ -169,8 +169,10 @@ class Refs:
         return RefNotFoundError(name, list(self.tags()), self.store.uri, "tag")
 
     def known(self) -> list[str]:
-        """Return the names of the branches that are ready, `main` included."""
-        return [layout.MAIN, *(branch.name for branch in self.branches().values() if branch.state == READY)]
+        """Return the names of the branches that are ready, `main` included, for the hint of an error."""
+        ready = [branch.name for branch in self.branches().values() if branch.state == READY]
+        # Nobody names the branches of publications by hand, and there is one for each publication.
+        return [layout.MAIN, *(name for name in ready if not name.startswith(layout.PUBLISHED))]
 
     def add_branch(self, branch: Branch) -> Branch:
         """Create a branch's file unless there is one; return the branch that has the name then."""

@@ -24,7 +24,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import branch_of, is_written, run_of
+from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_written, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class _Sweep:
 
     def _sweep(self, one: WatchedTable, table: "LanceTable") -> None:
         # Previews first, and the newest branch first: a branch that another one was forked from cannot be deleted.
-        for branch in _newest_first(table.branches.list("preview/*")):
+        for branch in _newest_first({**table.branches.list(f"{PREVIEWS}*"), **table.branches.list(f"{READS}*")}):
             if _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
                 self._delete(one, table, branch, f"a preview made {branch.created_at.diff_for_humans()}")
         found = _newest_first(table.branches.list("run/*"))

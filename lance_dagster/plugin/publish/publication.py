@@ -30,6 +30,7 @@ from lance_dagster.errors import (
     ConflictError,
     InvalidInputError,
     MergeConflictError,
+    PublishRefusedError,
     RefMovedError,
     RefNotFoundError,
 )
@@ -110,6 +111,27 @@ class Publication:
         if self.landed is None:
             raise RuntimeError(f"{self.name} is not merged")
         return self.landed
+
+
+@dataclass(slots=True)
+class Search:
+    """What the tables of a publication have to publish, and what is missing, wrong, held or refused."""
+
+    found: list[Publication] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    nothing_new: bool = False
+
+    def refusal(self, tag: str, *, chosen: bool) -> PublishRefusedError:
+        """Return the error that says why nothing is published; `chosen` says that a person named what to publish."""
+        if self.held and not self.wrong:
+            return PublishRefusedError(f"{tag} is held, so nothing was published", self.missing)
+        if self.refused and not self.wrong:
+            return PublishRefusedError(f"refused to publish {', '.join(self.refused)}", self.missing)
+        hint = "" if chosen else "; to publish something else, set ref to main@<n> or run/<run id>"
+        return PublishRefusedError(f"nothing to publish{hint}", [*self.wrong, *self.missing])
 
 
 def find_by_run(publication: Publication, chain: RunChain, *, instance: dg.DagsterInstance) -> Publication:

@@ -7,7 +7,7 @@ and no tag moves before every table is merged.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import dagster as dg
 
@@ -28,6 +28,7 @@ from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.promotion_event import promoted_result
 from lance_dagster.plugin.publish.publication import (
     Publication,
+    Search,
     find_by_ref,
     find_by_run,
     find_tag,
@@ -40,7 +41,7 @@ from lance_dagster.plugin.publish.publication import (
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
-from lance_dagster.plugin.publish.reaudit import Reaudit, recorded_reasons
+from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
     audited_behind,
     hold_at,
@@ -51,24 +52,12 @@ from lance_dagster.plugin.publish.rollback import (
 )
 from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of, who_launched
+from lance_dagster.plugin.run_branch import READS, RunBranch, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
 # How many tables a line of the log names.
 _LOGGED = 20
-
-
-@dataclass(slots=True)
-class _Search:
-    """What the tables have to publish, and what is missing or wrong."""
-
-    found: list[Publication] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    nothing_new: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,6 +172,8 @@ class PublishStep:
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, self.chain):
             self.context.log.warning("branch kept: %s", reason)
+        for one in merged if self.chain.backfill_id is not None else ():
+            drop_stale_previews(one.table, self.chain, self.instance, READS)
         if self.together is not None and (waits := self.together.uncollected(merged)):
             self.context.log.warning(waits)
 
@@ -192,7 +183,7 @@ class PublishStep:
         Raises:
             PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
         """
-        search = _Search()
+        search = Search()
         # A run is looked up in each table by itself. Any other ref may name one commit of all tables.
         if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
@@ -207,7 +198,7 @@ class PublishStep:
         self._keep_together(search)
         self._keep_dependent_back(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
-            raise self._refusal(search)
+            raise search.refusal(self.tag, chosen=bool(self.config.ref))
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
@@ -222,14 +213,14 @@ class PublishStep:
         for superseded in one.superseded:
             self.context.log.info("%s: %s", one.name, superseded)
 
-    def _keep_together(self, search: "_Search") -> None:
+    def _keep_together(self, search: Search) -> None:
         """Leave out everything that a run wrote when one of its tables is held: in a repository, all or none."""
         # With `ref` a person chose the tables; alone, `_held_back` has decided for each candidate.
         if self.lance.repository and search.held and not (self.config.ref or self._is_alone):
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
 
-    def _keep_dependent_back(self, search: "_Search") -> None:
+    def _keep_dependent_back(self, search: Search) -> None:
         """Leave out what was computed from versions of other runs of its backfill that are not published."""
         # A person who ignores failed checks ignores these too. Without a backfill a run reads only what is published.
         own = self.chain.backfill_id is None and not (self.config.ref or self._is_alone)
@@ -240,16 +231,7 @@ class PublishStep:
             # The button stays green, since it publishes whatever waits; a backfill was to publish these.
             search.refused += [one.name for one in waiting if self.chain.backfill_id is not None]
 
-    def _refusal(self, search: "_Search") -> PublishRefusedError:
-        """Return the error that says why nothing is published."""
-        if search.held and not search.wrong:
-            return PublishRefusedError(f"{self.tag} is held, so nothing was published", search.missing)
-        if search.refused and not search.wrong:
-            return PublishRefusedError(f"refused to publish {', '.join(search.refused)}", search.missing)
-        hint = "" if self.config.ref else "; to publish something else, set ref to main@<n> or run/<run id>"
-        return PublishRefusedError(f"nothing to publish{hint}", [*search.wrong, *search.missing])
-
-    def _sort(self, one: Publication, search: "_Search") -> None:
+    def _sort(self, one: Publication, search: Search) -> None:
         """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
         hold = (one.previous.hold if one.previous else None) or self.hold
         # A rollback that holds may take a held channel further back.
@@ -272,7 +254,7 @@ class PublishStep:
         # This is no error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
-            said = [nothing_new(one, self.tag), *(f"it waits: {wait}" for wait in one.waiting)]
+            said = [f"it waits: {wait}" for wait in one.waiting] or [nothing_new(one, self.tag)]
             search.missing += [f"{one.name}: {reason}" for reason in said]
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
@@ -295,15 +277,23 @@ class PublishStep:
         def audit(head: Version) -> list[str]:
             return self._audit_of(one, head)[1] or self._held_back(one, head)
 
+        beside = partial(self._others, one)
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if self.chain.backfill_id is not None and not self.partitioned:
-            return find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance)
+            return find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance, beside=beside)
         # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
         if not self._is_alone:
             return one
         has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
         within = tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
-        return find_waiting(empty, audit, instance=self.instance, within=within)
+        return find_waiting(empty, audit, instance=self.instance, within=within, beside=beside)
+
+    def _others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
+        """Yield the other tables that are published with one, whole or not at all."""
+        for node in self.nodes if self.lance.repository else ():
+            with suppress(TableNotFoundError):
+                if node.candidate != one.candidate:
+                    yield node.candidate.to_user_string(), self._table(node)
 
     @property
     def _rolls_back_all(self) -> bool:

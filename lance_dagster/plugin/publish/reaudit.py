@@ -365,12 +365,14 @@ def _has_new_rows(one: Publication) -> bool:
     return any(version.operation not in WITHOUT_ROWS for version in one.table.log(one.base, after=fork))
 
 
-def drop_stale_previews(table: LanceTable, chain: RunChain, instance: dg.DagsterInstance) -> None:
-    """Delete the previews that a publisher left behind when it was killed.
+def drop_stale_previews(
+    table: LanceTable, chain: RunChain, instance: dg.DagsterInstance, prefix: str = PREVIEWS
+) -> None:
+    """Delete the previews that a publisher left behind when it was killed, or what finished runs of a backfill read.
 
-    A preview belongs to the run that its metadata names. It is stale when this run, or a finished one, made it.
+    Such a branch belongs to the run that its metadata names. It is stale when this run, or a finished one, made it.
     """
-    for branch in table.branches.list(f"{PREVIEWS}*").values():
+    for branch in table.branches.list(f"{prefix}*").values():
         run_id = branch.metadata.get(md.PUBLISHED_BY)
         # A preview without this metadata was made by a person.
         if run_id is None:

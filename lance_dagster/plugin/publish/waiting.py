@@ -6,7 +6,7 @@ newer one supersedes the older one, whether that one passed or not, so a repaire
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,7 @@ from lance_dagster.plugin.run_branch import (
     RunChain,
     branch_of,
     family_of,
+    is_written,
     run_of,
     started_at,
 )
@@ -87,6 +88,7 @@ def find_waiting(
     *,
     instance: dg.DagsterInstance,
     within: Sequence[str] = (),
+    beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
 ) -> Publication:
     """Return the publication of the run branches of a table that wait and passed their audit.
 
@@ -95,11 +97,14 @@ def find_waiting(
         audit: Returns the reasons against a version.
         instance: The Dagster instance that records runs.
         within: The partitions to publish; a branch that wrote others is left out. Empty for all.
+        beside: Returns the other tables that are published with this one, whole or not at all.
     """
     heads = written_heads(publication.table, publication.table.branches.list("run/*"))
     # A run that is not over may write again, and not all of its checks may have run.
     heads = [head for head in heads if _is_over(head, instance)]
-    return _with(publication, _choose(publication, heads, audit, instance=instance, within=frozenset(within)))
+    return _with(
+        publication, _choose(publication, heads, audit, instance=instance, beside=beside, within=frozenset(within))
+    )
 
 
 def find_by_backfill(
@@ -108,6 +113,7 @@ def find_by_backfill(
     audit: Callable[[Version], Sequence[str]],
     *,
     instance: dg.DagsterInstance,
+    beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
 ) -> Publication:
     """Return the publication of what the runs of a backfill wrote and passed, with what has to wait.
 
@@ -118,7 +124,7 @@ def find_by_backfill(
     heads = written_heads(
         table, [branch.name for branch in listed if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
     )
-    choice = _choose(publication, heads, audit, instance=instance)
+    choice = _choose(publication, heads, audit, instance=instance, beside=beside)
     found = _with(publication, choice)
     if choice.heads or choice.waits:
         return found
@@ -172,6 +178,7 @@ def _choose(
     audit: Callable[[Version], Sequence[str]],
     *,
     instance: dg.DagsterInstance,
+    beside: Callable[[], Iterable[tuple[str, LanceTable]]],
     within: frozenset[str] = frozenset(),
 ) -> Choice:
     table = publication.table
@@ -183,7 +190,7 @@ def _choose(
         one = BranchExtent.of(table, head)
         newer = next((each.head for each in chosen if each.covers(one)), None)
         if newer is not None:
-            superseded.append(f"{head} is superseded by {newer}; discard it")
+            superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
         elif within and not (one.partitions and one.partitions <= within):
             waits.append(
                 f"{head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
@@ -193,7 +200,7 @@ def _choose(
             # Only what cannot be published is looked for in the log of `main`.
             landed = _replaced_since(publication, one, instance) if reasons else None
             if landed is not None:
-                superseded.append(f"{head} is superseded by {landed}; discard it")
+                superseded.append(f"{head} is superseded by {landed}; {_advice(head, beside())}")
             elif reasons:
                 waits += reasons
             # A branch that is merged already was left by a publisher that died before it deleted the branch.
@@ -201,6 +208,19 @@ def _choose(
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
+
+
+def _advice(head: Version, beside: Iterable[tuple[str, LanceTable]]) -> str:
+    """Return what to do with a superseded branch; to discard it discards what its run wrote of other tables too."""
+    waiting = [name for name, table in beside if _is_waiting(table, head.branch)]
+    if not waiting:
+        return "discard it"
+    return f"its run also wrote {', '.join(waiting)}, which waits with it: re-execute the run, or discard all of it"
+
+
+def _is_waiting(table: LanceTable, branch: str) -> bool:
+    head = table.branches.newest(branch)
+    return head is not None and is_written(head) and table.branches.is_merged(head) is None
 
 
 def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequence[str]]) -> tuple[Sequence[str], bool]:
