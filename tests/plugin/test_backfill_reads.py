@@ -54,7 +54,8 @@ class Store:
             *build_table_checks(totals, [InRange("total", minimum=-999)]),
             *build_table_checks(report, [InRange("paid", minimum=-999)]),
         ]
-        self.publisher = build_publisher(tables, **options)
+        # Not in the order of the lineage, which the publisher has to find.
+        self.publisher = build_publisher(tables[::-1], **options)
         self.assets = [*tables, *checks, self.publisher]
 
     def run(self, *names: str, tags: dict[str, str] | None = None, **options: Any) -> dg.ExecuteInProcessResult:
@@ -116,6 +117,19 @@ def test_later_runs_read_what_earlier_runs_wrote(store: Store) -> None:
     for name in ("prices", "orders", "totals", "report"):
         branches = store.lake.table(dg.AssetKey([PREFIX, name])).branches.list()
         assert [] == [branch for branch in branches if branch.startswith(("run/", "reads/", "preview/"))]
+
+
+def test_promoted_nodes_follow_the_lineage_of_their_candidates(store: Store) -> None:
+    """The daemon publishes a table after those that it was computed from, though each has its own run."""
+    before = {
+        spec.key.path[-1]: [dep.asset_key.to_user_string() for dep in spec.deps] for spec in store.publisher.specs
+    }
+    assert before == {
+        "prices": ["shop/prices"],
+        "orders": ["shop/orders", "production/shop/prices"],
+        "totals": ["shop/totals", "production/shop/orders"],
+        "report": ["shop/report", "production/shop/orders"],
+    }
 
 
 def test_what_was_computed_from_refused_rows_waits(store: Store) -> None:

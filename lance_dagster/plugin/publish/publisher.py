@@ -13,6 +13,7 @@ left behind.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Literal, TypedDict, Unpack
 
 import dagster as dg
@@ -101,7 +102,8 @@ def build_publisher(
     whole or not at all; `ref: run/<id>` publishes the selected tables of a run alone.
 
     The promoted nodes have the owners, tags, kinds and column descriptions of their candidates' definitions, and
-    column lineage to them.
+    column lineage to them. They depend on the promoted nodes of the other tables that their candidates read, so that
+    the daemon publishes those first.
 
     A table that no run of the chain wrote is left out with a warning, and its promoted node is not materialized:
     the assets downstream of that node are skipped in this run. The step fails when no table is left.
@@ -116,7 +118,7 @@ def build_publisher(
         tag: The tag that readers follow, and the first part of the promoted nodes' keys.
         name: Name of the op; `publish_<tag>` if None.
         partitions_def: The partitions of the candidates, to publish within each run of a backfill. With None, a
-            backfill is published once, after all its runs.
+            table is published once in a backfill, after all runs that write it.
         checks: Further checks that must pass: checks that are not in the publisher's code location, or not marked
             as blocking.
         unchecked: Whether a table that has no blocking check may be published. By default it is refused.
@@ -134,10 +136,10 @@ def build_publisher(
     _check_tag(tag)
     specs = [spec for table in tables for spec in _specs_of(table)]
     keys = [spec.key for spec in specs]
-    group = options.get("group_name")
-    nodes = [_node_of(spec, tag, keys, partitions_def=partitions_def, group=group) for spec in specs]
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
+    group = options.get("group_name")
+    nodes = [_node_of(spec, tag, keys, partitions_def=partitions_def, group=group) for spec in _upstream_first(specs)]
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = [key for check in checks for key in _check_keys(check)]
     name = name or f"publish_{tag}"
@@ -248,6 +250,16 @@ def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
     if isinstance(table, dg.AssetsDefinition):
         return [table.get_asset_spec(key) for key in table.keys]
     return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
+
+
+def _upstream_first(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetSpec]:
+    """Return the candidates in the order of their lineage, which Dagster demands of the events of one step."""
+    named = {spec.key: spec for spec in specs}
+    needs = {
+        key: [dep.asset_key for dep in spec.deps if dep.asset_key in named.keys() - {key}]
+        for key, spec in named.items()
+    }
+    return [named[key] for key in TopologicalSorter(needs).static_order()]
 
 
 def _node_of(
