@@ -300,19 +300,19 @@ CASES = (
     ),
     Case(
         "contention",
-        f"Processes that append one row again and again to one branch, on local disk and on the S3 server of the "
-        f"tests, which takes {contention.LATENCY * 1e3:.0f} ms for each answer, for {contention.SECONDS:.0f} seconds, "
-        f"and {contention.SECONDS_ON_S3:.0f} on S3 with several writers; "
+        f"Processes that append one row again and again to one branch, on local disk, on the S3 server of the "
+        f"tests and on Ceph, which take {contention.LATENCY * 1e3:.0f} ms for each answer, for "
+        f"{contention.SECONDS:.0f} seconds, and {contention.SECONDS_ON_S3:.0f} on both with several writers; "
         f"medians of {contention.ROUNDS} rounds, in which the libraries take turns. Fairness is Jain's index of the "
-        "writers' commits; where each made few, chance alone takes it below 1: to 0.8 for four commits each. An append "
-        "that pylance gave up, after 20 attempts, is not counted, nor is the time it took. On local disk pylance syncs "
-        "nothing; the line 'not synced' is with the option durability=process, and writes the same files as pylance: "
-        "data, transaction, manifest, hint. On S3 both sides make the same durable writes. An append without a rival "
-        "waits there for four answers one after the other, one of pylance's for six. Of each version, every other "
-        "writer reads the manifest, to know that it does not contradict its own change. With 16 writers these are 15 "
-        "of about 25 requests of a commit, in both libraries. A request of lance_dagster takes about 3 ms of processor "
-        "time in botocore. So two processors bound the rate of many writers; where there are more, two answers for "
-        "each version bound it: the read of the one before, and the put.",
+        "writers' commits; where each made few, chance alone takes it below 1: to 0.8 for four commits each. An "
+        "append that pylance gave up, after 20 attempts, is no commit; the time it took counts among the others. On "
+        "local disk pylance syncs nothing; the line 'not synced' is with the option durability=process, and writes "
+        "the same files as pylance: data, transaction, manifest, hint. On S3 both sides make the same durable writes. "
+        "An append without a rival waits there for three answers one after the other, one of pylance's for six. Of "
+        "each version, every other writer reads the manifest, to know that it does not contradict its own change. "
+        "With 16 writers these are 15 of about 25 requests of a commit, in both libraries. A request of lance_dagster "
+        "takes about 3 ms of processor time in botocore. So two processors bound the rate of many writers; where "
+        "there are more, two answers for each version bound it: the read of the one before, and the put.",
         (
             "writers",
             "commits a second",
@@ -322,6 +322,7 @@ CASES = (
             "by pylance's",
             "fairness",
             "slowest writer",
+            "given up",
         ),
         contention.rows,
     ),

@@ -2,14 +2,19 @@
 
 Each writer is a process that appends one row again and again. Both libraries take turns with the same number of
 writers, since the machine may be slowed down by others at any moment; compare the two lines of a round.
+
+`python -m benchmarks.contention Ceph` prints the lines of one storage alone.
 """
 
+import argparse
+import importlib
 import multiprocessing
 import statistics
+import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -19,6 +24,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from tests.conftest import bucket_on, server
+from tests.servers.ceph import ceph, missing_programs, new_bucket
 
 # Seconds before each answer of the object store.
 LATENCY = 0.03
@@ -33,6 +39,14 @@ PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One append: how many seconds it took, and whether it was acknowledged or given up."""
+
+    seconds: float
+    acknowledged: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
     """Writers of one library that append to one table for some seconds."""
 
@@ -42,32 +56,35 @@ class Contest:
     storage_options: Mapping[str, str]
 
 
-def _write(contest: Contest, barrier: Barrier) -> list[float | None]:
-    """Append until the time is over; return how long each append took, or None for one that the library gave up."""
+def _write(contest: Contest, barrier: Barrier) -> tuple[bool, list[Attempt]]:
+    """Append until the time is over; return whether the first one was acknowledged, and each of those after it."""
     row = pa.table({"value": pa.array([1], pa.int64())})
     options = dict(contest.storage_options) | ({"durability": "process"} if contest.library == QUICKLY else {})
     table = None if contest.library == PYLANCE else LanceTable.open(contest.uri, options)
 
-    def append() -> None:
-        if table is None:
-            lance.write_dataset(row, contest.uri, mode="append", storage_options=options or None)
-        else:
+    def append() -> bool:
+        if table is not None:
+            # Whatever it raises ends the benchmark: nothing is given up in so short a time.
             table.append(row)
+            return True
+        try:
+            lance.write_dataset(row, contest.uri, mode="append", storage_options=options or None)
+        except OSError as error:
+            # After 20 attempts; what fails for another reason may have been committed all the same.
+            if "conflict" not in str(error).lower() and "concurrent" not in str(error).lower():
+                raise
+            return False
+        return True
 
-    # The first one imports what it needs; where it is given up, that is done, too.
-    with suppress(OSError):
-        append()
-    taken: list[float | None] = []
+    # The first one imports what it needs, so its time is not measured.
+    first = append()
+    made: list[Attempt] = []
     barrier.wait(120)
     until = time.perf_counter() + contest.seconds
     while (start := time.perf_counter()) < until:
-        try:
-            append()
-        except OSError:
-            taken.append(None)
-        else:
-            taken.append(time.perf_counter() - start)
-    return taken
+        acknowledged = append()
+        made.append(Attempt(seconds=time.perf_counter() - start, acknowledged=acknowledged))
+    return first, made
 
 
 _barrier: list[Barrier] = []
@@ -77,7 +94,7 @@ def _meet(barrier: Barrier) -> None:
     _barrier.append(barrier)
 
 
-def _job(contest: Contest) -> list[float | None]:
+def _job(contest: Contest) -> tuple[bool, list[Attempt]]:
     return _write(contest, _barrier[0])
 
 
@@ -88,8 +105,12 @@ def contended(
     *,
     seconds: float = SECONDS,
     storage_options: Mapping[str, str] | None = None,
-) -> list[list[float]]:
-    """Let writers append to a new table at once; return how long each append of each writer took."""
+) -> list[list[Attempt]]:
+    """Let writers append to a new table at once; return the appends of each writer.
+
+    Raises:
+        RuntimeError: The table has not exactly the rows that were acknowledged.
+    """
     uri, options = f"{place}/{uuid.uuid4().hex}", dict(storage_options or {})
     LanceTable.create(uri, pa.schema([pa.field("value", pa.int64())]), storage_options=options)
     contest = Contest(library=library, uri=uri, seconds=seconds, storage_options=options)
@@ -98,14 +119,11 @@ def contended(
     context.set_forkserver_preload([__name__])
     with context.Pool(writers, initializer=_meet, initargs=(context.Barrier(writers),)) as pool:
         found = pool.map(_job, [contest] * writers, chunksize=1)
-    acknowledged, kept = (
-        sum(each is not None for one in found for each in one),
-        LanceTable.open(uri, options).count_rows(),
-    )
-    # The first append of each writer is not counted, and may have been given up.
-    if not acknowledged <= kept <= acknowledged + writers:
+    acknowledged = sum(first + sum(each.acknowledged for each in made) for first, made in found)
+    kept = LanceTable.open(uri, options).count_rows()
+    if acknowledged != kept:
         raise RuntimeError(f"{library}: {acknowledged} appends were acknowledged, and {kept} rows are there")
-    return [[each for each in one if each is not None] for one in found]
+    return [made for _, made in found]
 
 
 def fairness(counts: list[int]) -> float:
@@ -113,20 +131,49 @@ def fairness(counts: list[int]) -> float:
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts) or 1)
 
 
-def figures(found: list[list[float]], seconds: float = SECONDS) -> tuple[float, float, float, float, int]:
-    """Return commits per second, the median, the 99th percentile, the fairness, and the commits of the slowest."""
-    taken = sorted(each for one in found for each in one)
-    counts = [len(one) for one in found]
+def figures(found: list[list[Attempt]], seconds: float = SECONDS) -> tuple[float, float, float, float, int, int]:
+    """Return commits per second, median, 99th percentile, fairness, the commits of the slowest, and the given up.
+
+    Both times are those of all appends: one that was given up took at least as long as it was tried.
+    """
+    taken = sorted(each.seconds for one in found for each in one)
+    counts = [sum(each.acknowledged for each in one) for one in found]
     slow = taken[min(len(taken) - 1, len(taken) * _SLOW // 100)]
-    return len(taken) / seconds, statistics.median(taken), slow, fairness(counts), min(counts)
+    made = sum(counts)
+    return made / seconds, statistics.median(taken), slow, fairness(counts), min(counts), len(taken) - made
 
 
 def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure on local disk, and on an object store that takes its time for each answer."""
+    """Measure on local disk, and on object stores that take their time for each answer."""
+    for measure in PLACES.values():
+        yield from measure(folder)
+
+
+def _on_disk(folder: Path) -> Iterator[tuple[str, ...]]:
     yield from _rows(str(folder), "local disk", (PACKAGE, QUICKLY, PYLANCE), {})
+
+
+def _on_s3(folder: Path) -> Iterator[tuple[str, ...]]:
     with server(folder / "server.log", "tests.servers.s3_server", "--latency", str(LATENCY)) as address:
         storage = bucket_on(f"http://{address}")
         yield from _rows(storage.uri, "S3", (PACKAGE, PYLANCE), storage.storage_options, longest=SECONDS_ON_S3)
+
+
+def _on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
+    reason = missing_programs()
+    if reason is not None:
+        print(f"Ceph is not measured: {reason}", file=sys.stderr)
+        return
+    below = folder / "ceph"
+    below.mkdir()
+    with ceph(below) as endpoint:
+        behind = ("--to", endpoint.rpartition(":")[2], "--latency", str(LATENCY))
+        with server(folder / "proxy.log", "tests.servers.delaying_proxy", *behind) as address:
+            storage = new_bucket(f"http://{address}")
+            yield from _rows(storage.uri, "Ceph", (PACKAGE, PYLANCE), storage.storage_options, longest=SECONDS_ON_S3)
+
+
+PLACES = {"disk": _on_disk, "S3": _on_s3, "Ceph": _on_ceph}
 
 
 def _rows(
@@ -134,7 +181,7 @@ def _rows(
 ) -> Iterator[tuple[str, ...]]:
     """Measure every number of writers, the libraries in turn, and yield the medians of the rounds."""
     for writers in WRITERS:
-        measured: dict[str, list[tuple[float, float, float, float, int]]] = {name: [] for name in libraries}
+        measured: dict[str, list[tuple[float, float, float, float, int, int]]] = {name: [] for name in libraries}
         seconds = longest if writers > 1 else SECONDS
         for _ in range(ROUNDS):
             for name in libraries:
@@ -142,7 +189,8 @@ def _rows(
                 measured[name].append(figures(taken, seconds))
         beside = [statistics.median(values) for values in zip(*measured[PYLANCE], strict=True)]
         for name in libraries:
-            rate, middle, slow, fair, least = (statistics.median(each) for each in zip(*measured[name], strict=True))
+            medians = (statistics.median(each) for each in zip(*measured[name], strict=True))
+            rate, middle, slow, fair, least, gave_up = medians
             yield (
                 f"{where}, {writers} writers, {name}",
                 f"{rate:.0f}",
@@ -152,4 +200,14 @@ def _rows(
                 f"{slow / beside[2]:.2f}",
                 f"{fair:.2f}",
                 f"{least:.0f}",
+                f"{gave_up:.0f}",
             )
+
+
+if __name__ == "__main__":
+    chosen = argparse.ArgumentParser(description="Writers that append to one branch at once.")
+    chosen.add_argument("place", choices=PLACES)
+    with tempfile.TemporaryDirectory() as scratch:
+        # By its name: processes of the forkserver find its functions in the module, not in `__main__`.
+        for line in importlib.import_module("benchmarks.contention").PLACES[chosen.parse_args().place](Path(scratch)):
+            print(f"| {' | '.join(line)} |", flush=True)

@@ -49,6 +49,7 @@ from lance_dagster.datafiles.row_addresses import (
 from lance_dagster.datafiles.row_tally import RowFilter, RowScope, RowTally
 from lance_dagster.datafiles.writing import (
     FILE_VERSION,
+    SMALL_FILE_BYTES,
     StagedFile,
     StagedFiles,
     WriteTarget,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_VERSION",
+    "SMALL_FILE_BYTES",
     "AddressedRows",
     "Addresses",
     "Compute",

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FILE_VERSION = "2.2"
 """The data file version of the tables that this package creates."""
+SMALL_FILE_BYTES = 1024 * 1024
+"""Up to this size, a file may be left to the commit that names it, which syncs it at the same time as its manifest."""
 # Versions that LanceFileWriter writes; the legacy format it does not.
 _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
@@ -44,7 +46,8 @@ class WriteTarget:
 
     It contains the storage options of the table, which its repr omits because they hold secrets. `base` is the name of
     the base path of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files
-    that the table has; 0 when it has none.
+    that the table has; 0 when it has none. `synced_by_commit` leaves the sync of small files to the
+    append of this process that names them next.
     """
 
     data_uri: str
@@ -55,6 +58,7 @@ class WriteTarget:
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     base: str | None = None
     stored_row_bytes: int = 0
+    synced_by_commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ class _OpenFile:
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
         self._folder, self._options = target.data_uri, target.storage_options
+        self._synced_by_commit = target.synced_by_commit
         with storage_errors(f"write {self._path}"):
             self._writer = LanceFileWriter(
                 self._path,
@@ -168,10 +173,13 @@ class _OpenFile:
     def close(self) -> StagedFile:
         with storage_errors(f"write {self._path}"):
             rows = self._writer.close()
-        # pylance does not sync: after a power cut, a durable commit could reference a torn data file.
-        sync_path(self._path, self._options)
+        size = self._writer.size_bytes or 0
+        # pylance does not sync: after a power cut, a durable commit could reference a torn data file. A large file is
+        # synced here, since other writers may have to wait while a manifest is synced.
+        if not self._synced_by_commit or not 0 < size <= SMALL_FILE_BYTES:
+            sync_path(self._path, self._options)
         record_written(self._folder, self._name, self._options)
-        return StagedFile(self._name, rows or 0, self._writer.size_bytes or 0)
+        return StagedFile(self._name, rows or 0, size)
 
 
 def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:

@@ -1,4 +1,4 @@
-"""Create a table, and append, overwrite or replace its rows; the steps shared by all row edits are here too.
+"""Append, overwrite or replace the rows of a table; the steps shared by all row edits are here too.
 
 An edit reads the head, stages data files, stores deletion vectors and submits one transaction against that head. When
 a concurrent commit conflicts, `retried` runs the edit again from the new head; staged files are used again, because
@@ -12,15 +12,15 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import (
-    FILE_VERSION,
     Addresses,
     StagedFiles,
     WriteTarget,
@@ -35,7 +35,6 @@ from lance_dagster.edit.predicate_check import PredicateCheck
 from lance_dagster.edit.staged_files import check_staged
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import (
-    AlreadyExistsError,
     CommitConflictError,
     CorruptFileError,
     InvalidInputError,
@@ -56,15 +55,14 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
-from lance_dagster.format.validation import check_string_mapping, string_list, validate_commit_info
+from lance_dagster.format.validation import string_list, validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
-from lance_dagster.history.commit import WRITER, Proposal, commit_transaction, create_first, now_ns
+from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext, schema_of
 from lance_dagster.history.lineage import changes_since, lineage_of
 from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import destination, options_of, placed
-from lance_dagster.transactions.apply import apply, empty_manifest
 from lance_dagster.transactions.base_paths import data_folder
 from lance_dagster.transactions.claims import (
     APPEND,
@@ -114,13 +112,20 @@ def retried(attempt: Callable[[], _Made]) -> _Made:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def submit(context: TableContext, head: State, operation: Operation, properties: Mapping[str, str]) -> State:
-    """Commit an operation against the version it was computed from, on the branch of that version."""
+def submit(
+    context: TableContext,
+    head: State,
+    operation: Operation,
+    properties: Mapping[str, str],
+    *,
+    check: Callable[[], object] = object,
+) -> State:
+    """Commit an operation against the version it was computed from, on the branch of that version, after a check."""
     # The uuid identifies one attempt: `commit_transaction` recognises by it a commit whose response was lost.
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(context.versions, head.branch, transaction, read=head)
+    return commit_transaction(context.versions, head.branch, transaction, read=head, check=check)
 
 
 def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:
@@ -236,13 +241,6 @@ def refuse_nested_blobs(head: State, verb: str) -> None:
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader | StagedFiles
 
 
-class CreateOptions(TypedDict, total=False):
-    """The keyword arguments of the creation of a table that a caller rarely needs."""
-
-    exist_ok: bool
-    config: Mapping[str, str] | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
     """The branch of a commit, and the message, properties and partition keys recorded with it."""
@@ -296,54 +294,6 @@ class CommitInfo:
         return found
 
 
-def create_empty(
-    context: TableContext,
-    schema: pa.Schema,
-    properties: Mapping[str, str] | None = None,
-    config: Mapping[str, str] | None = None,
-) -> State | None:
-    """Write the first version of a table, without rows; return None when the table exists already."""
-    fields = fields_from_arrow(schema)
-    check_storable(fields, FILE_VERSION)
-    # pylance records the creation of a table as an Overwrite that read version 0.
-    transaction = Transaction(
-        read_version=0,
-        uuid=str(uuid.uuid4()),
-        operation=Overwrite(
-            fragments=(),
-            fields=fields,
-            schema_metadata=schema_metadata_from_arrow(schema),
-            config_upserts=dict(config or {}),
-        ),
-        properties=properties or {},
-    )
-    before = empty_manifest(fields, FILE_VERSION)
-    manifest = apply(before, transaction, timestamp=now_ns(), writer=WRITER)
-    return create_first(context.versions, Proposal(transaction, manifest))
-
-
-def create(
-    context: TableContext,
-    schema: pa.Schema,
-    properties: Mapping[str, str],
-    *,
-    exist_ok: bool = False,
-    config: Mapping[str, str] | None = None,
-) -> None:
-    """Create an empty table.
-
-    Raises:
-        AlreadyExistsError: There is a table already, and `exist_ok` is not set.
-    """
-    check_string_mapping("config", config or {})
-    # `create_empty` returns None when another process created the table in between.
-    made = (
-        context.versions.newest(layout.MAIN) is None and create_empty(context, schema, properties, config) is not None
-    )
-    if not made and not exist_ok:
-        raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")
-
-
 def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
     """Return the write target for data files: the table's data folder, or the folder of a named base path."""
     # Branches share the data folder of the root, so a merge copies no file.
@@ -377,7 +327,8 @@ def stage(context: TableContext, rows: Rows, branch: str, base: str | None) -> S
     if isinstance(rows, StagedFiles):
         raise InvalidInputError("these files are staged already; give them to append, overwrite or replace_where")
     head = context.head(branch)
-    return _staged(context, rows, schema_of(head), head, base=base)
+    schema = schema_of(head)
+    return _staged(context, rows, schema, head, where=target(context, schema, head, base))
 
 
 def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Version | None) -> Written:
@@ -390,13 +341,18 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         replaces: A version made by an earlier attempt of the same work; the same commit removes the rows it added.
     """
     check_rows(rows)
+    known = context.versions.latest(info.branch)
+    # A stream can be read only once, and an attempt that may be in vain would read it.
+    if known is not None and replaces is None and not isinstance(rows, pa.RecordBatchReader):
+        with suppress(InvalidInputError, CommitConflictError):
+            return _append_to(context, rows, info, known)
     given = rows
 
     def attempt() -> Written:
         nonlocal given
         head = context.head(info.branch)
         # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
-        given = staged = _staged(context, given, schema_of(head), head)
+        given = staged = _staged_for_append(context, given, head)
         added = _placed(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
         deleted = 0
@@ -409,6 +365,30 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         return Written(state=state, added=_rows_in(added), deleted=deleted)
 
     return retried(attempt)
+
+
+def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State) -> Written:
+    """Append rows that are written for a version which was read earlier, without asking for the head first.
+
+    It is what a writer does whose rows take long to write: the commit finds the versions that landed meanwhile. That
+    saves a listing, and on object storage the time of a request.
+
+    Raises:
+        SchemaMismatchError: The rows do not fit that version; they may fit the head.
+        CommitConflictError: A version that landed since does not agree with the change, or the version is gone.
+    """
+    staged = _staged_for_append(context, rows, known)
+    added = _placed(context, staged, known.manifest.fields, known)
+
+    def check() -> None:
+        if not context.versions.is_stored(known):
+            # Cleaned up, or the table was deleted and made again at the same place.
+            raise CommitConflictError(
+                f"cannot append to {known} of {context.uri}: it is gone", str(known), retryable=True
+            )
+
+    state = submit(context, known, Append(fragments=added), info.as_properties(APPEND), check=check)
+    return Written(state=state, added=_rows_in(added), deleted=0)
 
 
 def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
@@ -482,7 +462,7 @@ def _staged(
     schema: pa.Schema,
     head: State,
     *,
-    base: str | None = None,
+    where: WriteTarget | None = None,
     check: PredicateCheck | None = None,
 ) -> StagedFiles:
     # The schema is checked before the first row is read, because a long stream would fail only at its end.
@@ -499,8 +479,15 @@ def _staged(
     if check is not None:
         # Rows in memory are checked as a whole before a file is written; the end of a stream is known only later.
         batches = check.passing(rows) if isinstance(rows, pa.RecordBatchReader) else check.passed(batches)
-    where = target(context, schema, head, base)
+    where = where or target(context, schema, head)
     return StagedFiles(schema, write_files(where, batches), where.base)
+
+
+def _staged_for_append(context: TableContext, rows: Rows, head: State) -> StagedFiles:
+    """Stage rows in the table itself, for a commit that syncs small files with its manifest."""
+    schema = schema_of(head)
+    where = replace(target(context, schema, head), synced_by_commit=True)
+    return _staged(context, rows, schema, head, where=where)
 
 
 def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable[pa.RecordBatch]:

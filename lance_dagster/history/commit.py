@@ -7,11 +7,11 @@ Order of steps, and what a crash between two of them leaves:
 
 1. Data files and deletion files are in the store before `commit` is called. A crash leaves files that no version
    names; garbage collection removes them after the grace period.
-2. The transaction file is written, then the names in `data/` are synced. Other writers look for the transaction file
-   when they rebase over the version, so it must exist before the version does; and a power cut must not keep a
-   manifest whose data files it loses.
-3. The manifest is put if absent. This request is the commit. On local disk its name is synced after the turn of the
-   writer is over, and before the commit is acknowledged.
+2. The transaction file is written. Other writers look for it when they rebase over the version, so it must exist before
+   the version does.
+3. The manifest is put if absent. This request is the commit. On local disk its content, the names in `data/` and small
+   data files are synced together before: a power cut must not keep a manifest whose data files it loses. The name of
+   the manifest is synced after the turn of the writer is over, and before the commit is acknowledged.
 4. The branch fence is checked again, for branches other than `main` (`refs.branch_fence` says why).
 5. The version hint is written, only where listings are unordered. It is a hint: a crash before it costs other writers
    a longer search, so a failure is logged and not raised.
@@ -38,8 +38,8 @@ anything above: a turn may be given to two.
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
 protection is read. The fence is no part of that, since it has to be read after the head. Of the versions that landed
-meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, although the
-next number would often be free: a merge may skip numbers, and a version below the newest one would never be seen.
+meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, while the
+winner is read: a merge may skip numbers, and a version below the newest one would never be seen.
 """
 
 import getpass
@@ -54,6 +54,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from lance_dagster.datafiles import SMALL_FILE_BYTES
 from lance_dagster.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -65,7 +66,7 @@ from lance_dagster.errors import (
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction, encoded
 from lance_dagster.format.model import Manifest, WriterVersion
-from lance_dagster.format.transaction import COMMITTER, Clone, Restore, Transaction
+from lance_dagster.format.transaction import COMMITTER, Append, Clone, Restore, Transaction, Update
 from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.rebase import rebased
 from lance_dagster.history.refs.branch_fence import BranchFence
@@ -164,14 +165,15 @@ def commit_transaction(
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
     if read is not None:
         stage = partial(_stage, versions, branch, transaction)
-        newest, (_, staged) = together(versions.store, look, partial(together, versions.store, refuse, stage))
+        beside = partial(together, versions.store, partial(together, versions.store, refuse, check), stage)
+        newest, (_, staged) = together(versions.store, look, beside)
     else:
         newest, staged = look(), b""
         landed = _find(versions, branch, transaction, newest)
         if landed is not None:
             return landed
         refuse()
-    check()
+        check()
     # Each version is classified once, however often the race for the next number is lost.
     classified = transaction.read_version
     overlapping: list[RowChange] = []
@@ -254,10 +256,10 @@ def commit(
     """
     started = time.monotonic()
     fence, branch_id = BranchFence(Refs(versions.store), branch), None
-    attempts, known = 0, 0
+    attempts, known, newest = 0, 0, list[int]()
     while True:
         before = time.monotonic()
-        head = head or _head(versions, branch, known)
+        head = head or _head(versions, branch, known, newest)
         proposal = propose(head)
         if isinstance(proposal, State):
             return proposal
@@ -276,31 +278,35 @@ def commit(
                 staged = _stage(versions, branch, proposal.transaction, staged)
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id)
-            landed = _put(versions, branch, proposal, staged)
-        if landed is not None:
+            landed = _put(versions, branch, proposal, staged, pause=partial(_pause, attempts + 1, before))
+        if isinstance(landed, State):
             versions.committed(landed, alone=not attempts)
             _sync(versions, landed, proposal.transaction)
             path = versions.manifest_path(branch, landed.number)
             fence.check_after_put(branch_id, landed, _with_committer(proposal.transaction), path)
             _write_hint(versions, branch, landed.number)
             return replace(landed, before=head.number)
-        now = time.monotonic()
-        if now - started > _DEADLINE_SECONDS:
+        if time.monotonic() - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
         attempts += 1
-        time.sleep(_pause(attempts, now - before))
         # The number that was lost is that of a version.
-        head, known = None, proposal.manifest.version
+        head, known, newest = None, proposal.manifest.version, landed
+        if not newest:
+            _pause(attempts, before)
 
 
-def _pause(attempts: int, latency: float) -> float:
-    """Return how long to wait after a lost race: a random time, shorter for those who lost more often.
+def _pause(attempts: int, since: float) -> None:
+    """Wait after a lost race: a random time, shorter for those who lost more often.
 
     A winner comes back with its next change as a newcomer, and waits longest when it loses. With pauses that grow, as
     is usual where a server is overloaded, it would win again and again, since the others sleep.
+
+    Args:
+        attempts: How many races were lost.
+        since: When the last attempt began, by the monotonic clock.
     """
-    longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, _ROUNDS * latency))
-    return random.uniform(0, longest / attempts)  # noqa: S311  # no secret depends on it
+    longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, _ROUNDS * (time.monotonic() - since)))
+    time.sleep(random.uniform(0, longest / attempts))  # noqa: S311  # no secret depends on it
 
 
 def _head(versions: Versions, branch: str, known: int, newest: Sequence[int] | None = None) -> State:
@@ -331,9 +337,10 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
     There is no fence to check: the branch's own file says that it is being created.
     """
     put = _put(versions, branch, proposal, _stage(versions, branch, proposal.transaction))
-    if put is not None:
-        _sync(versions, put, proposal.transaction)
-        _write_hint(versions, branch, put.number)
+    if not isinstance(put, State):
+        return None
+    _sync(versions, put, proposal.transaction)
+    _write_hint(versions, branch, put.number)
     return put
 
 
@@ -355,28 +362,36 @@ def _stage(versions: Versions, branch: str, transaction: Transaction, staged: by
         # The transaction file comes first: other writers look for it when they rebase over this version. It need not
         # survive a power cut, since the manifest holds the same transaction inline.
         versions.store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
-        # pylance writes data files without syncing their names; a durable manifest must not name files that a power cut
-        # removes.
-        versions.store.sync_folder(layout.DATA)
     return body
 
 
-def _put(versions: Versions, branch: str, proposal: Proposal, staged: bytes) -> State | None:
+def _put(
+    versions: Versions, branch: str, proposal: Proposal, staged: bytes, *, pause: Callable[[], object] = object
+) -> State | list[int]:
     """Put the manifest of the proposed version, with the transaction that `_stage` encoded.
 
-    Returns None when another writer took the number.
+    Args:
+        versions: The versions of the table.
+        branch: The name of the branch.
+        proposal: The version.
+        staged: Its transaction, encoded.
+        pause: Waits after a lost race, where that keeps no other writer waiting.
+
+    Returns:
+        The version; when another writer took the number, the newest versions, which is empty where they were not
+        listed.
     """
     transaction = _with_committer(proposal.transaction)
-    path = versions.manifest_path(branch, proposal.manifest.version)
-    uri = f"{versions.store.uri}/{path}"
+    uri = f"{versions.store.uri}/{versions.manifest_path(branch, proposal.manifest.version)}"
     # Held as they will be read: the next commits of this process do not encode all fragments again.
     manifest = replace(proposal.manifest, fragments=encoded(proposal.manifest.fragments, uri))
     data = encode_manifest_file(manifest, staged)
-    winner = _put_manifest(versions, path, data, transaction)
+    place = VersionRef(branch, proposal.manifest.version)
+    winner = _put_manifest(versions, place, data, transaction, pause=pause)
     if winner is not None:
         # The change goes on top of it next.
-        versions.read(branch, proposal.manifest.version, winner)
-        return None
+        versions.read(branch, place.number, winner[0])
+        return winner[1]
     return State(branch, manifest, transaction, uri, commit_id(data), len(data))
 
 
@@ -429,40 +444,78 @@ def _write_hint(versions: Versions, branch: str, number: int) -> None:
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)
 
 
-def _put_manifest(versions: Versions, path: str, data: bytes, transaction: Transaction) -> bytes | None:
-    """Put a manifest if absent; return the other one when there is one of that number.
+def _put_manifest(
+    versions: Versions, place: VersionRef, data: bytes, transaction: Transaction, *, pause: Callable[[], object]
+) -> tuple[bytes, list[int]] | None:
+    """Put a manifest if absent; when there is one of that number, return it and the newest versions where listed.
+
+    Args:
+        versions: The versions of the table.
+        place: The branch and the number of the version.
+        data: The bytes of its manifest.
+        transaction: Its transaction.
+        pause: Waits after a lost race, where that keeps no other writer waiting.
 
     Raises:
         CommitStateUnknownError: The store neither confirms the put nor lets the object be read back.
         PermissionRefusedError: The credentials may not write there.
+        NotDurableError: A data file could not be synced, and the manifest was not put.
     """
-    store = versions.store
+    store, path = versions.store, versions.manifest_path(place.branch, place.number)
+    # A durable manifest must not name files that a power cut removes: pylance syncs neither data files nor their names.
+    after = [layout.DATA, *_unsynced_files(transaction)]
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
+        exists, found, newest = False, None, list[int]()
         try:
             # Its name is synced when the turn is over.
-            if store.put_if_absent(path, data, synced=False):
+            if store.put_if_absent(path, data, synced=False, after=after):
                 return None
-        except PermissionRefusedError:
-            # Refused requests change nothing; one before this one may have landed without an answer.
+            exists = True
+        except (PermissionRefusedError, NotDurableError):
+            # Such a request changes nothing; one before this one may have landed without an answer.
             if problem is None:
                 raise
         except StoreError as error:
             # The request may have landed all the same; only the stored object tells.
             problem = error
         try:
-            found = store.get(path)
+            found, newest = _read_back(versions, place, pause if exists else None)
         except StoreError as error:
             problem = error
-            found = None
         if found is not None:
             # Equal bytes are this attempt's: a manifest holds its own timestamp and the transaction's uuid.
-            return None if found == data else found
+            return None if found == data else (found, newest)
         # Absent so far: a request that is still under way may land later, so the same bytes are put again.
         time.sleep(_FIRST_PAUSE)
     raise CommitStateUnknownError(
         f"cannot tell whether {store.uri}/{path} was committed: {problem}", transaction.uuid, transaction
     ) from problem
+
+
+def _read_back(
+    versions: Versions, place: VersionRef, pause: Callable[[], object] | None
+) -> tuple[bytes | None, list[int]]:
+    """Read the manifest that is stored under a number.
+
+    After a lost race on object storage, where there are no turns, it waits first and lists the newest versions too: the
+    next attempt needs both. Elsewhere nothing is listed.
+    """
+    get = partial(versions.store.get, versions.manifest_path(place.branch, place.number))
+    if pause is None or not versions.store.ordered_listing:
+        return get(), []
+    pause()
+    return together(versions.store, get, partial(versions.newest_few, place.branch))
+
+
+def _unsynced_files(transaction: Transaction) -> list[str]:
+    """Return the paths of the data files that may not be synced yet: small ones of an append (`edit.write`)."""
+    match transaction.operation:
+        case Append(fragments=added) | Update(new_fragments=added):
+            files = (file for fragment in added for file in fragment.files)
+        case _:
+            return []
+    return [f"{layout.DATA}/{file.path}" for file in files if file.size <= SMALL_FILE_BYTES]
 
 
 def _find(versions: Versions, branch: str, transaction: Transaction, newest: Sequence[int]) -> State | None:

@@ -138,6 +138,8 @@ class Versions:
     _cached_fragments: int = 0
     # The version of `main` that this writer has just committed without meeting a rival, or 0.
     _expected: int = 0
+    # The newest version of `main` that was read or committed.
+    _latest: State | None = None
     # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
@@ -331,6 +333,7 @@ class Versions:
         self._v1_named.clear()
         self._v2_named.clear()
         self._expected = 0
+        self._latest = None
         self._ids.clear()
         self._cached_fragments = 0
 
@@ -367,13 +370,31 @@ class Versions:
             # Not of other branches, whose versions are not cached by their numbers alone.
             self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
         state = self.load(branch, newest[0], branch_id)
+        if branch == layout.MAIN:
+            self._latest = state
         return replace(state, before=newest[1]) if len(newest) > 1 else state
+
+    def latest(self, branch: str) -> State | None:
+        """Return the newest version of `main` that this object has read or committed; the store is not asked.
+
+        There may be newer ones, and it may be gone (`is_stored`).
+        """
+        return self._latest if branch == layout.MAIN else None
+
+    def is_stored(self, state: State) -> bool:
+        """Look up that a version which was read earlier is there; where another one has its place, forget them all."""
+        data = self._manifest(state.branch, state.number)[1]
+        if data is not None and commit_id(data) == state.id:
+            return True
+        self.forget()
+        return False
 
     def committed(self, state: State, *, alone: bool) -> None:
         """Keep a version that was committed, so that it is not decoded; `alone` says that no rival was met."""
         self.cache("", state)
-        if alone and state.branch == layout.MAIN:
-            self._expected = state.number
+        if state.branch == layout.MAIN:
+            self._latest = state
+            self._expected = state.number if alone else 0
 
     def read(self, branch: str, number: int, data: bytes) -> None:
         """Cache a version of `main` whose manifest was read; a damaged one is left to those who read it again."""

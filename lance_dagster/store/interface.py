@@ -69,10 +69,12 @@ class Store(Protocol):
         """Write an object atomically, replacing any existing one. Unless `durable`, a power cut may lose it."""
         ...
 
-    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True, after: Sequence[str] = ()) -> bool:
         """Write an object atomically unless the key exists; return whether it was written.
 
         Unless `synced`, a power cut may take it until the caller has called `sync_folder`; it is never left in part.
+        `after` are files and folders of this store that survive a power cut before the object has its name. Where they
+        cannot be synced, `NotDurableError` says so and the object was not written.
         """
         ...
 

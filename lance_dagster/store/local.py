@@ -7,6 +7,8 @@ The order of a write: write the object to a temporary file, fsync the file, link
 - The file is synced before it is linked: otherwise a power cut could leave the name with empty content. The folder is
   synced after that, because the new name itself lives in the folder.
 
+- Syncs that do not depend on each other are made at the same time, since the file system writes them out together: the
+  data files and the folder that a manifest names with the content of the manifest.
 - A folder is an entry of its parent, which is synced too: once for each folder that a store writes into, from the
   folder above the root downwards, since another process may have made them and ended before its own sync.
 - When the last sync fails, the name may be lost by a power cut although it can be read: `NotDurableError` says so.
@@ -27,6 +29,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -36,6 +39,8 @@ from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
+# How many files are synced at the same time.
+_SYNCS = 16
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _LONGEST_TURN = 3.0
@@ -98,13 +103,14 @@ class LocalStore:
             # Atomic: a reader sees the old object or the new one, never a mixture.
             os.replace(temporary, target)
 
-    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True, after: Sequence[str] = ()) -> bool:
         """Write an object atomically unless the name exists; return whether it was written.
 
-        The content is synced in any case, the name unless `synced` is False.
+        The content is synced in any case, with the files and folders of `after`; the name unless `synced` is False.
         """
         try:
-            with self._written(key, data, synced=self._durable, moves=False, named=synced) as (temporary, target):
+            with self._written(key, data, synced=self._durable, moves=False, named=synced, after=after) as paths:
+                temporary, target = paths
                 # Atomic and exclusive: fails with FileExistsError when another writer was first.
                 os.link(temporary, target)
         except FileExistsError:
@@ -120,7 +126,11 @@ class LocalStore:
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the files in a folder, sorted."""
-        return sorted(self._files(folder))[:limit]
+        with self._scanned(folder) as entries:
+            # One expression: a commit lists a folder of very many manifests.
+            return sorted([each.name for each in entries if each.is_file() and not each.name.startswith(".tmp")])[
+                :limit
+            ]
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""
@@ -320,12 +330,13 @@ class LocalStore:
 
     @contextmanager
     def _written(
-        self, key: str, data: bytes, *, synced: bool, moves: bool, named: bool = True
+        self, key: str, data: bytes, *, synced: bool, moves: bool, named: bool = True, after: Sequence[str] = ()
     ) -> Iterator[tuple[str, str]]:
         """Yield a synced temporary file and its target; once the caller linked or renamed it, sync the name if `named`.
 
-        The temporary file is in the folder of the target, because `link` and `rename` work within one file system. It
-        is deleted afterwards, unless the caller `moves` it and does not fail.
+        What is listed in `after` is synced at the same time as the temporary file. That is in the folder of the target,
+        because `link` and `rename` work within one file system. It is deleted afterwards, unless the caller `moves` it
+        and does not fail.
         """
         # Strings in place of path objects: constructing these takes longer than writing a small file.
         target = f"{self._root}/{key}"
@@ -338,15 +349,15 @@ class LocalStore:
                 file.write(data)
                 file.flush()
                 if synced:
-                    os.fsync(file.fileno())
+                    self._sync_content(file, after)
             if synced:
                 self._secure(folder)
             yield temporary, target
             left, done = not moves, True
             if synced and named:
                 self._sync(folder)
-        # Not a failure of the storage: the caller lost the race for the name.
-        except FileExistsError:
+        # A lost race for the name is no failure of the storage; a failed sync is told from one of the content.
+        except (FileExistsError, NotDurableError):
             raise
         except (OSError, ValueError) as error:
             if done:
@@ -357,6 +368,27 @@ class LocalStore:
             if left:
                 with suppress(OSError, ValueError):
                     os.unlink(temporary)
+
+    def _sync_content(self, file: io.BufferedWriter, after: Sequence[str]) -> None:
+        """Sync an open file, and what its content names at the same time.
+
+        Raises:
+            NotDurableError: A file or folder of `after` could not be synced.
+        """
+        # What is not there has no name that could be lost.
+        paths = [path for key in after if os.path.exists(path := f"{self._root}/{key}")]
+        for path in paths:
+            self._secure(path if os.path.isdir(path) else os.path.dirname(path))
+        if not paths:
+            os.fsync(file.fileno())
+            return
+        with ThreadPoolExecutor(min(len(paths), _SYNCS)) as beside:
+            others = {path: beside.submit(self._sync, path) for path in paths}
+            os.fsync(file.fileno())
+        for path, done in others.items():
+            problem = done.exception()
+            if isinstance(problem, OSError):
+                raise NotDurableError(str(_failed("sync", path, problem))) from problem
 
     def _created(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
         """Create a file; its folder is made only where it is missing, since most files go into one that is there."""

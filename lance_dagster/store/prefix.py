@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -125,7 +125,14 @@ class PrefixStore(ABC):
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
         """List the keys that start with a prefix, one request for each page; a limit bounds the first one."""
 
-    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:  # noqa: ARG002  # it always is
+    def put_if_absent(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        synced: bool = True,  # noqa: ARG002  # it always is
+        after: Sequence[str] = (),  # noqa: ARG002  # an acknowledged object is durable
+    ) -> bool:
         """Write an object unless the key exists; return whether it was written."""
         self._probe()
         return self._conditional_put(key, data, None)

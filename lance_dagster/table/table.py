@@ -16,8 +16,9 @@ from lance_dagster.datafiles import StagedFiles
 from lance_dagster.diff import diff
 from lance_dagster.diff.diff import Diff
 from lance_dagster.edit import row_edits, staged_files, staged_upsert, write
+from lance_dagster.edit.creation import CreateOptions, create
 from lance_dagster.edit.upsert import Rules, When, upsert
-from lance_dagster.edit.write import CommitInfo, CreateOptions, Rows, create
+from lance_dagster.edit.write import CommitInfo, Rows
 from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN

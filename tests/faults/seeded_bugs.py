@@ -31,13 +31,13 @@ class Bug:
     times: int = 1
 
 
-_ANSWERED = "            if store.put_if_absent(path, data, synced=False):\n                return None"
+_ANSWERED = "            if store.put_if_absent(path, data, synced=False, after=after):\n                return None"
 BUGS = (
     Bug(
         "a refused put is another writer's version",
         "history/commit.py",
-        "return None if found == data else found\n",
-        "return found\n",
+        "return None if found == data else (found, newest)\n",
+        "return found, newest\n",
         ("create",),
     ),
     Bug(

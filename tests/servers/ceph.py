@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import s3fs
 
-from tests.conftest import HOST, free_port, server_process
+from tests.conftest import HOST, S3Storage, free_port, server_process
 
 PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "ceph-authtool", "monmaptool")
 ACCESS_KEY, SECRET_KEY = "tests", "tests-secret"
@@ -55,12 +56,27 @@ rgw_frontends = beast endpoint={host}:{gateway} tcp_nodelay=1
 START_SECONDS = 120
 
 
+def missing_programs() -> str | None:
+    """Say which programs are missing and what installs them; None where Ceph is installed."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if not missing:
+        return None
+    return f"Ceph is not installed ({', '.join(missing)}); on Debian: apt-get install radosgw ceph-mon ceph-osd"
+
+
+def new_bucket(endpoint: str) -> S3Storage:
+    """Make a bucket of its own on a gateway."""
+    name = f"test-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=endpoint).call_s3("create_bucket", Bucket=name)
+    options = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "aws_endpoint": endpoint}
+    return S3Storage(uri=f"s3://{name}", storage_options=options | {"aws_region": "us-east-1", "allow_http": "true"})
+
+
 @contextmanager
 def ceph(folder: Path) -> Iterator[str]:
     """A gateway with the files of its processes in a folder; its endpoint. It ends with the block."""
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    if missing:
-        reason = f"Ceph is not installed ({', '.join(missing)}); on Debian: apt-get install radosgw ceph-mon ceph-osd"
+    reason = missing_programs()
+    if reason is not None:
         pytest.fail(reason)
     monitor, gateway, fsid = free_port(), free_port(), str(uuid.uuid4())
     for name in ("mon", "osd", "rgw"):

@@ -81,9 +81,11 @@ class ScriptedStore:
         """Ask the script, then write."""
         self._ask("put", key, lambda: self._below.put(key, data, durable=durable))
 
-    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True) -> bool:
+    def put_if_absent(self, key: str, data: bytes, *, synced: bool = True, after: Sequence[str] = ()) -> bool:
         """Ask the script, then write."""
-        return bool(self._ask("put_if_absent", key, lambda: self._below.put_if_absent(key, data, synced=synced)))
+        return bool(
+            self._ask("put_if_absent", key, lambda: self._below.put_if_absent(key, data, synced=synced, after=after))
+        )
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Ask the script, then write."""

@@ -1,16 +1,14 @@
 """The stores' contract and races of writers on Ceph, a server of S3 that nobody wrote for tests: `make test-ceph`."""
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
-import s3fs
 
 from lance_dagster import LanceTable
 from lance_dagster.store import Store, open_store
 from tests.conftest import S3Storage
 from tests.process_race import race
-from tests.servers.ceph import ACCESS_KEY, SECRET_KEY, ceph
+from tests.servers.ceph import ceph, new_bucket
 from tests.store.conformance import StoreConformance
 from tests.store.test_providers import live_a_whole_life
 from tests.table_factory import SCHEMA, entries
@@ -29,10 +27,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def storage(endpoint: str) -> S3Storage:
     """A bucket of the test's own."""
-    name = f"test-{uuid.uuid4().hex}"
-    s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=endpoint).call_s3("create_bucket", Bucket=name)
-    options = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "aws_endpoint": endpoint}
-    return S3Storage(uri=f"s3://{name}", storage_options=options | {"aws_region": "us-east-1", "allow_http": "true"})
+    return new_bucket(endpoint)
 
 
 class TestCeph(StoreConformance):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found, unused-ignore]  # no stub
@@ -261,7 +261,10 @@ def _parsed(data: bytes, path: str) -> wire.DataFragment:
 
 def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
     """Encode fragments; items that are still encoded are returned unchanged, unknown content included."""
-    items: Iterable[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else fragments
+    items: Sequence[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else [*fragments]
+    # Told by one pass over the types: a commit encodes a list of very many fragments that are encoded already.
+    if set(map(type, items)) == {bytes}:
+        return cast("list[bytes]", items)
     return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
 
 
@@ -273,7 +276,7 @@ def encoded(fragments: Iterable[Fragment], path: str) -> Fragments:
         path: What errors name when these are decoded.
     """
     held = fragments if isinstance(fragments, Fragments) else Fragments(fragments)
-    if all(isinstance(item, bytes) for item in held.items):
+    if set(map(type, held.items)) <= {bytes}:
         return held
     return held.held_as(encode_fragments(held), held.decoder or ProtobufFragmentDecoder(path))
 

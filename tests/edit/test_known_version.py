@@ -1,0 +1,99 @@
+"""Appends whose rows are written for a version that is not the newest one: the table object has not asked since."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import NotDurableError, SchemaMismatchError, StoreError
+from lance_dagster.store import LocalStore
+from tests.conftest import S3Storage
+from tests.table_factory import SCHEMA, context_on, entries, new_table
+
+
+def data_files(table: LanceTable) -> set[str]:
+    """The names of the data files in the folder of a table."""
+    return {path.name for path in (Path(table.uri) / "data").iterdir()}
+
+
+def test_rows_fit_the_head(tmp_path: Path) -> None:
+    """Rows that fit the head alone are appended, and rows that fit an older version alone are refused."""
+    table = new_table(tmp_path, entries("a", 1))
+    known = LanceTable.open(table.uri)
+    known.append(entries("b", 1))
+    table.columns.add({"more": "1"})
+    rows = table.read().to_pandas()
+    with pytest.raises(SchemaMismatchError):
+        known.append(pa.table({"nothing": [1]}))
+    known.append(pa.Table.from_pandas(rows, schema=table.schema(), preserve_index=False))
+    assert 2 * len(rows) == table.count_rows()
+    table.columns.drop(["more"])
+    with pytest.raises(SchemaMismatchError):
+        known.append(pa.Table.from_pandas(rows, preserve_index=False))
+    assert table.maintenance.verify(deep=True).ok
+
+
+def test_what_others_did_stays(tmp_path: Path) -> None:
+    """An overwrite and a restore by others do not fail an append that was called later."""
+    table = new_table(tmp_path, entries("a", 1))
+    known = LanceTable.open(table.uri)
+    known.append(entries("b", 1))
+    table.overwrite(entries("c", 1))
+    known.append(entries("d", 1))
+    assert 2 == table.count_rows()
+    table.restore("main@1")
+    known.append(entries("e", 1))
+    assert table.count_rows("main@1") + 1 == table.count_rows()
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3Storage) -> None:
+    """Rows go to the table that is there, with its columns, and not to the one that was there before."""
+    uri = f"{tmp_path}/t" if where == "disk" else f"{s3_storage.uri}/t"
+    options = {} if where == "disk" else dict(s3_storage.storage_options)
+    known = LanceTable.create(uri, SCHEMA, storage_options=options)
+    for number in range(3):
+        known.append(entries("a", number))
+    if where == "disk":
+        shutil.rmtree(uri)
+    else:
+        store = known._context.store  # noqa: SLF001 - it has no call that deletes a table
+        store.delete_many([entry.key for entry in store.walk("")])
+    made = LanceTable.create(uri, pa.schema([("other", pa.int64())]), storage_options=options)
+    for number in range(3):
+        made.append(pa.table({"other": [number]}))
+    with pytest.raises(SchemaMismatchError):
+        known.append(entries("a", 4))
+    known.append(pa.table({"other": [3]}))
+    assert [0, 1, 2, 3] == sorted(made.read().column("other").to_pylist())
+    assert "main@5" == str(known.head())
+
+
+class FailingDisk(LocalStore):
+    """A store on a disk that fails to write out what has an ending."""
+
+    failing = "nothing"
+
+    def _sync(self, path: str) -> None:
+        if path.endswith(self.failing):
+            raise OSError(5, "Input/output error", path)
+        super()._sync(path)
+
+
+@pytest.mark.parametrize("what", [".lance", "/data"])
+def test_data_files_are_synced_before_their_version(what: str, tmp_path: Path) -> None:
+    """Where the data file or its folder cannot be synced, there is no version that names it, and no second attempt."""
+    table = new_table(tmp_path, entries("a", 1))
+    store = FailingDisk(table.uri)
+    failing, before = LanceTable(context_on(store)), table.head()
+    store.failing = what
+    with pytest.raises(NotDurableError, match="Input/output error") as raised:
+        failing.append(entries("b", 1))
+    assert isinstance(raised.value, StoreError)
+    assert before == table.head()
+    store.failing = "nothing"
+    failing.append(entries("b", 1))
+    assert before.number + 1 == table.head().number
+    assert 3 <= len(data_files(table))
