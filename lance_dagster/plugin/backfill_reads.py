@@ -74,7 +74,7 @@ def read_of_backfill(
         keys: The partitions to read; empty for all.
 
     Raises:
-        ConflictError: Several runs wrote what is read, and their branches cannot be merged.
+        ConflictError: A branch of the backfill cannot be merged with `main` or with another one.
     """
     # A person who names a branch has chosen what is read.
     if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None:
@@ -148,9 +148,9 @@ def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain)
         except MergeConflictError as error:
             with suppress(RefNotFoundError):
                 table.branches.delete(name)
-            branches = ", ".join(each.branch for each in of[1:])
             raise ConflictError(
-                f"{table.uri} cannot be read as backfill {chain.backfill_id} wrote it, because the branches of its "
-                f"runs conflict ({branches}): {error}; discard one of them, and run this again"
+                f"{table.uri} cannot be read as backfill {chain.backfill_id} wrote it: {version} conflicts with main, "
+                f"or with another run of the backfill ({error.conflicts[0]}); materialize it again or discard "
+                f"{version.branch}, and repeat this run"
             ) from error
     return table.head(name)

@@ -1,6 +1,10 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 """A backfill over several assets: its later runs read what its earlier runs wrote, and are published with them."""
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dagster as dg
@@ -10,9 +14,22 @@ import pytest
 from lance_dagster import InRange, LanceIOManager, LanceResource, build_publisher, build_table_checks
 from tests.plugin.shop import failure
 
+
+def _events(instance: dg.DagsterInstance, kind: dg.DagsterEventType) -> Iterator[Any]:
+    for run in instance.get_runs():
+        yield from instance.get_records_for_run(run.run_id, of_type=kind).records
+
+
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
 PREFIX = "shop"
 BACKFILL = {"dagster/backfill": "b1"}
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
 
 
 class Store:
@@ -230,6 +247,63 @@ def test_a_day_reads_the_day_before_of_the_same_backfill(lake: LanceResource, in
     assert [1, 2, 3] == balances["total"].to_pylist()
 
 
+def test_a_day_waits_for_the_publication_of_the_day_before(
+    lake: LanceResource, stored_instance: dg.DagsterInstance
+) -> None:
+    """Each run publishes its day. The second one starts while the first is between its check and its publisher."""
+    days = dg.DailyPartitionsDefinition(start_date="2026-01-01", end_date="2026-01-03")
+    before = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    waits = threading.Event()
+
+    @dg.asset(
+        partitions_def=days,
+        metadata={"lance/partition_expr": "day"},
+        ins={"earlier": dg.AssetIn("balance", partition_mapping=before)},
+    )
+    def balance(context: dg.AssetExecutionContext, earlier: pd.DataFrame | None) -> pd.DataFrame:
+        total = 0 if earlier is None else int(earlier["total"].sum())
+        return pd.DataFrame({"day": [pd.Timestamp(context.partition_key)], "total": [total + 1]})
+
+    @dg.asset_check(asset=balance, blocking=True)
+    def slow(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=context.run.tags["dagster/partition"] == "2026-01-02" or waits.wait(60))
+
+    publisher = build_publisher([balance], partitions_def=days, stale_checks="accept")
+
+    def load(day: str) -> dg.ExecuteInProcessResult:
+        resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+        options: dict[str, Any] = {"instance": stored_instance, "resources": resources, "tags": BACKFILL}
+        return dg.materialize([balance, slow, publisher], partition_key=day, raise_on_error=False, **options)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(load, "2026-01-01")
+        _until(lambda: stored_instance.get_latest_materialization_event(dg.AssetKey("balance")) is not None)
+        second = pool.submit(load, "2026-01-02")
+        retried = dg.DagsterEventType.STEP_UP_FOR_RETRY
+        _until(lambda: any(_events(stored_instance, retried)))
+        waits.set()
+        assert first.result().success
+        assert second.result().success
+    balances = lake.table(dg.AssetKey("balance")).read("production").sort_by("day")
+    assert [1, 2] == balances["total"].to_pylist()
+
+
+def test_what_was_computed_from_withdrawn_rows_waits(store: Store) -> None:
+    """The prices were published and rolled back before the orders that were computed from them."""
+    store.price = 2
+    assert store.run("prices").success
+    assert store.run("orders", partition_key="mon").success
+    prices = dg.AssetSelection.assets(dg.AssetKey(["production", PREFIX, "prices"]))
+    published = store.materialize(prices, BACKFILL)
+    assert published.success, failure(published)
+    assert store.production("prices") == [{"price": 2}]
+    asked = {"ops": {"publish_production": {"config": {"ref": "production~1", "reason": "wrong prices"}}}}
+    assert store.materialize(prices, {}, run_config=asked).success
+    assert store.production("prices") == [{"price": 1}]
+    assert store.publish().success
+    assert [10, 20, 30] == [row["paid"] for row in store.production("orders")]
+
+
 def test_branches_that_conflict_cannot_be_read_together(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """Two runs wrote the same key; the error names both and says what to do, and leaves no preview."""
     store = Store(lake, instance)
@@ -252,9 +326,9 @@ def test_branches_that_conflict_cannot_be_read_together(lake: LanceResource, ins
     runs = [store.materialize([items], BACKFILL, partition_key=day) for day in ("tue", "wed")]
     read = store.materialize([counted], BACKFILL)
     text = failure(read, "counted")
-    assert "cannot be read as backfill b1 wrote it, because the branches of its runs conflict" in text
-    assert all(f"run/{run.run_id}" in text for run in runs)
-    assert "discard one of them, and run this again" in text
+    assert f"cannot be read as backfill b1 wrote it: run/{runs[1].run_id}@" in text
+    assert "conflicts with main, or with another run of the backfill" in text
+    assert f"materialize it again or discard run/{runs[1].run_id}, and repeat this run" in text
     assert {} == table.branches.list("reads/*")
 
 

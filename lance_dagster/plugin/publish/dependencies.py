@@ -8,7 +8,7 @@ that were computed from it: their partitions have to be materialized again.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
@@ -39,6 +39,8 @@ class Dependencies:
 
     instance: dg.DagsterInstance
     open_table: Callable[[str], LanceTable]
+    # The runs that may still publish what others have read.
+    under_way: set[str] = field(default_factory=set)
 
     def keep_back(self, found: Sequence[Publication]) -> tuple[list[Publication], list[Publication]]:
         """Leave out the branches that have to wait; a run waits with all its tables.
@@ -92,7 +94,19 @@ class Dependencies:
             return False
         since = started_at(dg.RunsFilter(run_ids=[run_id]), self.instance) if run_id else None
         landed = landed_as(table, {md.RUN_ID: [run_id or ""]}, since)
-        return landed is not None and f"{read.branch}@{read.number}" in sources_of(landed)
+        if landed is not None:
+            return f"{read.branch}@{read.number}" in sources_of(landed) and not _is_withdrawn(table, landed)
+        run = self.instance.get_run_by_id(run_id) if run_id else None
+        if run is not None and not run.is_finished:
+            self.under_way.add(run.run_id)
+        return False
+
+
+def _is_withdrawn(table: LanceTable, landed: Version) -> bool:
+    """Return whether the newest rollback on `main` since a publication went back to before it."""
+    restored = (version.properties.get(md.ROLLED_BACK_TO) for version in table.log(MAIN, after=landed))
+    newest = next(filter(None, restored), None)
+    return newest is not None and table.at(newest).number < landed.number
 
 
 def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:

@@ -56,6 +56,9 @@ from lance_dagster.plugin.run_branch import READS, RunBranch, RunChain, run_of, 
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
+# For how long a publisher waits for the runs of its backfill that have yet to publish what it depends on.
+_RETRIES = 60
+_RETRY_AFTER = 3.0
 # How many tables a line of the log names.
 _LOGGED = 20
 
@@ -225,8 +228,11 @@ class PublishStep:
         # A person who ignores failed checks ignores these too. Without a backfill a run reads only what is published.
         own = self.chain.backfill_id is None and not (self.config.ref or self._is_alone)
         if not (own or self.config.ignore_failed_checks):
-            found, waiting = Dependencies(self.instance, self.lance.open_uri).keep_back(search.found)
-            search.found = found
+            dependencies = Dependencies(self.instance, self.lance.open_uri)
+            search.found, waiting = dependencies.keep_back(search.found)
+            # Where each run of a backfill publishes, the run before this one may be about to do so.
+            if dependencies.under_way and self.chain.backfill_id is not None:
+                raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
             search.missing += [f"{one.name}: {reason}" for one in waiting for reason in one.waiting]
             # The button stays green, since it publishes whatever waits; a backfill was to publish these.
             search.refused += [one.name for one in waiting if self.chain.backfill_id is not None]
