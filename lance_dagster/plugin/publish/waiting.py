@@ -235,10 +235,12 @@ def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequenc
 def _replaced_since(publication: Publication, one: BranchExtent, instance: dg.DagsterInstance) -> Version | None:
     """Return the commit of `main` that published a newer materialization of everything that a branch wrote, or None."""
     table, keys = publication.table, sorted(one.partitions)
-    newest = newest_materialized(publication.candidate, instance, keys=keys)
+    run_id = run_of(one.head.branch)
+    since = started_at(dg.RunsFilter(run_ids=[run_id]), instance) if run_id else None
+    newest = newest_materialized(publication.candidate, instance, keys=keys, since=since)
     runs = {made.run_id for key, made in newest.items() if not keys or key in one.partitions}
     # Dagster's newest materialization is that of the branch itself, or some partition has none at all.
-    if not runs or run_of(one.head.branch) in runs:
+    if not runs or run_id in runs:
         return None
     fork = table.branches.merge_base(one.head, MAIN)
     published = table.log(MAIN, after=fork)
