@@ -62,6 +62,11 @@ def test_a_run_writes_its_branch_and_the_publisher_publishes_it(role: Role, uri:
     run.branches.create("run/1")
     run.append(entries("a", 1, 2, 3), branch="run/1")
     run.delete("value = 2", branch="run/1")
+    # As another run of the same backfill reads it.
+    run.branches.create("reads/2-abc")
+    run.append(entries("b", 1), branch="reads/2-abc")
+    run.merge("run/1", into="reads/2-abc")
+    run.branches.delete("reads/2-abc")
     publisher = LanceTable.open(uri, role("publisher"))
     publisher.merge("run/1")
     publisher.tags.move("production", "main")
