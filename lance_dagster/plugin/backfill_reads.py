@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -22,7 +23,7 @@ from lance_dagster.errors import ConflictError, MergeConflictError, RefNotFoundE
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.materialized import Materialized, newest_materialized
-from lance_dagster.plugin.run_branch import BACKFILL_TAG, READS, RunChain, started_at
+from lance_dagster.plugin.run_branch import BACKFILL_TAG, READS, RunChain, backfill_of, started_at
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
@@ -80,7 +81,9 @@ def read_of_backfill(
     if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None:
         return None
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: chain.backfill_id}), instance)
-    written = _by_branch(newest_materialized(asset, instance, keys=keys, since=since).values())
+    # Another backfill may have written the same partitions since.
+    by = cache(partial(_belongs_to, chain.backfill_id, instance))
+    written = _by_branch(newest_materialized(asset, instance, keys=keys, since=since, by=by).values())
     own = {name: made for name, made in written.items() if name in chain.branch_names}
     others = written.items() - own.items()
     for _ in range(_TRIES):
@@ -96,6 +99,11 @@ def read_of_backfill(
     raise ConflictError(
         f"branches of backfill {chain.backfill_id} in {table.uri} were deleted each time they were read"
     )
+
+
+def _belongs_to(backfill_id: str, instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is not None and backfill_of(run, instance) == backfill_id
 
 
 def _by_branch(made: Iterable[Materialized]) -> dict[str, Materialized]:

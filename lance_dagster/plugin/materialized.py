@@ -1,6 +1,6 @@
 """What Dagster's event log says about the newest materialization of each partition of an asset."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -23,7 +23,12 @@ class Materialized:
 
 
 def newest_materialized(
-    asset: dg.AssetKey, instance: dg.DagsterInstance, *, keys: Sequence[str] = (), since: datetime | None = None
+    asset: dg.AssetKey,
+    instance: dg.DagsterInstance,
+    *,
+    keys: Sequence[str] = (),
+    since: datetime | None = None,
+    by: Callable[[str], bool] = lambda _: True,
 ) -> dict[str | None, Materialized]:
     """Return the newest materialization of each partition that has one; the key is None for the whole table.
 
@@ -32,6 +37,7 @@ def newest_materialized(
         instance: The Dagster instance.
         keys: The partitions to look for; empty for all.
         since: Earlier materializations are left out.
+        by: Says of the id of a run whether its materializations count.
     """
     wanted = dg.AssetRecordsFilter(
         asset_key=asset,
@@ -46,10 +52,10 @@ def newest_materialized(
         for record in page.records:
             event = record.asset_materialization
             named = md.audited_version(event.metadata) if event else None
-            if event is not None and named is not None:
+            if event is not None and named is not None and event.partition not in newest and by(record.run_id):
                 transaction = md.text(event.metadata, md.TRANSACTION)
                 made = Materialized(run_id=record.run_id, branch=named[0], number=named[1], transaction=transaction)
-                newest.setdefault(event.partition, made)
+                newest[event.partition] = made
         if not page.has_more:
             return newest
         cursor = page.cursor

@@ -89,7 +89,7 @@ class RunChain:
             run_ids=tuple(_ancestry(run, instance)),
             root_run_id=run.root_run_id or run.run_id,
             job_name=run.job_name,
-            backfill_id=_backfill_of(run, instance),
+            backfill_id=backfill_of(run, instance),
             branch_tag=run.tags.get(BRANCH_TAG),
         )
 
@@ -330,7 +330,7 @@ def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterat
             yield parent_id
 
 
-def _backfill_of(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> str | None:
+def backfill_of(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> str | None:
     """Return the backfill that a run belongs to, also when a person re-executed a run of it."""
     # Dagster drops the tag of the backfill when a run is re-executed by hand, so its root run is looked up.
     own, root_id = run.tags.get(BACKFILL_TAG), run.root_run_id or run.tags.get(ROOT_RUN_TAG)

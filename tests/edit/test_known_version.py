@@ -67,7 +67,7 @@ def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3S
     with pytest.raises(SchemaMismatchError):
         known.append(entries("a", 4))
     known.append(pa.table({"other": [3]}))
-    assert [0, 1, 2, 3] == sorted(made.read().column("other").to_pylist())
+    assert [0, 1, 2, 3] == made.read().sort_by("other").column("other").to_pylist()
     assert "main@5" == str(known.head())
 
 
