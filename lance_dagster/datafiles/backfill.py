@@ -35,7 +35,7 @@ def expression_schema(dataset: "lance.LanceDataset", expressions: Mapping[str, s
 
 def read_sample(dataset: "lance.LanceDataset", reads: Reads) -> pa.RecordBatch:
     """Read one row, or an empty batch from an empty table: the input on which a function shows its output schema."""
-    with reading_errors("read the columns a function needs"):
+    with reading_errors("read the columns a function needs", dataset.uri):
         # With row addresses, because a function may read no column, and pylance refuses a scan without columns.
         table = dataset.scanner(columns=_columns(reads), limit=1, with_row_address=True).to_table()
     found = table.drop_columns([ROW_ADDRESS]).combine_chunks().to_batches()
@@ -77,7 +77,8 @@ def _live_rows(dataset: "lance.LanceDataset", fragment_id: int, reads: Reads) ->
     if fragment is None:
         raise CorruptFileError(dataset.uri, f"pylance does not find its fragment {fragment_id}")
     pairs = reads.items() if isinstance(reads, Mapping) else ((name, name) for name in reads)
-    with reading_errors(f"compute {', '.join(f'{name} as {expression!r}' for name, expression in pairs)}"):
+    shown = ", ".join(f"{name} as {expression!r}" for name, expression in pairs)
+    with reading_errors(f"compute {shown}", dataset.uri):
         # In order: a data file holds the values of a fragment by row offset.
         scanner = dataset.scanner(
             columns=_columns(reads), fragments=[fragment], scan_in_order=True, with_row_address=True

@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from lance_dagster.datafiles.file_inspection import limit_memory, program_environment
-from lance_dagster.datafiles.pylance_errors import query_errors
 from lance_dagster.datafiles.reading import open_dataset, scan
 from lance_dagster.errors import (
     CorruptFileError,
@@ -129,7 +128,6 @@ def serve_rows() -> None:
         try:
             dataset = open_dataset(**request)
             with (
-                query_errors(condition, dataset.uri),
                 scan(dataset, columns, condition) as rows,
                 pa.ipc.new_stream(output, rows.schema) as stream,
             ):

@@ -57,6 +57,7 @@ _NO_FIELD = re.compile(
 )
 """The message for an unknown column, often a string literal without quotes."""
 _VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
+_IF_DAMAGED = Remedy("if a file is damaged, {} names it", Call("maintenance.verify", named={"deep": True}))
 _CRASHED = ("reader producer terminated", "panicked with message")
 """Parts of messages that remain of a panic in one of pylance's threads."""
 
@@ -78,7 +79,7 @@ def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]
 def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
     """Translate errors of pylance while it does `what` with rows, as `query_errors` does."""
     try:
-        with _panics(what, where):
+        with _panics(what, where, _IF_DAMAGED):
             yield
     except _EXPECTED as error:
         # pylance raises any class for any cause, so the message decides.
@@ -103,8 +104,8 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _panics(what: str, where: str) -> Iterator[None]:
-    """Translate errors about damaged files, and panics.
+def _panics(what: str, where: str, remedy: Remedy | None = None) -> Iterator[None]:
+    """Translate errors about damaged files, and panics, for which the remedy is given.
 
     A panic is a `BaseException` whose class cannot be imported, so it is recognised by name.
     """
@@ -116,14 +117,16 @@ def _panics(what: str, where: str) -> Iterator[None]:
         ) from error
     except BaseException as error:
         if isinstance(error, _EXPECTED) and any(part in str(error) for part in _UNFINISHED):
-            unknown = f"data files that pylance cannot read ({_first_line(error)})"
+            told = "data files that pylance cannot read, unless `verify(deep=True)` finds one damaged"
+            unknown = f"{told}: {_first_line(error)}"
             raise UnsupportedFeatureError(where, [unknown]) from error
         if isinstance(error, _EXPECTED) and _FILTERED not in str(error) and any(part in str(error) for part in _DAMAGE):
             deep = Remedy("{} names the file", Call("maintenance.verify", named={"deep": True}))
             raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}", deep) from error
         if type(error).__name__ != _PANIC and not any(part in str(error) for part in _CRASHED):
             raise
-        raise StoreError(f"cannot {what} of {where}: pylance crashed: {_first_line(error)}") from error
+        crashed = f"cannot {what} of {where}: pylance crashed: {_first_line(error)}"
+        raise StoreError(crashed, remedy=remedy) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -36,16 +36,33 @@ def open_dataset(
 def scan(
     dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None
 ) -> pa.RecordBatchReader:
-    """Read rows as a stream of batches.
+    """Read rows as a stream of batches; errors of pylance are translated while it is read, too.
 
     Raises:
         InvalidInputError: A column does not exist, or the filter is invalid.
     """
+    return _translated(_stream(dataset, columns, filter), filter, dataset.uri)
+
+
+def _stream(dataset: "lance.LanceDataset", columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
     # Validated first: pylance accepts a string as a list of one-letter columns.
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
         _check_columns(dataset, wanted or [])
         return dataset.scanner(columns=wanted, filter=filter).to_reader()
+
+
+def _translated(stream: pa.RecordBatchReader, filter: str | None, where: str) -> pa.RecordBatchReader:
+    """Return a stream of the same batches whose errors are those of this package.
+
+    Arrow raises an error of its own for whatever happens in a stream that pylance exported.
+    """
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with query_errors(filter, where):
+            yield from stream
+
+    return pa.RecordBatchReader.from_batches(stream.schema, batches())
 
 
 def planned_schema(
@@ -63,8 +80,8 @@ def planned_schema(
 
 
 def read(dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
-    """Read rows into memory. Errors that occur while rows are read are translated too, unlike those of a stream."""
-    stream = scan(dataset, columns, filter)
+    """Read rows into memory."""
+    stream = _stream(dataset, columns, filter)
     with query_errors(filter, dataset.uri):
         return stream.read_all()
 
@@ -123,7 +140,8 @@ def scan_fragments(dataset: "lance.LanceDataset", fragment_ids: Sequence[int]) -
     if len(fragments) < len(found):
         raise InvalidInputError(f"one of the fragments {list(fragment_ids)} does not exist")
     with query_errors(None, dataset.uri):
-        return dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
+        stream = dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
+    return _translated(stream, None, dataset.uri)
 
 
 def read_data_file(

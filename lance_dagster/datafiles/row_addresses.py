@@ -83,7 +83,7 @@ def expression_types(dataset: "lance.LanceDataset", expressions: Mapping[str, st
     """
     found = {}
     for column, expression in expressions.items():
-        with reading_errors(f"compute {column!r} as {expression!r}"):
+        with reading_errors(f"compute {column!r} as {expression!r}", dataset.uri):
             # pylance refuses a scan of constants alone; the row address makes it valid.
             scanner = dataset.scanner(columns={column: expression}, with_row_address=True)
             found[column] = scanner.projected_schema.field(column).type
@@ -103,7 +103,7 @@ def scan_computed(
     columns = {name: expressions.get(name, quote_column(name)) for name in dataset.schema.names}
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
-    with reading_errors(f"compute {shown}{condition}"):
+    with reading_errors(f"compute {shown}{condition}", dataset.uri):
         scanner = dataset.scanner(
             columns=columns,
             filter=where,
@@ -120,7 +120,7 @@ def scan_addressed(
     """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
     if where is not None:
         check_string("the condition", where)
-    with reading_errors(f"read the columns {', '.join(columns)}"):
+    with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         scanner = dataset.scanner(
             columns=list(columns), filter=where, with_row_address=True, scan_in_order=True, batch_size=_KEYS_AT_ONCE
         )
@@ -217,7 +217,7 @@ def take_rows(
     Raises:
         CorruptFileError: An address has no row, or a position has a row with another address.
     """
-    with reading_errors(f"read the columns {', '.join(columns)}"):
+    with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         if places is not None and set(columns).isdisjoint(blob_columns(dataset.schema)):
             found = _located(dataset.take(places.tolist(), columns=[*columns, ROW_ADDRESS]))
         else:

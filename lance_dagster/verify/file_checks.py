@@ -5,7 +5,7 @@ A folder that cannot be listed is one problem for each file in it that a version
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
@@ -31,6 +31,9 @@ from lance_dagster.store import Store, base_options
 from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
+# The end of a file: the numbers of its format, two bytes each, and the magic.
+_VERSION_BYTES = 8
+_FIRST_FORMAT = (b"\0\0\1\0", b"\0\0\2\0")
 _NEEDED = "a file that a version names stays until the version is gone"
 
 
@@ -59,6 +62,17 @@ class NamedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexFile:
+    """A file of an index: the index, the folder of the file and its base path, its name, and who names it."""
+
+    index: str
+    listing: Listing
+    base: BasePath
+    name: str
+    versions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class DigestCheck:
     """The problems that the digests of a data file show, how many files were compared, and how many have no digest."""
 
@@ -78,7 +92,7 @@ class FileChecks:
         self._present_bases: dict[tuple[str, BasePath], BasePath] = {}
         self.data_files: set[str] = set()
         self.deletion_files: set[str] = set()
-        self.index_files: set[str] = set()
+        self.index_files: dict[str, IndexFile] = {}
         self.base_paths: set[str] = set()
 
     def check_bases(self, state: State) -> Iterator[Problem]:
@@ -143,17 +157,14 @@ class FileChecks:
             # pylance allocates what positions and sizes in the file claim, so those are checked first.
             key = layout.join(listing.key, named.file.path)
             read_shape(ExpectedFile(store=listing.store, key=key, size=listing.sizes[named.file.path]), pages=True)
-        uri = self._context.uri
-        # A base path gets only the options that are meant for it, since options may hold credentials.
-        own = named.base.path == uri or named.base.path.startswith(f"{uri}/")
-        options = self._context.storage_options
         # A blob column is stored as descriptions that only a table can decode; the values are in other files.
-        return inspector.inspect(
-            named.uri,
-            options if own else base_options(options, named.base.id, named.base.path),
-            size=named.file.size,
-            read=not named.has_blobs,
-        )
+        return inspector.inspect(named.uri, self._options(named.base), size=named.file.size, read=not named.has_blobs)
+
+    def _options(self, base: BasePath) -> Mapping[str, str]:
+        """Return the options for a base path: those that are meant for it, since options may hold credentials."""
+        uri, options = self._context.uri, self._context.storage_options
+        own = base.path == uri or base.path.startswith(f"{uri}/")
+        return options if own else base_options(options, base.id, base.path)
 
     def check_digests(self, named: NamedFile) -> DigestCheck:
         """Read a data file and its blob files, and compare them with the digests that are recorded for them."""
@@ -234,6 +245,26 @@ class FileChecks:
             return Problem(what=reason, right="a deletion file", path=path, fragment=fragment.id)
         return found
 
+    def read_index_file(self, path: str, inspector: DataFileInspector) -> Iterator[Problem]:
+        """Open a file of an index and read it whole."""
+        found = self.index_files[path]
+        store, size = found.listing.store, (found.listing.sizes or {}).get(found.name)
+        if store is None or not size:
+            # Missing, empty or not to be listed, which is reported as such.
+            return
+        key = layout.join(found.listing.key, found.name)
+        try:
+            # Indices of early releases of pylance have files of the first format, which cannot be opened on their own.
+            if (store.get_range(key, size - _VERSION_BYTES, size) or b"")[:4] in _FIRST_FORMAT:
+                return
+            read_shape(ExpectedFile(store=store, key=key, size=size), pages=True)
+            uri = f"{found.listing.uri}/{found.name}"
+            inspector.inspect(uri, self._options(found.base), size=size, read=True)
+        except (CorruptFileError, StoreError) as error:
+            reason = error.problem if isinstance(error, CorruptFileError) else str(error)
+            right = f"a whole file of the index {found.index!r}; create that anew, since rows are not concerned"
+            yield Problem(what=reason, right=right, path=path)
+
     def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
         """Check that the files of an index exist, in full size where their sizes are recorded."""
         base = self._base(state, index.base_id)
@@ -251,7 +282,8 @@ class FileChecks:
         for file in index.files:
             below, _, name = file.path.rpartition("/")
             inner = self._listed(base, layout.join(folder, below))
-            self.index_files.add(self._display_path(inner, name))
+            known = IndexFile(index.name, inner, base, name)
+            self.index_files.setdefault(self._display_path(inner, name), known).versions.append(str(state))
             yield from self._compared(inner, name, file.size, None)
 
     def _check_deletion(self, state: State, fragment: Fragment) -> Iterator[Problem]:

@@ -109,9 +109,14 @@ class Verification:
                 self.problems([problem] if number >= 0 and number not in known else [], version)
 
     def read_files(self) -> None:
-        """Read every data file that a version names, each once."""
-        self._total = self._done + len(self._files)
+        """Read every data and index file that a version names, each once."""
+        self._total = self._done + len(self._files) + len(self.places.index_files)
         with DataFileInspector() as inspector:
+            for path, file in self.places.index_files.items():
+                for problem in self.places.read_index_file(path, inspector):
+                    for name in file.versions:
+                        self.problems([problem], name)
+                self._step()
             for described in self._files.values():
                 self._read_file(described, inspector)
                 self._check_digests(described)

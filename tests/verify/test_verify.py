@@ -208,7 +208,7 @@ def test_progress_comes_to_its_end(tmp_path: Path) -> None:
     table = made_by_package(tmp_path)
     steps: list[tuple[int, int]] = []
     report = table.maintenance.verify(deep=True, progress=lambda done, total: steps.append((done, total)))
-    assert report.versions + report.files_read == len(steps)
+    assert report.versions + report.files_read + report.index_files == len(steps)
     assert steps[-1][0] == steps[-1][1] == len(steps)
 
 
