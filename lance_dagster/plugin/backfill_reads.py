@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -31,30 +30,26 @@ if TYPE_CHECKING:
 
 
 _TRIES = 5
+# A tag of the run for each thing that it read.
+_READ_TAG = "lance/read/"
 
 
-@dataclass(slots=True)
-class _ReadByRuns:
-    """What the runs of this process read of other runs of their backfill.
+def read_property(chain: RunChain, instance: dg.DagsterInstance | None) -> dict[str, str]:
+    """Return the property for a commit that names what its run read of other runs of the backfill, by table URI.
 
-    A step reads its inputs and commits its outputs in one process, so a value in memory is enough.
+    The tags of a run hold it, because another process may write what one process of the run has read.
     """
-
-    versions: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-
-    def add(self, run_id: str, uri: str, versions: "Sequence[Version]") -> None:
-        self.versions.setdefault(run_id, {}).setdefault(uri, set()).update(map(str, versions))
-
-
-_READ = _ReadByRuns()
-
-
-def read_property(run_id: str | None) -> dict[str, str]:
-    """Return the property for a commit that names what its run read of other runs of the backfill, by table URI."""
-    found = _READ.versions.get(run_id or "")
-    if not found:
+    if chain.backfill_id is None or instance is None:
         return {}
-    return {md.READ_UNPUBLISHED: json.dumps({uri: sorted(refs) for uri, refs in sorted(found.items())})}
+    found: dict[str, set[str]] = {}
+    for run in filter(None, map(instance.get_run_by_id, chain.run_ids)):
+        for tag in (value for key, value in run.tags.items() if key.startswith(_READ_TAG)):
+            read = json.loads(tag)
+            # A run that is executed again from its start has the tags of its parent, but reads anew.
+            if read["run"] in chain.run_ids:
+                found.setdefault(read["table"], set()).update(read["versions"])
+    named = {uri: sorted(refs) for uri, refs in sorted(found.items())}
+    return {md.READ_UNPUBLISHED: json.dumps(named)} if named else {}
 
 
 def read_of_backfill(
@@ -94,7 +89,8 @@ def read_of_backfill(
         # A publisher may merge and delete a branch since it was looked up; `main` has its rows then.
         with suppress(RefNotFoundError, VersionNotFoundError):
             merged = _merged(table, [*continued, *found], chain)
-            _READ.add(chain.run_id, table.uri, found)
+            read = {"run": chain.run_id, "table": table.uri, "versions": sorted(map(str, found))}
+            instance.add_run_tags(chain.run_id, {f"{_READ_TAG}{merged.branch.removeprefix(READS)}": json.dumps(read)})
             return merged
     raise ConflictError(
         f"branches of backfill {chain.backfill_id} in {table.uri} were deleted each time they were read"

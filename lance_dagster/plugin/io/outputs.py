@@ -17,6 +17,7 @@ from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
@@ -60,6 +61,7 @@ class OutputWriter:
             SchemaMismatchError: The rows do not fit the schema of the table, and the policy does not change it.
         """
         write = Write.of(context, self.defaults)
+        write = replace(write, properties={**write.properties, **read_property(self.chain, self.instance)})
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)

@@ -10,7 +10,6 @@ import pyarrow as pa
 from lance_dagster.datafiles import RowScope, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import outside_error, partition_filter, rows_of
@@ -195,7 +194,6 @@ def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) ->
     properties = {md.ASSET_KEY: asset}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id
-        properties |= read_property(context.run_id)
     with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
         properties[md.STEP_KEY] = context.step_key
     if keys:

@@ -79,7 +79,7 @@ def pipes_extras(
         md.ASSET_KEY: key.to_user_string(),
         md.RUN_ID: context.run.run_id,
         md.STEP_KEY: str(context.op_execution_context.op_handle),
-        **read_property(context.run.run_id),
+        **read_property(chain, context.instance),
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
