@@ -280,7 +280,7 @@ def commit(
             branch_id = fence.check_before_put(head, branch_id)
             landed = _put(versions, branch, proposal, staged, pause=partial(_pause, attempts + 1, before))
         if isinstance(landed, State):
-            versions.committed(landed, alone=not attempts)
+            versions.committed(landed)
             _sync(versions, landed, proposal.transaction)
             path = versions.manifest_path(branch, landed.number)
             fence.check_after_put(branch_id, landed, _with_committer(proposal.transaction), path)

@@ -9,7 +9,8 @@ Invariants:
   asked of the store every time, since other writers commit and clean up meanwhile.
 - A cached version is returned without a request only under the id of its branch. A branch name alone proves nothing:
   a branch can be deleted and made again, and then has other versions under the same numbers. Only `main` is never
-  replaced. Where the id is not known, the manifest is requested; its commit id then tells whether it has to be decoded.
+  replaced, except with the whole table: whoever asks for its head reads the newest version that is cached once more.
+  Where the id is not known, the manifest is requested; its commit id then tells whether it has to be decoded.
 - The names of the manifests of one branch follow one naming scheme. A mixture is an interrupted migration and is
   refused: an ordered listing would not tell the newest version.
 """
@@ -136,8 +137,6 @@ class Versions:
     _states: dict[str, State] = field(default_factory=dict)
     _places: dict[tuple[str, str, int], str] = field(default_factory=dict)
     _cached_fragments: int = 0
-    # The version of `main` that this writer has just committed without meeting a rival, or 0.
-    _expected: int = 0
     # The newest version of `main` that was read or committed.
     _latest: State | None = None
     # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
@@ -332,7 +331,6 @@ class Versions:
         self._places.clear()
         self._v1_named.clear()
         self._v2_named.clear()
-        self._expected = 0
         self._latest = None
         self._ids.clear()
         self._cached_fragments = 0
@@ -353,19 +351,24 @@ class Versions:
         Raises:
             VersionNotFoundError: The branch has no version.
         """
-        expected, self._expected = self._expected, 0
-        if not newest and expected and branch == layout.MAIN and self.store.ordered_listing:
-            # A writer that had no rival at its last commit has probably none now.
-            newest, read = together(
-                self.store, partial(self.newest_few, branch), partial(self._manifest, branch, expected)
+        latest = self.latest(branch)
+        if latest is not None and not newest and not known:
+            # The table may have been deleted and made again, with the same numbers. What is cached of the former one
+            # would be mixed with the new one, and a commit on top of it would make the new one unreadable.
+            newest, (_, data) = together(
+                self.store, partial(self.newest_few, branch), partial(self._manifest, branch, latest.number)
             )
-            if newest[:1] == [expected]:
-                self._read_state(branch, expected, layout.MAIN, read)
+            if data is None or commit_id(data) != latest.id:
+                self.forget()
         newest = newest or self.newest_few(branch)
         if not newest:
             raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
-        if not self.store.ordered_listing:
-            self._forget_former_table(branch, newest[0], branch_id)
+        own_id = self._places.get((branch_id, branch, newest[0]))
+        if own_id is not None and not self.store.ordered_listing:
+            # Its folder may have been replaced by a link or a copy. A read of one manifest takes no request here.
+            data = self._manifest(branch, newest[0])[1]
+            if data is not None and commit_id(data) != own_id:
+                self.forget()
         if known and branch == layout.MAIN:
             # Not of other branches, whose versions are not cached by their numbers alone.
             self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
@@ -389,31 +392,18 @@ class Versions:
         self.forget()
         return False
 
-    def committed(self, state: State, *, alone: bool) -> None:
-        """Keep a version that was committed, so that it is not decoded; `alone` says that no rival was met."""
-        self.cache("", state)
-        if state.branch == layout.MAIN:
+    def committed(self, state: State) -> None:
+        """Keep a version that was committed, so that it is not decoded."""
+        own = state.branch == layout.MAIN
+        self.cache(layout.MAIN if own else "", state)
+        if own:
             self._latest = state
-            self._expected = state.number if alone else 0
 
     def read(self, branch: str, number: int, data: bytes) -> None:
         """Cache a version of `main` whose manifest was read; a damaged one is left to those who read it again."""
         if branch == layout.MAIN:
             with suppress(FormatError, StoreError):
                 self._read_state(branch, number, branch, (self.manifest_path(branch, number), data))
-
-    def _forget_former_table(self, branch: str, number: int, branch_id: str) -> None:
-        """Forget what was read when a version of another table has the place of one that is cached.
-
-        The table may have been deleted and made again, with the same numbers. On local disk only, where it takes a
-        few microseconds and no request: a commit on a cached version of the former table makes the new one unreadable.
-        """
-        known = self._places.get((layout.MAIN if branch == layout.MAIN else branch_id, branch, number))
-        if known is None:
-            return
-        data = self._manifest(branch, number)[1]
-        if data is not None and commit_id(data) != known:
-            self.forget()
 
     def describe(self, state: State, numbers: Sequence[int] | None = None) -> Version:
         """Describe a version that was read.

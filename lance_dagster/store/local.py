@@ -7,8 +7,8 @@ The order of a write: write the object to a temporary file, fsync the file, link
 - The file is synced before it is linked: otherwise a power cut could leave the name with empty content. The folder is
   synced after that, because the new name itself lives in the folder.
 
-- Syncs that do not depend on each other are made at the same time, since the file system writes them out together: the
-  data files and the folder that a manifest names with the content of the manifest.
+- Data files that a manifest names, and their folder, are synced with the content of the manifest, before that has its
+  name: the file system then writes its journal once for all of them.
 - A folder is an entry of its parent, which is synced too: once for each folder that a store writes into, from the
   folder above the root downwards, since another process may have made them and ended before its own sync.
 - When the last sync fails, the name may be lost by a power cut although it can be read: `NotDurableError` says so.
@@ -29,7 +29,6 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -39,8 +38,6 @@ from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
-# How many files are synced at the same time.
-_SYNCS = 16
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _LONGEST_TURN = 3.0
@@ -334,7 +331,7 @@ class LocalStore:
     ) -> Iterator[tuple[str, str]]:
         """Yield a synced temporary file and its target; once the caller linked or renamed it, sync the name if `named`.
 
-        What is listed in `after` is synced at the same time as the temporary file. That is in the folder of the target,
+        What is listed in `after` is synced with the temporary file. That is in the folder of the target,
         because `link` and `rename` work within one file system. It is deleted afterwards, unless the caller `moves` it
         and does not fail.
         """
@@ -370,7 +367,10 @@ class LocalStore:
                     os.unlink(temporary)
 
     def _sync_content(self, file: io.BufferedWriter, after: Sequence[str]) -> None:
-        """Sync an open file, and what its content names at the same time.
+        """Sync an open file, and what its content names.
+
+        The system is told first to write the other files, so that the one time that the file system writes its journal,
+        for the open file, serves them all. The other syncs then find little to do.
 
         Raises:
             NotDurableError: A file or folder of `after` could not be synced.
@@ -378,17 +378,14 @@ class LocalStore:
         # What is not there has no name that could be lost.
         paths = [path for key in after if os.path.exists(path := f"{self._root}/{key}")]
         for path in paths:
-            self._secure(path if os.path.isdir(path) else os.path.dirname(path))
-        if not paths:
-            os.fsync(file.fileno())
-            return
-        with ThreadPoolExecutor(min(len(paths), _SYNCS)) as beside:
-            others = {path: beside.submit(self._sync, path) for path in paths}
-            os.fsync(file.fileno())
-        for path, done in others.items():
-            problem = done.exception()
-            if isinstance(problem, OSError):
-                raise NotDurableError(str(_failed("sync", path, problem))) from problem
+            _begin_writing(path)
+        os.fsync(file.fileno())
+        for path in paths:
+            try:
+                self._secure(path if os.path.isdir(path) else os.path.dirname(path))
+                self._sync(path)
+            except OSError as error:
+                raise NotDurableError(str(_failed("sync", path, error))) from error
 
     def _created(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
         """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
@@ -526,6 +523,19 @@ def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> No
     if "://" not in path and is_durable(storage_options or {}):
         with _translated("sync", path):
             _sync(path)
+
+
+def _begin_writing(path: str) -> None:
+    """Have the system begin to write what a file holds, where it can be told so; nothing is waited for."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            # Said of pages that are to be written, it begins that; of a folder, it does nothing.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def _sync(path: str) -> None:

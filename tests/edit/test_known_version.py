@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import NotDurableError, SchemaMismatchError, StoreError
+from lance_dagster.errors import NotDurableError, SchemaMismatchError, StoreError, VersionNotFoundError
 from lance_dagster.store import LocalStore
 from tests.conftest import S3Storage
 from tests.table_factory import SCHEMA, context_on, entries, new_table
@@ -48,6 +48,15 @@ def test_what_others_did_stays(tmp_path: Path) -> None:
     assert table.count_rows("main@1") + 1 == table.count_rows()
 
 
+def remove(table: LanceTable) -> None:
+    """Delete all objects of a table, as other programs do."""
+    if "://" not in table.uri:
+        shutil.rmtree(table.uri)
+        return
+    store = table._context.store  # noqa: SLF001 - a table has no call that deletes it
+    store.delete_many([entry.key for entry in store.walk("")])
+
+
 @pytest.mark.parametrize("where", ["disk", "s3"])
 def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3Storage) -> None:
     """Rows go to the table that is there, with its columns, and not to the one that was there before."""
@@ -56,11 +65,7 @@ def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3S
     known = LanceTable.create(uri, SCHEMA, storage_options=options)
     for number in range(3):
         known.append(entries("a", number))
-    if where == "disk":
-        shutil.rmtree(uri)
-    else:
-        store = known._context.store  # noqa: SLF001 - it has no call that deletes a table
-        store.delete_many([entry.key for entry in store.walk("")])
+    remove(known)
     made = LanceTable.create(uri, pa.schema([("other", pa.int64())]), storage_options=options)
     for number in range(3):
         made.append(pa.table({"other": [number]}))
@@ -69,6 +74,29 @@ def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3S
     known.append(pa.table({"other": [3]}))
     assert [0, 1, 2, 3] == made.read().sort_by("other").column("other").to_pylist()
     assert "main@5" == str(known.head())
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("longer", [0, 12])
+def test_nothing_is_cached_of_a_former_table(where: str, longer: int, tmp_path: Path, s3_storage: S3Storage) -> None:
+    """The head, older versions and deletions are those of the table that has the place now, however long it is."""
+    uri = f"{tmp_path}/t" if where == "disk" else f"{s3_storage.uri}/t"
+    options = {} if where == "disk" else dict(s3_storage.storage_options)
+    known = LanceTable.create(uri, SCHEMA, storage_options=options)
+    for number in range(3):
+        known.append(entries("a", number))
+    former = known.head()
+    remove(known)
+    made = LanceTable.create(uri, SCHEMA, storage_options=options)
+    for number in range(3 + longer):
+        made.append(entries("b", number, number + 100))
+    assert made.head() == known.head() != former
+    assert (2 * (3 + longer), 4) == (known.count_rows(), known.count_rows("main@3"))
+    with pytest.raises(VersionNotFoundError):
+        known.read(former)
+    known.delete("value = 100")
+    assert made.head().rows == made.read().num_rows == 2 * (3 + longer) - 1
+    assert made.maintenance.verify(deep=True).ok
 
 
 class FailingDisk(LocalStore):
