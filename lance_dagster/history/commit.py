@@ -498,14 +498,23 @@ def _read_back(
 ) -> tuple[bytes | None, list[int]]:
     """Read the manifest that is stored under a number.
 
-    After a lost race on object storage, where there are no turns, it waits first and lists the newest versions too: the
-    next attempt needs both. Elsewhere nothing is listed.
+    After a lost race on object storage, where there are no turns, it waits first, and lists the newest versions too:
+    the next attempt needs both. Elsewhere nothing is listed.
     """
     get = partial(versions.store.get, versions.manifest_path(place.branch, place.number))
     if pause is None or not versions.store.ordered_listing:
         return get(), []
     pause()
-    return together(versions.store, get, partial(versions.newest_few, place.branch))
+    look = partial(versions.newest_few, place.branch)
+    if place.branch != layout.MAIN:
+        # Only versions of `main` are kept by their numbers.
+        return together(versions.store, get, look)
+    # The next number is read before it is known to be there. On a busy branch it mostly is, and that saves a wait.
+    following = partial(versions.store.get, versions.manifest_path(place.branch, place.number + 1))
+    (found, ahead), newest = together(versions.store, partial(together, versions.store, get, following), look)
+    if ahead is not None:
+        versions.read(place.branch, place.number + 1, ahead)
+    return found, newest
 
 
 def _unsynced_files(transaction: Transaction) -> list[str]:

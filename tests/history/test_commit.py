@@ -384,6 +384,6 @@ def test_a_lost_race_reads_the_winner_once(s3_storage: S3Storage) -> None:
     version = table.append(entries("b", 2))
     assert ("main@5", 4) == (str(version), version.rows)
     followed = [each for each in made if not each.startswith("sync_folder")]
-    # What was first, and what has landed since, are asked for at the same time.
-    assert ["get _versions", "list _versions"] == sorted(followed[1:3])
-    assert ["put_if_absent _versions"] * 2 == [followed[0], *followed[3:]]
+    # What was first, and what has landed since, are asked for at the same time; the next number may be there as well.
+    assert ["get _versions", "get _versions", "list _versions"] == sorted(followed[1:4])
+    assert ["put_if_absent _versions"] * 2 == [followed[0], *followed[4:]]
