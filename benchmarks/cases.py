@@ -10,7 +10,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import contention, merging, publishing, repositories, sensing, spark, spark_memory
+from benchmarks import contention, loading, merging, publishing, repositories, sensing, spark, spark_memory
 from benchmarks.measure import medians, ms, sizes, timed
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
@@ -265,6 +265,14 @@ CASES = (
         "From a channel of a repository to the version of one of its tables, in a process that opens both anew.",
         ("entries of the channel", "resolving", "requests"),
         repositories.by_entries,
+    ),
+    Case(
+        "loading",
+        "The processor time of a process that loads a code location with an asset, two blocking checks, a publisher, a "
+        "resource and an IO manager; beside it, definitions of the same kinds that use Dagster alone, in turn. Medians "
+        f"of {loading.ROUNDS} pairs.",
+        ("", "Dagster alone", "with lance_dagster", "more"),
+        loading.rows,
     ),
     Case(
         "Spark, writes",

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 # A commit id may be abbreviated to eight digits; a shorter hexadecimal name, such as `cafe`, can only be a name.
-_MAYBE_COMMIT = re.compile(r"[0-9a-fA-F]{8,64}")
+_MAYBE_COMMIT = r"[0-9a-fA-F]{8,64}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class RefNotFoundError(NotFoundError):
     def __str__(self) -> str:
         """Name the ref, the table and the nearest names."""
         # A hexadecimal name may have been meant as a commit id, so the message also reports that no commit was found.
-        commit = self.kind == "branch or tag" and _MAYBE_COMMIT.fullmatch(self.ref)
+        commit = self.kind == "branch or tag" and re.fullmatch(_MAYBE_COMMIT, self.ref)
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
 

@@ -17,6 +17,7 @@ GENERATED = f"{PACKAGE}/format/_proto/"
 
 # Imports point to a lower number; equal numbers are neighbours and do not import each other.
 LAYERS = {
+    "__about__": 0,
     "errors": 0,
     "format": 1,
     "store": 1,

@@ -43,7 +43,6 @@ winner is read: a merge may skip numbers, and a version below the newest one wou
 """
 
 import getpass
-import importlib.metadata
 import logging
 import os
 import random
@@ -54,6 +53,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from lance_dagster.__about__ import __version__
 from lance_dagster.datafiles import SMALL_FILE_BYTES
 from lance_dagster.errors import (
     CommitConflictError,
@@ -78,7 +78,7 @@ from lance_dagster.transactions.apply import apply
 from lance_dagster.transactions.commit_id import commit_id
 from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
 
-WRITER = WriterVersion(library="lance_dagster", version=importlib.metadata.version("lance_dagster"))
+WRITER = WriterVersion(library="lance_dagster", version=__version__)
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"
 """The environment variable that names the committer where the properties of a transaction do not.
 

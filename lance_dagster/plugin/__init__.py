@@ -5,22 +5,15 @@ needs pyarrow or the format before a run: what writes, reads, merges and evaluat
 """
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from lance_dagster.__about__ import __version__
+
 if TYPE_CHECKING:
-    from lance_dagster.plugin.checks.built_in_checks import (
-        InRange as InRange,
-        IsIn as IsIn,
-        KeysExist as KeysExist,
-        Matches as Matches,
-        NotNull as NotNull,
-        NullRate as NullRate,
-        RowCount as RowCount,
-        Satisfies as Satisfies,
-        Unique as Unique,
+    from lance_dagster.plugin.checks.bound_check import (
+        BoundCheck as BoundCheck,
     )
     from lance_dagster.plugin.checks.change_checks import (
         Freshness as Freshness,
@@ -33,15 +26,27 @@ if TYPE_CHECKING:
         table_check as table_check,
     )
     from lance_dagster.plugin.checks.evaluation import (
-        BoundCheck as BoundCheck,
         check_values as check_values,
         evaluate_check as evaluate_check,
         open_candidate as open_candidate,
+    )
+    from lance_dagster.plugin.checks.row_checks import (
+        KeysExist as KeysExist,
+        RowCount as RowCount,
+        Unique as Unique,
     )
     from lance_dagster.plugin.checks.table_check import (
         Audit as Audit,
         CheckOutcome as CheckOutcome,
         TableCheck as TableCheck,
+    )
+    from lance_dagster.plugin.checks.value_checks import (
+        InRange as InRange,
+        IsIn as IsIn,
+        Matches as Matches,
+        NotNull as NotNull,
+        NullRate as NullRate,
+        Satisfies as Satisfies,
     )
     from lance_dagster.plugin.components import (
         LancePublisherComponent as LancePublisherComponent,
@@ -123,21 +128,13 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "checks.built_in_checks": (
-        "InRange",
-        "IsIn",
-        "KeysExist",
-        "Matches",
-        "NotNull",
-        "NullRate",
-        "RowCount",
-        "Satisfies",
-        "Unique",
-    ),
     "checks.change_checks": ("Freshness", "NoSchemaChange", "RowCountChange", "SchemaIs"),
     "checks.check_definitions": ("build_table_checks", "table_check"),
-    "checks.evaluation": ("BoundCheck", "check_values", "evaluate_check", "open_candidate"),
+    "checks.bound_check": ("BoundCheck",),
+    "checks.evaluation": ("check_values", "evaluate_check", "open_candidate"),
+    "checks.row_checks": ("KeysExist", "RowCount", "Unique"),
     "checks.table_check": ("Audit", "CheckOutcome", "TableCheck"),
+    "checks.value_checks": ("InRange", "IsIn", "Matches", "NotNull", "NullRate", "Satisfies"),
     "components": ("LancePublisherComponent", "LanceResourceComponent", "LanceTablesComponent"),
     "definitions": ("LanceAssetsOptions", "lance_assets", "validate_definitions"),
     "io.io_manager": ("LanceIOManager",),
@@ -177,8 +174,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-try:
-    _version = version("lance-dagster")
-except PackageNotFoundError:  # imported from a checkout that is not installed
-    _version = "0"
-DagsterLibraryRegistry.register("lance-dagster", _version, is_dagster_package=False)
+DagsterLibraryRegistry.register("lance-dagster", __version__, is_dagster_package=False)

@@ -21,7 +21,7 @@ import dagster as dg
 from lance_dagster.errors import ConflictError, MergeConflictError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.materialized import Materialized, newest_materialized
+from lance_dagster.plugin.branch_extent import Materialized, newest_materialized
 from lance_dagster.plugin.run_branch import BACKFILL_TAG, READS, RunChain, backfill_of, started_at
 
 if TYPE_CHECKING:

@@ -12,20 +12,11 @@ import dagster as dg
 from pydantic import Field
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin.checks.built_in_checks import (
-    InRange,
-    IsIn,
-    KeysExist,
-    Matches,
-    NotNull,
-    NullRate,
-    RowCount,
-    Satisfies,
-    Unique,
-)
 from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange, RowCountChange
 from lance_dagster.plugin.checks.check_definitions import build_table_checks
+from lance_dagster.plugin.checks.row_checks import KeysExist, RowCount, Unique
 from lance_dagster.plugin.checks.table_check import TableCheck
+from lance_dagster.plugin.checks.value_checks import InRange, IsIn, Matches, NotNull, NullRate, Satisfies
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper
 from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job

@@ -7,7 +7,7 @@ asset, and the required resource keys.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -24,8 +24,7 @@ _PREFIX = "lance/"
 _DEFAULT_MANAGER = "io_manager"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
+class _Node(NamedTuple):
     """One asset of the code location."""
 
     spec: dg.AssetSpec

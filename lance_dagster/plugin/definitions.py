@@ -13,8 +13,6 @@ from lance_dagster.plugin.checks.check_definitions import build_table_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
-from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
-from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
 from lance_dagster.plugin.provider_options import AzureOptions, GoogleOptions, S3Options
 from lance_dagster.plugin.publish.publisher import build_publisher
 from lance_dagster.plugin.resource import LanceResource, SparkResource
@@ -118,6 +116,9 @@ def lance_assets(
         >>> [job.name for job in defs.jobs]
         ['load_and_publish', 'publish', 'maintenance']
     """
+    # Imported here, because a code location that calls only `validate_definitions` need not have them.
+    from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
+
     require_sequence("assets", assets, "orders")
     _refuse_unknown_options(options)
     storage = dict(options.get("storage_options", {}))
@@ -182,6 +183,8 @@ def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: 
 def _maintenance(name: str, specs: Sequence[dg.AssetSpec], schedule: str | None, resource_key: str) -> dg.Definitions:
     if schedule is None:
         return dg.Definitions()
+    from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
+
     made = build_maintenance_job(specs, name=name, schedule=schedule, resource_key=resource_key)
     return dg.Definitions(jobs=[made.job], schedules=[made.schedule] if made.schedule else [])
 

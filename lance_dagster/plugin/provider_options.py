@@ -30,8 +30,9 @@ def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
 class ProviderOptions(dg.Config):
     """The options of one storage provider. Fields that are left out come from the environment of the process."""
 
-    # Pydantic quotes a rejected value in its error, and the value may be a credential.
-    model_config = ConfigDict(hide_input_in_errors=True)
+    # Pydantic quotes a rejected value in its error, and the value may be a credential. Most code locations use the
+    # options of one provider or none, so their validators are made when they are first used.
+    model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
     # The option of each field.
     OPTIONS: ClassVar[Mapping[str, str]] = {}

@@ -19,7 +19,6 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, StoreError, TableNotFoundError
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.environment import environment_folder, open_forked
 from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.provider_options import (
@@ -30,7 +29,6 @@ from lance_dagster.plugin.provider_options import (
     literal_secrets,
     merge_options,
 )
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress, TableKey, asset_key_of, table_address
 
 if TYPE_CHECKING:
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
     from lance_dagster.history.context import Ref
     from lance_dagster.history.versions import Version
+    from lance_dagster.plugin.run_branch import RunChain
     from lance_dagster.repository import LanceRepository, RepositoryView
     from lance_dagster.table import LanceTable
 
@@ -113,7 +112,7 @@ class PinnedTable:
         return None if chosen is None else list(string_list("columns", chosen, "id"))
 
 
-_CHANNEL = re.compile(r"[A-Za-z0-9._-]+")
+_CHANNEL = r"[A-Za-z0-9._-]+"
 
 
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -181,16 +180,19 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Dagster writes the configuration of bound resources into the snapshot of each run, in plain text. So a resource
         with such a secret cannot be configured at launch, and its page shows no fields.
         """
-        if not any(literal_secrets(self.connection_options)):
-            return super().get_resource_definition()
+        # Dagster asks dozens of times in a run, and has to get the same definition each time.
         if self._definition is None:
-            self._definition = dg.ResourceDefinition(
-                # Resolves the fields that are given as EnvVar, as Dagster does for a resource with configuration.
-                resource_fn=lambda _: self.process_config_and_initialize(),
-                config_schema={},
-                description=type(self).__doc__,
-            )
+            has_secret = any(literal_secrets(self.connection_options))
+            self._definition = self._unconfigurable() if has_secret else super().get_resource_definition()
         return self._definition
+
+    def _unconfigurable(self) -> dg.ResourceDefinition:
+        return dg.ResourceDefinition(
+            # Resolves the fields that are given as EnvVar, as Dagster does for a resource with configuration.
+            resource_fn=lambda _: self.process_config_and_initialize(),
+            config_schema={},
+            description=type(self).__doc__,
+        )
 
     @property
     def connection_options(self) -> dict[str, str]:
@@ -278,7 +280,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             RefNotFoundError: There is no such ref; or the channel never had the table, or not where it is.
         """
         # Most reads are of `main`, or of a version or branch: no channel has such a name.
-        repository = None if ref == "main" or not _CHANNEL.fullmatch(ref) else self.open_repository()
+        repository = None if ref == "main" or not re.fullmatch(_CHANNEL, ref) else self.open_repository()
         view = None if repository is None else _pinned(repository, ref, run_id)
         if repository is None or view is None:
             return table.at(ref)
@@ -327,6 +329,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             metadata: The asset's definition metadata, needed when it decides where the table is.
             ref: A version, or any ref expression, in place of what the current run reads.
         """
+        from lance_dagster.plugin.backfill_reads import read_of_backfill
+        from lance_dagster.plugin.run_branch import RunChain
+
         table = self.table(asset_key, metadata)
         chain = RunChain.of_context(context)
         if ref is None:
@@ -336,8 +341,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         named = self.version_at(table, ref, chain.run_id) if isinstance(ref, str) else table.at(ref)
         return PinnedTable(table=table, version=named)
 
-    def pin(self, chain: RunChain, table: "LanceTable") -> PinnedTable:
+    def pin(self, chain: "RunChain", table: "LanceTable") -> PinnedTable:
         """Return a table pinned to the version that a chain of runs reads, without other runs of its backfill."""
+        from lance_dagster.plugin.run_branch import RunBranch
+
         head = RunBranch(table=table, chain=chain).head()
         return PinnedTable(table=table, version=head or self.version_at(table, self.read_ref, chain.run_id))
 

@@ -7,8 +7,7 @@ stands. Keys without the prefix `lance/` are the users' own, except those that a
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
@@ -56,8 +55,7 @@ _OTHER_NAMES = {
 _COMMON = frozenset({"partition", "where", "key", "on", "version", "tag"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting: its key, the places where it may stand, and the kind of its value.
 
     `values` lists the values that a text may have; empty: any text.

@@ -1,19 +1,18 @@
-"""How a caller names the asset of a table, where the table is below the root, and which asset owns it.
+"""How a caller names the asset of a table, and where the table is below the root.
 
 Two assets on one table would replace each other's rows. The place follows the whole key of the asset, so two assets
-meet only where metadata says so; the definitions of one code location are compared when they are loaded. A code
-location cannot see the definitions of another one, so each table carries its owner: the config key `dagster/asset`.
+meet only where metadata says so; the definitions of one code location are compared when they are loaded, and
+`ownership` keeps the assets of different code locations apart.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import RunBranch
 
 # The resource key under which Dagster finds the `LanceResource`, unless the caller names another one.
 RESOURCE_KEY = "lance"
@@ -90,6 +89,27 @@ def metadata_of(asset: TableAsset) -> dict[str, object]:
     return dict(asset.metadata) if isinstance(asset, dg.AssetSpec) else {}
 
 
+class WatchedTable(NamedTuple):
+    """A table that a sensor or a job looks after: the key of its candidate, and what the definition says of it."""
+
+    key: dg.AssetKey
+    metadata: dict[str, object]
+
+    @classmethod
+    def of(cls, asset: TableAsset) -> "WatchedTable":
+        """Return the table of an asset.
+
+        Raises:
+            InvalidInputError: The definition is a multi-asset.
+        """
+        return cls(asset_key_of(asset), metadata_of(asset))
+
+    @property
+    def name(self) -> str:
+        """The key as text."""
+        return self.key.to_user_string()
+
+
 def table_address(asset_key: TableKey, metadata: Mapping[str, object]) -> TableAddress:
     """Return the place of an asset's table below the root.
 
@@ -120,45 +140,6 @@ def place_metadata(candidate: dg.AssetKey, metadata: Mapping[str, object]) -> di
 def owner_of(asset_key: dg.AssetKey, metadata: Mapping[str, object]) -> str:
     """Return the key, as text, of the asset that writes the table: the candidate of a promoted node, or the asset."""
     return md.text(metadata, md.CANDIDATE) or asset_key.to_user_string()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ownership:
-    """The relation of an asset that writes a table to the owner that the table names."""
-
-    asset: str
-    branch: RunBranch
-
-    def is_recorded(self) -> bool:
-        """Return whether the table names the asset as its owner; False when it names no owner.
-
-        Raises:
-            InvalidInputError: The table belongs to another asset.
-        """
-        table = self.branch.table
-        # Without a branch the head of `main` is asked, from which the run would fork one.
-        owner = table.config.get(self.branch.head() or MAIN).get(md.OWNER)
-        if owner not in (None, self.asset):
-            raise InvalidInputError(
-                f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
-                f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
-                f"{owner} does not write the table any more, hand it over: "
-                f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
-            )
-        return owner is not None
-
-    def record(self) -> None:
-        """Name the asset as the owner of a table that another program made, by a commit on the branch of the run.
-
-        The owner reaches `main` with the rows of the run. When two assets claim the table at the same time, the merge
-        of the second one conflicts.
-        """
-        name, run_id = self.branch.name, self.branch.chain.run_id
-        # The commit carries the run id alone: a retried append takes back the newest one that names step and asset.
-        properties = {md.RUN_ID: run_id} if run_id else None
-        self.branch.table.config.set(
-            {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties
-        )
 
 
 def _parts(key: TableKey) -> tuple[str, ...]:

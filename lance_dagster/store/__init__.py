@@ -5,8 +5,8 @@ one `compare_and_swap`. fsspec's own `mode="create"` is not atomic on local disk
 `If-None-Match` and ignore it. So each store implements the operations itself, and on object storage the server is
 probed before the first conditional write.
 
-The module of a provider is imported when its store is first opened: a code location of Dagster only asks which options
-there are.
+The interface is imported with the first name that is used of it, and the module of a provider when its store is first
+opened: a code location of Dagster only asks which options there are.
 """
 
 import importlib
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.interface import ObjectInfo, Store, copy_file, copy_folder, put_once, together
 from lance_dagster.store.options import (
     allowed_base_paths,
     base_options,
@@ -34,6 +33,14 @@ from lance_dagster.store.options import (
 if TYPE_CHECKING:
     from lance_dagster.store.azure import AzureStore as AzureStore
     from lance_dagster.store.google import GoogleStore as GoogleStore
+    from lance_dagster.store.interface import (
+        ObjectInfo as ObjectInfo,
+        Store as Store,
+        copy_file as copy_file,
+        copy_folder as copy_folder,
+        put_once as put_once,
+        together as together,
+    )
     from lance_dagster.store.local import LocalStore as LocalStore, sync_path as sync_path
     from lance_dagster.store.s3 import S3Store as S3Store
 
@@ -66,6 +73,9 @@ __all__ = [
 _HOME_OF = {
     "AzureStore": "lance_dagster.store.azure",
     "GoogleStore": "lance_dagster.store.google",
+    **dict.fromkeys(
+        ("ObjectInfo", "Store", "copy_file", "copy_folder", "put_once", "together"), "lance_dagster.store.interface"
+    ),
     "LocalStore": "lance_dagster.store.local",
     "S3Store": "lance_dagster.store.s3",
     "sync_path": "lance_dagster.store.local",
@@ -73,13 +83,13 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a name from the module of its provider."""
+    """Load a name from the module that has it."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'lance_dagster.store' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
-def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Store:
+def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> "Store":
     """Return the store for the folder at `uri`, without contacting the storage.
 
     Args:

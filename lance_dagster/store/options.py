@@ -50,7 +50,7 @@ _OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES, _RECORD_DIGESTS})
 _OF_ANY_FOLDER = frozenset({_DURABILITY, _RECORD_DIGESTS})
 _YES_OR_NO = {"true": True, "false": False}
 _DURABLE = {"power": True, "process": False}
-_CONTAINER = re.compile(r"abfss://[a-z0-9$-]{1,63}@[a-z0-9]{3,24}\.(dfs|blob)\.[a-z0-9.-]+(/|$)")
+_CONTAINER = r"abfss://[a-z0-9$-]{1,63}@[a-z0-9]{3,24}\.(dfs|blob)\.[a-z0-9.-]+(/|$)"
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
 
@@ -138,7 +138,7 @@ def _refuse_credentials(uri: str, what: str) -> None:
     """
     place = re.split(r"[?#]", uri, maxsplit=1)[0]
     # Azure's own spelling has the container there, which is no credential and cannot hold a password.
-    if "@" in place.partition("://")[2].partition("/")[0] and not _CONTAINER.match(place):
+    if "@" in place.partition("://")[2].partition("/")[0] and not re.match(_CONTAINER, place):
         raise InvalidInputError(f"{what} has no part before '@'; give credentials as storage options")
     if place != uri:
         raise InvalidInputError(f"{what} is without '?' and '#', and what follows {place!r} may be a signature")

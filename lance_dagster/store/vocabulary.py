@@ -7,7 +7,7 @@ refused. S3's options are in `options`.
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lance_dagster.errors import InvalidInputError
 
@@ -15,8 +15,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _RETRY_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """The options of a provider: what each is called here, and pylance's names for it, the usual one first."""
 
     provider: str

@@ -32,7 +32,8 @@ from lance_dagster import (
     evaluate_check,
     table_check,
 )
-from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, FunctionCheck, TableCheck
+from lance_dagster.plugin.checks.function_check import FunctionCheck
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 

@@ -286,3 +286,26 @@ found = (engines | core) & set(sys.modules)
 assert not found, found
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_validated_definitions_bring_only_what_defines_them() -> None:
+    """Loading a publisher, checks and the resources imports nothing that only a run or a sensor needs."""
+    program = """
+import sys
+import dagster as dg
+import lance_dagster as ld
+
+@dg.asset
+def orders(): ...
+
+lance = ld.LanceResource(root="/lake")
+ld.validate_definitions(dg.Definitions(
+    [orders, ld.build_publisher([orders])],
+    asset_checks=ld.build_table_checks(orders, [ld.RowCount(minimum=1)]),
+    resources={"lance": lance, "io_manager": ld.LanceIOManager(lance=lance)},
+))
+late = ("plugin.run_branch", "plugin.checks.evaluation", "plugin.checks.value_checks", "plugin.operate.ref_tick")
+found = {f"lance_dagster.{name}" for name in (*late, "plugin.operate.maintenance_job", "store.interface")}
+assert not found & set(sys.modules), found & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

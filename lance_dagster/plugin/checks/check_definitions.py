@@ -1,23 +1,19 @@
 """Turn table checks into Dagster's asset checks: values with `build_table_checks`, functions with `table_check`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin.branch_extent import partitions_of
-from lance_dagster.plugin.checks.evaluation import (
-    LANCE_CHECK,
-    BoundCheck,
-    evaluate_check,
-    open_candidate,
-    run_partitions,
-)
-from lance_dagster.plugin.checks.table_check import CheckFunction, FunctionCheck, Scope, TableCheck
+from lance_dagster.plugin.checks.bound_check import LANCE_CHECK, BoundCheck
+from lance_dagster.plugin.checks.table_check import Scope, TableCheck
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+
+if TYPE_CHECKING:
+    from lance_dagster.plugin.checks.function_check import CheckFunction
 
 
 def build_table_checks(
@@ -60,7 +56,7 @@ def table_check(
     reads: Sequence[TableAsset] = (),
     blocking: bool = True,
     resource_key: str = RESOURCE_KEY,
-) -> Callable[[CheckFunction], dg.AssetChecksDefinition]:
+) -> "Callable[[CheckFunction], dg.AssetChecksDefinition]":
     """Turn a function of a `PinnedTable` into an asset check that the publisher can evaluate again.
 
     The function gets the candidate's table at one version, and then each table of `reads` in that order. It returns
@@ -87,9 +83,12 @@ def table_check(
         >>> has_no_test_orders.check_key.name
         'has_no_test_orders'
     """
+    # Most code locations have built-in checks only.
+    from lance_dagster.plugin.checks.function_check import FunctionCheck
+
     require_sequence("reads", reads, "shop/customers")
 
-    def decorate(function: CheckFunction) -> dg.AssetChecksDefinition:
+    def decorate(function: "CheckFunction") -> dg.AssetChecksDefinition:
         check = FunctionCheck(
             name=name or function.__name__,
             description=(function.__doc__ or "").strip(),
@@ -112,6 +111,10 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
     bound = BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)
 
     def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        # Imported in a run only, as all that a code location does not need to be loaded.
+        from lance_dagster.plugin.branch_extent import partitions_of
+        from lance_dagster.plugin.checks.evaluation import evaluate_check, open_candidate, run_partitions
+
         lance: LanceResource = getattr(context.resources, resource_key)
         candidate = open_candidate(context, asset, resource_key=resource_key)
         keys = partitions_of(candidate.table, candidate.version) or run_partitions(context, bound, candidate)

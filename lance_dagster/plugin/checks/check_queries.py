@@ -1,4 +1,13 @@
-"""What the built-in checks share: their fields, the questions that they ask about a column, and their wording."""
+"""What the built-in checks share: their fields, the questions that they ask about a column, and their wording.
+
+A check is a frozen value, such as `NotNull("id")`, that says what must hold. `build_table_checks` turns such values
+into Dagster's asset checks. The result of each check names the version that was checked: the publisher refuses a
+version on which a blocking check did not pass.
+
+A check opens its table through the resource and not as an input of the asset. An input would go through the IO
+manager, which cannot know the columns that a check needs and would read all of them. A check reads only a count under
+a filter, or the columns that it compares.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ the publisher with the result of a planned merge.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -13,7 +13,8 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
+from lance_dagster.plugin.checks.bound_check import LANCE_CHECK, BoundCheck, CheckContext, describe_asset
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, waiting_version
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
@@ -21,9 +22,6 @@ from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key
 if TYPE_CHECKING:
     from lance_dagster.plugin.io.partition_values import PartitionFilter
 
-# The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
-# resources or for the selection of a job, but never the function, so that the attribute survives.
-LANCE_CHECK = "lance_check"
 _PARTITION_TAG = "dagster/partition"
 # What a check or the function of a user raises because of the rows or of a mistake. OSError and Dagster's own errors
 # are missing on purpose: they may ask for a retry, and they stop the step, which blocks the publication too.
@@ -38,44 +36,6 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
-
-CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundCheck:
-    """A table check and the asset that it is about.
-
-    `metadata` and `partitions_def` are those of the definition that the check was built from; empty when it was
-    built from a key. The asset's definition in the code location supplies what is missing.
-    """
-
-    check: TableCheck
-    asset: dg.AssetKey
-    metadata: Mapping[str, object] = field(default_factory=dict)
-    partitions_def: dg.PartitionsDefinition | None = None
-
-    def described(self, context: CheckContext) -> "BoundCheck":
-        """Return this check with what the code location knows about its asset."""
-        metadata, partitions_def = describe_asset(context, self.asset)
-        return replace(
-            self,
-            metadata={**metadata, **self.metadata},
-            partitions_def=self.partitions_def or partitions_def,
-        )
-
-
-def describe_asset(
-    context: CheckContext, asset: dg.AssetKey
-) -> tuple[Mapping[str, object], dg.PartitionsDefinition | None]:
-    """Return the metadata and the partitions of an asset's definition; empty when the code location has none."""
-    # The graph of the job lacks assets that the run leaves out; the one it was cut out of has them.
-    graph = context.job_def.asset_layer.asset_graph
-    for known in (graph, graph.source_asset_graph):
-        if known.has(asset):
-            node = known.get(asset)
-            return node.metadata, node.partitions_def
-    return {}, None
 
 
 def blocking_checks(

@@ -5,14 +5,12 @@ same check therefore serves as an asset check of the candidate, and serves the p
 on the result of a planned merge.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin.resource import PinnedTable
 
@@ -155,53 +153,3 @@ def _rows_inside(partition: "PartitionFilter", groups: "pa.Table") -> int:
         rows = groups.select(partition.columns)
         inside = groups.filter(pa.array(evaluate_predicate(partition.predicate, rows))) if groups.num_rows else groups
     return sum(int(rows or 0) for rows in inside[_ROWS].to_pylist())
-
-
-CheckFunction = Callable[..., bool | CheckOutcome | dg.AssetCheckResult]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCheck:
-    """A check that calls a user's function with the candidate and with the tables that the check reads, in order."""
-
-    name: str
-    description: str
-    scope: Scope
-    reads: tuple[dg.AssetKey, ...]
-    function: CheckFunction
-    row_wise: bool = False
-
-    def __post_init__(self) -> None:
-        """Validate that the function takes the candidate and each table that the check reads."""
-        try:
-            # Bound by position, since the parameters may have any names.
-            inspect.signature(self.function).bind(*range(1 + len(self.reads)))
-        except TypeError as error:
-            reads = ", ".join(key.to_user_string() for key in self.reads)
-            raise InvalidInputError(
-                f"table check {self.name!r} must take {1 + len(self.reads)} PinnedTable arguments: the candidate"
-                f"{f', then {reads}' if reads else ' and nothing else'} ({error})"
-            ) from None
-
-    def evaluate(self, audit: Audit) -> CheckOutcome:
-        """Call the function.
-
-        Raises:
-            InvalidInputError: The function returns neither a bool nor a result of a check.
-        """
-        found = self.function(audit.candidate, *(audit.others[key] for key in self.reads))
-        match found:
-            case CheckOutcome():
-                return found
-            case bool():
-                return CheckOutcome(passed=found)
-            case dg.AssetCheckResult():
-                return CheckOutcome(
-                    passed=found.passed,
-                    description=found.description or "",
-                    counts=found.metadata or {},
-                    severity=found.severity,
-                )
-        raise InvalidInputError(
-            f"table check {self.name!r} returned {type(found).__name__}; return a bool or a CheckOutcome"
-        )

@@ -6,13 +6,17 @@ handles only contiguous partitions, and it deletes and writes in two commits.
 This module has the fields of the resource and finds the run; `outputs` has the write side and `inputs` the read side.
 """
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.plugin.provider_options import check_fields
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.plugin.settings import schema_evolution, write_mode
+
+if TYPE_CHECKING:
+    from lance_dagster.plugin.run_branch import RunChain
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
@@ -59,7 +63,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
         "for tables with values that not everyone who sees the page may see.",
     )
 
-    _chain: RunChain = PrivateAttr(default_factory=RunChain)
+    _chain: "RunChain | None" = PrivateAttr(default=None)
     _instance: dg.DagsterInstance | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: object) -> None:
@@ -73,6 +77,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Find the current run and the runs it continues; Dagster calls this once in each step process."""
+        from lance_dagster.plugin.run_branch import RunChain
+
         self._instance = context.instance
         # Only this context offers the run, with its tags and its parent, by Dagster's public API.
         self._chain = RunChain.of(context.run, context.instance)
@@ -88,9 +94,10 @@ class LanceIOManager(dg.ConfigurableIOManager):
         # Imported in a run only: a code location that is loaded needs neither the format nor pyarrow.
         from lance_dagster.plugin.io.outputs import OutputWriter
         from lance_dagster.plugin.io.write_request import WriteDefaults
+        from lance_dagster.plugin.run_branch import RunChain
 
         # A context that was built by hand may have a run id although no resource was set up for a run.
-        chain = self._chain if self._chain.run_ids else RunChain.of_run_id(context.run_id)
+        chain = self._chain if self._chain and self._chain.run_ids else RunChain.of_run_id(context.run_id)
         writer = OutputWriter(
             lance=self.lance,
             spark=self.spark,
@@ -116,5 +123,6 @@ class LanceIOManager(dg.ConfigurableIOManager):
             VersionNotFoundError: Nothing was published, and the input is not optional.
         """
         from lance_dagster.plugin.io.inputs import InputReader
+        from lance_dagster.plugin.run_branch import RunChain
 
-        return InputReader(lance=self.lance, spark=self.spark, chain=self._chain).load(context)
+        return InputReader(lance=self.lance, spark=self.spark, chain=self._chain or RunChain()).load(context)

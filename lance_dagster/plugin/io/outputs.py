@@ -31,10 +31,11 @@ from lance_dagster.plugin.io.output_events import (
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
+from lance_dagster.plugin.ownership import Ownership
 from lance_dagster.plugin.publish.publication import landed_as
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, started_at
-from lance_dagster.plugin.table_asset import Ownership, TableAddress
+from lance_dagster.plugin.table_asset import TableAddress
 from lance_dagster.plugin.version_report import change_entries, content_entries
 from lance_dagster.table import LanceTable
 

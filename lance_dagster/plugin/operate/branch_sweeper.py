@@ -22,10 +22,9 @@ from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFou
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
-from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_written, run_of
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_files import Branch
@@ -96,7 +95,7 @@ def build_branch_sweeper(
         InvalidInputError: No table is given, a duration is negative, or the policy is unknown or lacks its publisher.
     """
     require_sequence("tables", tables, "shop/orders")
-    watched = tuple(WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables)
+    watched = tuple(WatchedTable.of(table) for table in tables)
     keep = KeepFor(failed=keep_failed, unknown=options.get("keep_unknown"))
     _check(watched, keep, waiting, publisher)
     promoted = _promoted(publisher, watched) if publisher is not None and waiting == "publish" else {}

@@ -21,10 +21,8 @@ from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import RunChain
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
     from lance_dagster.gc.collect import GarbageReport
@@ -90,7 +88,7 @@ def build_maintenance_job(
         InvalidInputError: No table is given, or one is given twice.
     """
     require_sequence("tables", tables, "shop/orders")
-    maintained = [WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables]
+    maintained = [WatchedTable.of(table) for table in tables]
     if not maintained or len({one.key for one in maintained}) < len(maintained):
         raise InvalidInputError(f"build_maintenance_job needs each table once, not {[one.name for one in maintained]}")
     first = _repository_op(f"{name}__repository", resource_key, options)
@@ -174,6 +172,9 @@ class _Step:
         self.damage: list[Problem] = []
         self._context, self._name, self._dry_run = context, name, dry_run
         # The sensors take a version with a run id for one of Dagster's.
+        # Imported in a run only, as all that a code location does not need to be loaded.
+        from lance_dagster.plugin.run_branch import RunChain
+
         self._properties = {md.RUN_ID: RunChain.of_context(context).run_id or "", md.JOB_NAME: context.job_name}
 
     def run(self, table: "LanceTable", options: MaintenanceOptions) -> None:

@@ -21,12 +21,12 @@ from lance_dagster.plugin.operate.ref_sensor import (
     run_requests,
     stored_cursor,
 )
-from lance_dagster.plugin.operate.ref_tick import News, RefTick, WatchedTable
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.plugin.operate.ref_tick import News
 
 # Operations that leave every row as it is: compaction, indices, reserved fragment ids.
 _MAINTENANCE = frozenset({"CreateIndex", "ReserveFragments", "Rewrite"})
@@ -61,13 +61,16 @@ def build_protected_branch_sensor(
     """
     require_sequence("tables", tables, "shop/orders")
     names = string_list("branches", branches, MAIN)
-    watched = tuple(WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables)
+    watched = tuple(WatchedTable.of(table) for table in tables)
     if not watched or not names:
         raise InvalidInputError("build_protected_branch_sensor needs at least one table and one branch")
     with_runs = "job" in options
 
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def protected_branch_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        # Imported in a tick only, as all that a code location does not need to be loaded.
+        from lance_dagster.plugin.operate.ref_tick import RefTick
+
         lance: LanceResource = getattr(context.resources, resource_key)
         until = time.monotonic() + BUDGET_SECONDS
         tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=False), until=until)
@@ -94,18 +97,18 @@ def is_published(version: "Version") -> bool:
     return md.PUBLISHED_BY in version.properties or version.operation in _MAINTENANCE or is_new_and_empty
 
 
-def _committer(found: News) -> str:
+def _committer(found: "News") -> str:
     run_id = found.version.properties.get(md.RUN_ID)
     return f"the run {run_id}" if run_id else found.version.committer or "an unknown program"
 
 
-def _text(found: Sequence[News], looked_at: int) -> str:
+def _text(found: "Sequence[News]", looked_at: int) -> str:
     if not found:
         return f"{looked_at} new versions, all of them published" if looked_at else "no new version"
     return f"not published: {', '.join(map(str, found))}"
 
 
-def _observation(found: News) -> dg.AssetObservation:
+def _observation(found: "News") -> dg.AssetObservation:
     return dg.AssetObservation(
         dg.AssetKey([found.ref, *found.table.key.path]),
         description=f"{found.version} was committed by {_committer(found)} and not by a publication",

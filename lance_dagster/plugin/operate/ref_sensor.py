@@ -19,13 +19,11 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence, string_list
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.operate.channel_look import ChannelMove
-from lance_dagster.plugin.operate.ref_cursor import RefCursor
-from lance_dagster.plugin.operate.ref_tick import News, RefTick, WatchedTable
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import (
     RESOURCE_KEY,
     TableAsset,
+    WatchedTable,
     asset_key_of,
     metadata_of,
     place_metadata,
@@ -34,6 +32,9 @@ from lance_dagster.plugin.table_asset import (
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.plugin.operate.channel_look import ChannelMove
+    from lance_dagster.plugin.operate.ref_cursor import RefCursor
+    from lance_dagster.plugin.operate.ref_tick import News, RefTick
 
 # A third of the limit of the daemon, which discards the events of a tick that exceeds it.
 BUDGET_SECONDS = 20.0
@@ -94,13 +95,16 @@ def build_ref_sensor(
     """
     require_sequence("tables", tables, "shop/orders")
     names = string_list("refs", refs, MAIN)
-    watched = tuple(WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables)
+    watched = tuple(WatchedTable.of(table) for table in tables)
     if not watched or not names:
         raise InvalidInputError("build_ref_sensor needs at least one table and one ref")
     with_runs = "job" in options
 
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        # Imported in a tick only, as all that a code location does not need to be loaded.
+        from lance_dagster.plugin.operate.ref_tick import RefTick
+
         lance: LanceResource = getattr(context.resources, resource_key)
         until = time.monotonic() + budget_seconds
         tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=from_start), until=until)
@@ -120,8 +124,10 @@ def build_ref_sensor(
     return ref_sensor
 
 
-def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> RefCursor:
+def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> "RefCursor":
     """Return the cursor of a ref sensor; a damaged one is replaced, with a warning in the log of the tick."""
+    from lance_dagster.plugin.operate.ref_cursor import RefCursor
+
     cursor = RefCursor.of(context.cursor, from_start=from_start)
     if cursor is not None:
         return cursor
@@ -133,7 +139,7 @@ def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> R
     return RefCursor()
 
 
-def run_logged(tick: RefTick, watched: Sequence[WatchedTable], context: dg.SensorEvaluationContext) -> None:
+def run_logged(tick: "RefTick", watched: Sequence[WatchedTable], context: dg.SensorEvaluationContext) -> None:
     """Look at the tables, and log what could not be read."""
     tick.run(watched)
     for problem in tick.problems:
@@ -180,14 +186,14 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
     )
 
 
-def run_requests(news: Iterable[News]) -> list[dg.RunRequest]:
+def run_requests(news: "Iterable[News]") -> list[dg.RunRequest]:
     """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier ones."""
     # News are in the order of the versions, so the newest one of each key stays.
     by_place = {found.ref if found.move else (found.table.name,): found for found in news}
     return [_request(found) for found in by_place.values()]
 
 
-def _request(found: News) -> dg.RunRequest:
+def _request(found: "News") -> dg.RunRequest:
     name, version, move = found.table.name, found.version, found.move
     if move is not None:
         about = {md.REF: move.ref, md.REPOSITORY_COMMIT: move.commit}
@@ -197,7 +203,7 @@ def _request(found: News) -> dg.RunRequest:
     return dg.RunRequest(run_key=key, tags={md.CANDIDATE: name, md.REF: str(version)})
 
 
-def _materialization(found: News) -> dg.AssetMaterialization:
+def _materialization(found: "News") -> dg.AssetMaterialization:
     extra: dict[str, str | bool | None] = {
         "lance/tag": found.ref if found.is_tag else None,
         "lance/recreated": found.is_recreated or None,
@@ -207,7 +213,7 @@ def _materialization(found: News) -> dg.AssetMaterialization:
     return version_materialization(dg.AssetKey([found.ref, *found.table.key.path]), found.version, **extra)
 
 
-def _about(move: ChannelMove) -> dict[str, str | bool | None]:
+def _about(move: "ChannelMove") -> dict[str, str | bool | None]:
     """Return the metadata about an entry of a channel, which is the same for all tables that it changed."""
     named = ", ".join(move.tables[:_NAMED]) + (f" and {len(move.tables) - _NAMED} more" if move.tables[_NAMED:] else "")
     return {

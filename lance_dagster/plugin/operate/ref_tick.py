@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import dagster as dg
-
 from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.channel_look import ChannelLook, ChannelMove
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
 from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.table_asset import WatchedTable
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_files import Tag
@@ -33,19 +32,6 @@ _THREADS = 16
 # Enough of a uuid to tell two tables apart; the cursor holds one for each branch of each table.
 _TRANSACTION_CHARACTERS = 8
 _NAMED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedTable:
-    """A table that a sensor watches."""
-
-    key: dg.AssetKey
-    metadata: dict[str, object]
-
-    @property
-    def name(self) -> str:
-        """The key as text."""
-        return self.key.to_user_string()
 
 
 class News(NamedTuple):

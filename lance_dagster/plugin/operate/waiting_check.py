@@ -14,10 +14,9 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide
-from lance_dagster.plugin.operate.ref_tick import WatchedTable
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_written, run_of
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 NAME = "published_in_time"
 _SHOWN = 20
@@ -50,7 +49,7 @@ def build_waiting_checks(
         raise InvalidInputError("build_waiting_checks needs at least one table")
     if after < timedelta(0):
         raise InvalidInputError(f"after={after!r} is no duration of zero or more")
-    watched = [WatchedTable(asset_key_of(table), metadata_of(table)) for table in tables]
+    watched = [WatchedTable.of(table) for table in tables]
     return [_check(one, after, automation_condition, resource_key) for one in watched]
 
 

@@ -5,7 +5,7 @@ its assets read the table at the tag and not at `main`.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -15,8 +15,7 @@ from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_
 _ABOUT = "`{table}` as readers of `{tag}` see it."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(NamedTuple):
     """The candidate and the promoted node of one table."""
 
     candidate: dg.AssetKey

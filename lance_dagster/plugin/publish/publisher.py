@@ -12,9 +12,8 @@ left behind.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
 
@@ -28,7 +27,6 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin.checks.evaluation import blocking_checks
 from lance_dagster.plugin.publish.promoted_asset import Node, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
@@ -65,8 +63,7 @@ _TRAITS = "lance_publisher"
 _STEP, _WRITTEN, _CANDIDATE = "publish", "written", "candidate"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherTraits:
+class PublisherTraits(NamedTuple):
     """What a publisher publishes: the candidates, the checks that it names, and whether checks may be missing."""
 
     candidates: tuple[dg.AssetKey, ...]
@@ -138,8 +135,7 @@ def build_publisher(
     keys = [spec.key for spec in specs]
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
-    group = options.get("group_name")
-    nodes = [_node_of(spec, tag, keys, partitions_def=partitions_def, group=group) for spec in _upstream_first(specs)]
+    nodes = _nodes_of(specs, tag, partitions_def, options.get("group_name"))
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = [key for check in checks for key in _check_keys(check)]
     name = name or f"publish_{tag}"
@@ -156,6 +152,7 @@ def build_publisher(
     )
     def publisher(context: dg.AssetExecutionContext, config: PublishConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         # Imported in a run only: a code location that is loaded needs neither the format nor the merge.
+        from lance_dagster.plugin.checks.evaluation import blocking_checks
         from lance_dagster.plugin.publish.publish_step import PublishStep
 
         selected = [node for node in nodes if node.promoted in context.selected_asset_keys]
@@ -252,36 +249,30 @@ def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
     return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
 
 
-def _upstream_first(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetSpec]:
-    """Return the candidates in the order of their lineage, which Dagster demands of the events of one step."""
-    named = {spec.key: spec for spec in specs}
-    needs = {
-        key: [dep.asset_key for dep in spec.deps if dep.asset_key in named.keys() - {key}]
-        for key, spec in named.items()
-    }
-    return [named[key] for key in TopologicalSorter(needs).static_order()]
-
-
-def _node_of(
-    asset: dg.AssetSpec,
-    tag: str,
-    candidates: Sequence[dg.AssetKey],
-    *,
-    partitions_def: dg.PartitionsDefinition | None,
-    group: str | None,
-) -> Node:
-    spec = promoted_asset_spec(asset, tag=tag, partitions_def=partitions_def)
+def _nodes_of(
+    assets: Sequence[dg.AssetSpec], tag: str, partitions_def: dg.PartitionsDefinition | None, group: str | None
+) -> list[Node]:
+    """Return the promoted nodes of candidates, in the order of the lineage, which Dagster demands of one step."""
+    named = {asset.key: asset for asset in assets}
     # The daemon splits the publisher of a backfill. What was computed from another table is published after it.
-    before = {dep.asset_key for dep in asset.deps} & set(candidates) - {asset.key}
-    about = _ABOUT.format(table=asset.key.to_user_string(), tag=tag)
-    spec = spec.replace_attributes(
-        deps=[asset.key, *(promoted_key(key, tag) for key in sorted(before))],
-        description=about + ("" if partitions_def is None else _ALL_PARTITIONS),
-        group_name=group or spec.group_name,
-        # Dagster takes the flag of the node from the outputs of the op; this one says which publisher is built.
-        skippable=asset.skippable,
-    )
-    return Node(candidate=asset.key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec)
+    needs = {
+        key: [dep.asset_key for dep in asset.deps if dep.asset_key in named and dep.asset_key != key]
+        for key, asset in named.items()
+    }
+    about = _ABOUT if partitions_def is None else _ABOUT + _ALL_PARTITIONS
+    nodes = []
+    for key in TopologicalSorter(needs).static_order():
+        asset = named[key]
+        spec = promoted_asset_spec(asset, tag=tag, partitions_def=partitions_def)
+        spec = spec.replace_attributes(
+            deps=[key, *(promoted_key(upstream, tag) for upstream in needs[key])],
+            description=about.format(table=key.to_user_string(), tag=tag),
+            group_name=group or spec.group_name,
+            # Dagster takes the flag of the node from the outputs of the op; this one says which publisher is built.
+            skippable=asset.skippable,
+        )
+        nodes.append(Node(candidate=key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec))
+    return nodes
 
 
 def _check_keys(check: dg.AssetCheckKey | dg.AssetChecksDefinition) -> list[dg.AssetCheckKey]:

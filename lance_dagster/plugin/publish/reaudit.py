@@ -37,13 +37,8 @@ from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import partitions_of
-from lance_dagster.plugin.checks.evaluation import (
-    BoundCheck,
-    check_values,
-    describe_asset,
-    evaluate_check,
-    open_other,
-)
+from lance_dagster.plugin.checks.bound_check import BoundCheck, describe_asset
+from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other
 from lance_dagster.plugin.checks.table_check import CheckOutcome
 from lance_dagster.plugin.publish.publication import Publication, merge_properties, named_conflicts
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, tables_read

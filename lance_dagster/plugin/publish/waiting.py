@@ -16,8 +16,7 @@ from lance_dagster.errors import ConflictError, InvalidInputError, TableNotFound
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_extent import BranchExtent, written_heads
-from lance_dagster.plugin.materialized import newest_materialized
+from lance_dagster.plugin.branch_extent import BranchExtent, newest_materialized, written_heads
 from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.publication import Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog

@@ -1,0 +1,167 @@
+"""Checks of how many rows a table has, and by which keys."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import dagster as dg
+
+from lance_dagster.plugin.checks.check_queries import (
+    SHOWN,
+    BuiltInCheck,
+    between,
+    distinct,
+    field_of,
+    judged,
+    partition_counts,
+    slug,
+    such_as,
+)
+from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
+from lance_dagster.plugin.predicates import quote_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCount(BuiltInCheck):
+    """Require at least `minimum` and at most `maximum` rows; None sets no upper limit."""
+
+    minimum: int = 1
+    maximum: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return "row_count"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"The table, or each partition of the run, has {between(self.minimum, self.maximum)} rows."
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Count the rows of each partition."""
+        rows = audit.count_by_partition()
+        wrong = {
+            key: count
+            for key, count in rows.items()
+            if count < self.minimum or (self.maximum is not None and count > self.maximum)
+        }
+        return CheckOutcome(
+            passed=not wrong,
+            description=judged(
+                {key: _rows(count) for key, count in wrong.items()},
+                _rows(sum(rows.values())),
+                audit,
+                between(self.minimum, self.maximum),
+            ),
+            counts={"rows": sum(rows.values()), **partition_counts(audit, wrong)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unique(BuiltInCheck):
+    """Require that no two rows have the same values in some columns.
+
+    A row with a null in one of these columns is not compared, as in a unique constraint of SQL. The check reads the
+    whole table by default, because a row of another partition may have the same key. With the scope `partitions` a
+    key may occur once in the partitions of the run, whatever the other partitions have.
+    """
+
+    columns: str | tuple[str, ...]
+    scope: Scope = field(default="table", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return f"unique_{slug('_'.join(self._names))}"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"No two rows have the same {', '.join(self._names)}."
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Count the rows that repeat the key of another row.
+
+        Reads the key columns, all rows of them in memory at once.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names = self._names
+        for name in names:
+            field_of(audit.candidate, name)
+        # Filter in the scan rather than in Arrow: rows with a null key are never read into memory.
+        present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
+        keys = audit.candidate.read(names, filter=present)
+        groups = keys.group_by(list(names)).aggregate([([], "count_all")])
+        repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
+        # The surplus rows: of three equal keys, two rows are too many.
+        extra = keys.num_rows - groups.num_rows
+        shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, SHOWN).to_pylist()]
+        return CheckOutcome(
+            passed=extra == 0,
+            description=f"rows that repeat the {', '.join(names)} of another: {extra}; allowed: none{such_as(shown)}",
+            counts={"rows": keys.num_rows, "repeated_rows": extra, "repeated_keys": repeated.num_rows},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeysExist(BuiltInCheck):
+    """Require that every value of a column is also in the column `key` of another table.
+
+    The check reads the candidate of the other table when the run wrote it, and else the version that the
+    resource's `read_ref` names. A null passes.
+    """
+
+    column: str
+    in_table: str
+    key: str
+    row_wise: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check."""
+        return f"keys_exist_{slug(self.column)}"
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return f"Every value of {self.column!r} is a {self.key!r} of {self.in_table}."
+
+    @property
+    def reads(self) -> tuple[dg.AssetKey, ...]:
+        """The other table, of which the check reads all rows."""
+        return (dg.AssetKey(self.in_table.split("/")),)
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Look up the distinct values; reads one column of each table, batch by batch."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        other = audit.others[self.reads[0]]
+        wanted = distinct(audit.candidate, self.column)
+        # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
+        known = distinct(other, self.key)
+        try:
+            known = known.cast(wanted.type)
+        except pa.ArrowInvalid:
+            # The other table has keys that do not fit into the type of the candidate.
+            wanted = wanted.cast(known.type)
+        left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
+        shown = [str(value) for value in left.slice(0, SHOWN).to_pylist()]
+        return CheckOutcome(
+            passed=not len(left),
+            description=(
+                f"{len(left)} of {len(wanted)} values of {self.column!r} are no {self.key!r} of {self.in_table} "
+                f"({other.ref}); allowed: none{such_as(shown)}"
+            ),
+            counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},
+        )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"

@@ -1,0 +1,51 @@
+"""Which asset owns a table.
+
+A code location cannot see the definitions of another one, so each table carries its owner: the config key
+`dagster/asset`. An asset that is not the owner does not write the table.
+"""
+
+from dataclasses import dataclass
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_branch import RunBranch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """The relation of an asset that writes a table to the owner that the table names."""
+
+    asset: str
+    branch: RunBranch
+
+    def is_recorded(self) -> bool:
+        """Return whether the table names the asset as its owner; False when it names no owner.
+
+        Raises:
+            InvalidInputError: The table belongs to another asset.
+        """
+        table = self.branch.table
+        # Without a branch the head of `main` is asked, from which the run would fork one.
+        owner = table.config.get(self.branch.head() or MAIN).get(md.OWNER)
+        if owner not in (None, self.asset):
+            raise InvalidInputError(
+                f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
+                f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
+                f"{owner} does not write the table any more, hand it over: "
+                f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
+            )
+        return owner is not None
+
+    def record(self) -> None:
+        """Name the asset as the owner of a table that another program made, by a commit on the branch of the run.
+
+        The owner reaches `main` with the rows of the run. When two assets claim the table at the same time, the merge
+        of the second one conflicts.
+        """
+        name, run_id = self.branch.name, self.branch.chain.run_id
+        # The commit carries the run id alone: a retried append takes back the newest one that names step and asset.
+        properties = {md.RUN_ID: run_id} if run_id else None
+        self.branch.table.config.set(
+            {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties
+        )
