@@ -2,18 +2,22 @@
 
 `TableFrame` is a frame of classic Spark in every respect. Its operations are Spark's own, and make frames of the same
 kind. Only its actions differ: they run on the frame that `narrowed` returns.
+
+`VersionFrame` is the frame of a whole version. Spark gets its plan when something needs that, which takes much longer
+than reading the number of rows from the manifest.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark import RDD
-from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, Row
+from pyspark import RDD, StorageLevel
+from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, Row, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.group import GroupedData
 
-from lance_dagster.spark.narrowing import narrowed, rows_without_job
+from lance_dagster.spark.narrowing import narrowed, rows_without_job, whole_frame
+from lance_dagster.spark.reader import FragmentSize, Scan
 
 _OPERATIONS = (
     *("agg", "alias", "coalesce", "crossJoin", "distinct", "drop", "dropDuplicates", "drop_duplicates", "dropna"),
@@ -63,6 +67,39 @@ class TableFrame(ClassicDataFrame):
     def writeTo(self, table: str) -> DataFrameWriterV2:  # noqa: N802 - Spark's name
         """Return the interface to save the rows to a table of Spark's catalog."""
         return narrowed(self).writeTo(table)
+
+
+class VersionFrame(TableFrame):
+    """The frame of a scan, whose plan Spark gets when it is first needed."""
+
+    # The names of attributes have two underscores because an attribute hides the column of its name.
+
+    def __init__(self, spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize]) -> None:
+        """Keep the scan."""
+        ClassicDataFrame.__init__(self, None, spark)
+        del self._jdf
+        self.__scan, self.__sizes = scan, sizes
+
+    @functools.cached_property
+    def _jdf(self) -> Any:  # noqa: ANN401 - a Java object
+        return whole_frame(self.sparkSession, self.__scan, self.__sizes)._jdf  # noqa: SLF001
+
+    def count(self) -> int:
+        """Return the number of rows, without a job unless rows are filtered or cached."""
+        # A frame whose plan Spark never got cannot be cached; one that is cached is counted, which fills the cache.
+        if self.__scan.filter is None and ("_jdf" not in vars(self) or self.storageLevel == StorageLevel.NONE):
+            return self.__scan.rows
+        return super().count()
+
+
+def version_frame(spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize]) -> DataFrame:
+    """Return the frame of a scan in a classic session, or in one of Spark Connect."""
+    return VersionFrame(spark, scan, sizes) if _is_classic(spark) else whole_frame(spark, scan, sizes)
+
+
+def _is_classic(session: object) -> bool:
+    # The class of Spark Connect's sessions has the same name and methods, and is another one.
+    return isinstance(session, SparkSession)
 
 
 class _TableGroups(GroupedData):

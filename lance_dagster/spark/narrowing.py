@@ -27,7 +27,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.spark.pushdown import Node, Translator, tree
-from lance_dagster.spark.reader import FragmentSize, Scan, check_filter, fragment_sizes, scan_frame
+from lance_dagster.spark.reader import FragmentSize, Scan, check_filter, scan_frame
 from lance_dagster.spark.spark_schema import row_bytes
 
 _LEAF = "MapInArrow"
@@ -37,11 +37,10 @@ _KEPT_SCANS = 4096
 _scans: "OrderedDict[str, tuple[Scan, tuple[FragmentSize, ...]]]" = OrderedDict()
 
 
-def whole_frame(spark: SparkSession, scan: Scan) -> DataFrame:
+def whole_frame(spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize]) -> DataFrame:
     """Return a lazy frame of all rows and columns of a scan, which `narrowed` recognises."""
     name = f"lance_{uuid.uuid4().hex[:12]}"
-    sizes = fragment_sizes(scan)
-    _scans[name] = (scan, sizes)
+    _scans[name] = (scan, tuple(sizes))
     while len(_scans) > _KEPT_SCANS:
         _scans.popitem(last=False)
     return scan_frame(spark, scan, sizes, name)
@@ -68,8 +67,43 @@ def rows_without_job(df: ClassicDataFrame) -> int | None:
         return None
     while plan.kind == "Project":
         (plan,) = plan.children
-    scan, _ = _scan_of(plan) or (None, ())
+    return _known_rows(plan)
+
+
+def _known_rows(plan: "_PlanNode") -> int | None:
+    """Return the number of rows of a read of a Lance table that takes all of them."""
+    scan, _ = _scans.get(plan.function, (None, ()))
     return None if scan is None or scan.filter is not None else scan.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanNode:
+    """A node of one of Spark's plans: the Java object, the name of its class and its children.
+
+    `function` is the name of the Python function that makes the rows of a read of a Lance table.
+    """
+
+    java: Any
+    kind: str
+    children: tuple["_PlanNode", ...]
+    function: str = ""
+
+    @classmethod
+    def of(cls, java: Any) -> "_PlanNode":  # noqa: ANN401 - a Java object
+        """Wrap a plan.
+
+        A plan has a JSON text of all of it, but that of a Python function takes Spark 40 ms: it is made by reflection.
+        """
+        kind = java.nodeName()
+        below = java.children()
+        children = tuple(cls.of(below.apply(number)) for number in range(below.size()))
+        return cls(java, kind, children, java.functionExpr().name() if kind == _LEAF else "")
+
+    def walk(self) -> Iterator["_PlanNode"]:
+        """Yield the node and all nodes below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
 
 
 @dataclass(slots=True)
@@ -99,55 +133,72 @@ class _Narrowing:
         self._spark = df.sparkSession
         # Through a variable of any type: these are Java objects.
         jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001 - the plans of Spark have no public interface
+        self._jvm = jvm
         self._catalyst = jvm.org.apache.spark.sql.catalyst
+        self._expressions = self._catalyst.expressions
         self._sequence = jvm.PythonUtils.toSeq
-        self._none = jvm.scala.Option.empty
-        self._dataset = jvm.org.apache.spark.sql.classic.Dataset
         self._uses: dict[int, _Use] = {}
         self._changed = False
 
     def frame(self) -> DataFrame:
         """Return the narrowed frame, or the frame itself where it needs everything."""
         plan = _optimised(self._df)
+        leaves = list(_leaves(plan, ()))
         # A part that is cached is found by its plan, which must then stay as it is. A subquery inside of an expression
         # may read a table too, and what it uses is not looked for.
-        if any(node.kind == "InMemoryRelation" or _has_subquery(node.fields) for node in plan.walk()):
+        if (
+            not leaves
+            or any(node.kind == "InMemoryRelation" for node in plan.walk())
+            or not plan.java.subqueriesAll().isEmpty()
+        ):
             return self._df
-        for leaf, above in _leaves(plan, ()):
-            use = self._use(leaf, above)
-            key = _ids(leaf.fields["output"][0])[0]
+        for leaf, above in leaves:
+            columns = self._parsed(leaf.java.output())
+            use = self._use(leaf, columns, above)
+            (key, *_) = _ids(columns[0].fields)
             self._uses[key] = self._uses[key].merged(use) if key in self._uses else use
-        if not self._uses:
-            return self._df
         replaced = self._replaced(self._df._jdf.queryExecution().analyzed())  # noqa: SLF001
         if not self._changed:
             return self._df
         session: Any = self._spark._jsparkSession  # noqa: SLF001
-        return ClassicDataFrame(self._dataset.ofRows(session, replaced), self._spark)
+        dataset = self._jvm.org.apache.spark.sql.classic.Dataset
+        return ClassicDataFrame(dataset.ofRows(session, replaced), self._spark)
 
-    def _use(self, leaf: Node, above: Sequence[Node]) -> _Use:
+    def _parsed(self, expressions: Any) -> tuple[Node, ...]:  # noqa: ANN401 - a Java object
+        """Return some expressions of Spark as trees."""
+        # One text for all of them: that of an expression with any number of children, which is not evaluated.
+        return tree(json.loads(self._expressions.Coalesce(expressions).toJSON())).children
+
+    def _use(self, leaf: _PlanNode, columns: Sequence[Node], above: Sequence[_PlanNode]) -> _Use:
         """Return what the nodes above a leaf use of it; the nearest one comes last."""
-        name = _function(leaf)
+        name = leaf.function
         scan, _ = _scans[name]
         rest = list(above)
         condition, used = None, set[int]()
         if rest and rest[-1].kind == "Filter":
-            parsed = tree(rest.pop().fields["condition"])
+            (parsed,) = self._parsed(rest.pop().java.expressions())
             used.update(_ids([node.fields for node in parsed.walk()]))
-            condition = self._translator(leaf, scan).condition(parsed)
-        limit = None if condition is not None or len(rest) < len(above) else _limit(rest)
+            condition = self._translator(columns, scan).condition(parsed)
+        limit = None if condition is not None or len(rest) < len(above) else self._limit(rest)
         # Spark puts a projection above each leaf of which it does not use all columns.
         if not rest or rest[-1].kind not in ("Project", "Aggregate"):
             return _Use(name, None, condition, limit)
-        node = rest[-1].fields
-        named = ("projectList", "groupingExpressions", "aggregateExpressions")
-        used.update(_ids([node[key] for key in named if key in node]))
+        for expression in self._parsed(rest[-1].java.expressions()):
+            used.update(_ids([node.fields for node in expression.walk()]))
         return _Use(name, used, condition, limit)
 
-    def _translator(self, leaf: Node, scan: Scan) -> Translator:
+    def _limit(self, above: Sequence[_PlanNode]) -> int | None:
+        """Return how many rows of a leaf suffice for the nodes above it."""
+        nearest = next((node for node in reversed(above) if node.kind != "Project"), None)
+        if nearest is None or nearest.kind != "LocalLimit":
+            return None
+        (literal,) = self._parsed(nearest.java.expressions())
+        return int(literal.fields["value"]) if literal.fields.get("dataType") == "integer" else None
+
+    def _translator(self, columns: Sequence[Node], scan: Scan) -> Translator:
         fields = [scan.schema.field(number) for number in range(len(scan.schema))]
         lowered = [column.name.lower() for column in fields]
-        keys = [_ids(attribute)[0] for attribute in leaf.fields["output"]]
+        keys = [_ids(attribute.fields)[0] for attribute in columns]
         # Lance finds columns without regard to case where there is none in the case that was given.
         known = {key: one for key, one in zip(keys, fields, strict=True) if lowered.count(one.name.lower()) == 1}
         zone = self._spark.conf.get("spark.sql.session.timeZone") or ""
@@ -155,42 +206,74 @@ class _Narrowing:
 
     def _replaced(self, plan: Any) -> Any:  # noqa: ANN401 - a Java object
         """Return a plan of Spark whose Lance tables are read in part."""
-        children = [plan.children().apply(number) for number in range(plan.children().size())]
-        if plan.nodeName() == _LEAF:
+        kind = plan.nodeName()
+        if kind == _LEAF:
             use = self._uses.get(plan.output().apply(0).exprId().id())
             return plan if use is None else self._part(plan, use)
+        if kind == "Aggregate":
+            counted = self._counted(plan)
+            if counted is not None:
+                return counted
+        children = [plan.children().apply(number) for number in range(plan.children().size())]
         replaced = [self._replaced(child) for child in children]
         if all(one is other for one, other in zip(replaced, children, strict=True)):
             return plan
         return plan.withNewChildren(self._sequence(replaced))
 
+    def _counted(self, plan: Any) -> Any:  # noqa: ANN401 - Java objects
+        """Return the one row of an aggregation that only counts all rows of a table; None for other aggregations."""
+        below = _PlanNode.of(plan.child())
+        # Each row of a table is one row of these.
+        while below.kind in ("Project", "SubqueryAlias", "View"):
+            (below,) = below.children
+        rows = _known_rows(below)
+        if rows is None or plan.groupingExpressions().size() or not self._only_counts(plan.aggregateExpressions()):
+            return None
+        self._changed = True
+        # Spark collects a list of literals without a job.
+        row: Any = self._spark.sql(f"VALUES ({rows}L)")._jdf.queryExecution().analyzed()  # noqa: SLF001
+        counts = plan.aggregateExpressions()
+        # With the names and the expression ids as before, which the nodes above refer to.
+        named = [counts.apply(number).withNewChildren(row.output()) for number in range(counts.size())]
+        return self._catalyst.plans.logical.Project(self._sequence(named), row)
+
+    def _only_counts(self, expressions: Any) -> bool:  # noqa: ANN401 - a Java object
+        """Return whether each of some aggregations counts all rows, as `count(*)` and `count(1)` do."""
+        for node in self._parsed(expressions):
+            match node:
+                case Node(
+                    "Alias", _, (Node("AggregateExpression", {"isDistinct": False}, (Node("Count", _, counted),)),)
+                ):
+                    # A null is not counted; a filter of the aggregation would be its second child.
+                    if any(one.kind != "Literal" or one.fields["value"] is None for one in counted):
+                        return False
+                case _:
+                    return False
+        return True
+
     def _part(self, leaf: Any, use: _Use) -> Any:  # noqa: ANN401 - Java objects
         """Return a plan with the output of a leaf, in which the columns that are not used are null."""
         scan, sizes = _scans[use.name]
-        output = [leaf.output().apply(number) for number in range(leaf.output().size())]
+        attributes = leaf.output()
+        output = [(attribute := attributes.apply(n), attribute.exprId()) for n in range(attributes.size())]
         names = [
             name
-            for name, attribute in zip(scan.schema.names, output, strict=True)
-            if use.columns is None or attribute.exprId().id() in use.columns
+            for name, (_, key) in zip(scan.schema.names, output, strict=True)
+            if use.columns is None or key.id() in use.columns
         ]
         frame = self._read(scan, sizes, names, use)
         if frame is None:
             return leaf
         self._changed = True
         plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
-        found = {name: plan.output().apply(number) for number, name in enumerate(names)}
-        expressions, empty = self._catalyst.expressions, self._sequence([])
+        # Each access to a class of Java is a request to it, as each call is.
+        alias, literal = self._expressions.Alias, self._expressions.Literal
+        empty, none, read = self._sequence([]), self._jvm.scala.Option.empty(), plan.output()
+        found = {name: read.apply(number) for number, name in enumerate(names)}
         aliases = [
             # The same expression ids as before, which the nodes above refer to.
-            expressions.Alias(
-                found[name] if name in found else expressions.Literal(None, attribute.dataType()),
-                name,
-                attribute.exprId(),
-                empty,
-                self._none(),
-                empty,
-            )
-            for name, attribute in zip(scan.schema.names, output, strict=True)
+            alias(found.get(name) or literal(None, attribute.dataType()), name, key, empty, none, empty)
+            for name, (attribute, key) in zip(scan.schema.names, output, strict=True)
         ]
         return self._catalyst.plans.logical.Project(self._sequence(aliases), plan)
 
@@ -213,46 +296,17 @@ class _Narrowing:
         return scan_frame(self._spark, part, sizes, use.name)
 
 
-def _optimised(df: ClassicDataFrame) -> Node:
+def _optimised(df: ClassicDataFrame) -> _PlanNode:
     execution: Any = df._jdf.queryExecution()  # noqa: SLF001
-    return tree(json.loads(execution.optimizedPlan().toJSON()))
+    return _PlanNode.of(execution.optimizedPlan())
 
 
-def _leaves(node: Node, above: tuple[Node, ...]) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+def _leaves(node: _PlanNode, above: tuple[_PlanNode, ...]) -> Iterator[tuple[_PlanNode, tuple[_PlanNode, ...]]]:
     """Yield the reads of Lance tables in a plan, with the nodes above each from the top."""
-    if _scan_of(node) is not None:
+    if node.function in _scans:
         yield node, above
     for child in node.children:
         yield from _leaves(child, (*above, node))
-
-
-def _scan_of(node: Node) -> tuple[Scan, tuple[FragmentSize, ...]] | None:
-    return _scans.get(_function(node)) if node.kind == _LEAF else None
-
-
-def _function(leaf: Node) -> str:
-    name: str = leaf.fields["functionExpr"][0]["name"]
-    return name
-
-
-def _has_subquery(value: object) -> bool:
-    """Return whether some JSON of Spark has a query inside of an expression."""
-    if isinstance(value, Mapping):
-        name = str(value.get("class"))
-        return name.endswith(("Subquery", "ListQuery", ".Exists")) or any(map(_has_subquery, value.values()))
-    return isinstance(value, Sequence) and not isinstance(value, str) and any(map(_has_subquery, value))
-
-
-def _limit(above: Sequence[Node]) -> int | None:
-    """Return how many rows of a leaf suffice for the nodes above it."""
-    projections = [node.kind == "Project" for node in above]
-    nearest = len(above) - 1
-    while nearest >= 0 and projections[nearest]:
-        nearest -= 1
-    if nearest < 0 or above[nearest].kind != "LocalLimit":
-        return None
-    literal = above[nearest].fields["limitExpr"][0]
-    return int(literal["value"]) if literal.get("dataType") == "integer" else None
 
 
 def _ids(value: object) -> list[int]:

@@ -20,9 +20,8 @@ from lance_dagster.history.context import Ref
 from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
 from lance_dagster.repository import LanceRepository, TableView
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS
-from lance_dagster.spark.frame import TableFrame
-from lance_dagster.spark.narrowing import whole_frame
-from lance_dagster.spark.reader import LanceReader, Scan
+from lance_dagster.spark.frame import TableFrame, version_frame
+from lance_dagster.spark.reader import LanceReader, Scan, fragment_sizes
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
 from lance_dagster.spark.streaming.stream_sink import LanceStreamWriter
 from lance_dagster.spark.streaming.stream_source import (
@@ -88,8 +87,8 @@ def read_table(
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
-    frame = whole_frame(spark, scan)
-    return TableFrame(frame) if isinstance(frame, ClassicDataFrame) else frame
+    # The sizes are read at once, so that an error of the table is raised here and not by an action.
+    return version_frame(spark, scan, fragment_sizes(scan))
 
 
 def table_view(spark: SparkSession, table: LanceTable, ref: Ref, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from lance_dagster.spark import narrow, read_table, stage, table_view
-from lance_dagster.spark.frame import TableFrame
+from lance_dagster.spark.frame import TableFrame, VersionFrame
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.table import LanceTable
 from tests import soak
@@ -240,3 +240,84 @@ def test_deleted_rows_and_a_filter_of_the_read(spark: SparkSession, numbers: Lan
     assert 30 == df.count()
     assert 10 == df.where("k = 1").count() == len(df.where("k = 1").collect())
     assert 90 == read_table(spark, numbers).count()
+
+
+def made(frame: DataFrame) -> bool:
+    """Whether Spark has the plan of a frame."""
+    return "_jdf" in vars(frame)
+
+
+def test_a_count_of_a_version_makes_no_plan(spark: SparkSession, numbers: LanceTable) -> None:
+    """It is what the manifest says, at the version of the frame, with deleted rows left out."""
+    df = read_table(spark, numbers)
+    assert isinstance(df, VersionFrame)
+    numbers.delete("id < 10")
+    assert [100, 90] == [df.count(), read_table(spark, numbers).count()]
+    assert spark is df.sparkSession
+    assert not made(df)
+    assert ["id", "k", "s", "x"] == df.columns
+    assert made(df)
+    assert 100 == df.count()
+    assert 10 == read_table(spark, numbers, filter="id >= 90").count()
+
+
+def test_a_count_fills_a_cache(spark: SparkSession, numbers: LanceTable) -> None:
+    """Whoever asked for the cache: the frame, or a view of it."""
+    frames = [read_table(spark, numbers) for _ in range(3)]
+    frames[0].cache()
+    frames[1].persist()
+    frames[2].createOrReplaceTempView("kept")
+    spark.sql("CACHE LAZY TABLE kept")
+    kept: Any = spark.sparkContext._jsc  # noqa: SLF001 - Spark has no other way
+    for number, frame in enumerate(frames, start=1):
+        assert 100 == frame.count()
+        assert number == len(kept.getPersistentRDDs())
+        assert 2 == len(frame.where("id < 2").collect())
+    for frame in frames:
+        assert 100 == frame.unpersist(blocking=True).count()
+    assert 0 == len(kept.getPersistentRDDs())
+    spark.catalog.dropTempView("kept")
+
+
+def test_counts_of_all_rows_run_no_job(spark: SparkSession, numbers: LanceTable) -> None:
+    """In each of Spark's spellings, with its names and types; other counts look at rows."""
+    numbers.delete("id < 10")
+    df = read_table(spark, numbers)
+    table_view(spark, numbers, "main", "numbers")
+    plain = spark.createDataFrame(df.collect(), df.schema)
+    plain.createOrReplaceTempView("plain")
+    every = functions.count("*")
+    counts: list[Callable[[DataFrame], DataFrame]] = [
+        lambda frame: frame.groupBy().count(),
+        lambda frame: frame.agg(every),
+        lambda frame: frame.agg({"*": "count"}),
+        lambda frame: frame.select("k", "s").agg(every.alias("n"), functions.count(functions.lit(7))),
+        lambda frame: spark.table("numbers" if frame is df else "plain").agg(every),
+        lambda frame: frame.agg(every).withColumn("twice", functions.col("count(1)") * 2),
+    ]
+    context = spark.sparkContext
+    for number, counted in enumerate(counts):
+        expected, found = counted(plain).collect(), narrow(counted(df))
+        context.setJobGroup(f"count {number}", "")
+        try:
+            assert expected == found.collect()
+            assert not context.statusTracker().getJobIdsForGroup(f"count {number}")
+        finally:
+            context.setJobGroup("other", "")
+        assert counted(plain).toArrow().cast(found.toArrow().schema) == found.toArrow()
+    others: list[Callable[[DataFrame], DataFrame]] = [
+        lambda frame: frame.agg(functions.count(functions.lit(None))),
+        lambda frame: frame.agg(functions.countDistinct(functions.lit(1))),
+        lambda frame: frame.selectExpr("count(*) FILTER (WHERE id > 50)"),
+        lambda frame: frame.agg(every, functions.max("id")),
+        lambda frame: frame.limit(5).agg(every),
+        lambda frame: frame.where("id > 50").agg(every),
+        lambda frame: frame.union(frame).agg(every),
+        lambda frame: frame.crossJoin(frame.agg(every)).agg(every, functions.min("count(1)")),
+        lambda frame: frame.groupBy("k").count().orderBy("k"),
+        lambda frame: frame.selectExpr("explode(array(id, k)) AS e").agg(every),
+    ]
+    for other in others:
+        assert other(plain).collect() == narrow(other(df)).collect()
+    for view in ("numbers", "plain"):
+        spark.catalog.dropTempView(view)
