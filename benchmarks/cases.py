@@ -148,6 +148,17 @@ def _merging(folder: Path) -> Rows:
         yield f"{rows:,}", ms(merged), f"{written:,}", ms(copied), f"{copied / merged:.1f}"
 
 
+_CONTENTION = (
+    "writers",
+    "commits a second",
+    "by pylance's",
+    "median ms",
+    "p99 ms",
+    "by pylance's",
+    "fairness",
+    "slowest writer",
+    "given up",
+)
 CASES = (
     Case(
         "open",
@@ -307,7 +318,7 @@ CASES = (
         spark.cores,
     ),
     Case(
-        "contention",
+        "contention on local disk",
         f"Processes that append one row again and again to one branch, on local disk, on the S3 server of the "
         f"tests and on Ceph, which take {contention.LATENCY * 1e3:.0f} ms for each answer, for "
         f"{contention.SECONDS:.0f} seconds, and {contention.SECONDS_ON_S3:.0f} on both with several writers; "
@@ -321,17 +332,19 @@ CASES = (
         "With 16 writers these are 15 of about 25 requests of a commit, in both libraries. A request of lance_dagster "
         "takes about 3 ms of processor time in botocore. So two processors bound the rate of many writers; where "
         "there are more, two answers for each version bound it: the read of the one before, and the put.",
-        (
-            "writers",
-            "commits a second",
-            "by pylance's",
-            "median ms",
-            "p99 ms",
-            "by pylance's",
-            "fairness",
-            "slowest writer",
-            "given up",
-        ),
-        contention.rows,
+        _CONTENTION,
+        contention.on_disk,
+    ),
+    Case(
+        "contention on S3",
+        "The same on the S3 server of the tests.",
+        _CONTENTION,
+        contention.on_s3,
+    ),
+    Case(
+        "contention on Ceph",
+        "The same on a Ceph gateway.",
+        _CONTENTION,
+        contention.on_ceph,
     ),
 )

@@ -2,16 +2,11 @@
 
 Each writer is a process that appends one row again and again. Both libraries take turns with the same number of
 writers, since the machine may be slowed down by others at any moment; compare the two lines of a round.
-
-`python -m benchmarks.contention Ceph` prints the lines of one storage alone.
 """
 
-import argparse
-import importlib
 import multiprocessing
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,23 +138,20 @@ def figures(found: list[list[Attempt]], seconds: float = SECONDS) -> tuple[float
     return made / seconds, statistics.median(taken), slow, fairness(counts), min(counts), len(taken) - made
 
 
-def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure on local disk, and on object stores that take their time for each answer."""
-    for measure in PLACES.values():
-        yield from measure(folder)
-
-
-def _on_disk(folder: Path) -> Iterator[tuple[str, ...]]:
+def on_disk(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure on local disk, synced and not."""
     yield from _rows(str(folder), "local disk", (PACKAGE, QUICKLY, PYLANCE), {})
 
 
-def _on_s3(folder: Path) -> Iterator[tuple[str, ...]]:
+def on_s3(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure on the S3 server of the tests."""
     with server(folder / "server.log", "tests.servers.s3_server", "--latency", str(LATENCY)) as address:
         storage = bucket_on(f"http://{address}")
         yield from _rows(storage.uri, "S3", (PACKAGE, PYLANCE), storage.storage_options, longest=SECONDS_ON_S3)
 
 
-def _on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
+def on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Measure on Ceph, behind a proxy that passes each answer on later; nothing where it is not installed."""
     reason = missing_programs()
     if reason is not None:
         print(f"Ceph is not measured: {reason}", file=sys.stderr)
@@ -171,9 +163,6 @@ def _on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
         with server(folder / "proxy.log", "tests.servers.delaying_proxy", *behind) as address:
             storage = new_bucket(f"http://{address}")
             yield from _rows(storage.uri, "Ceph", (PACKAGE, PYLANCE), storage.storage_options, longest=SECONDS_ON_S3)
-
-
-PLACES = {"disk": _on_disk, "S3": _on_s3, "Ceph": _on_ceph}
 
 
 def _rows(
@@ -202,12 +191,3 @@ def _rows(
                 f"{least:.0f}",
                 f"{gave_up:.0f}",
             )
-
-
-if __name__ == "__main__":
-    chosen = argparse.ArgumentParser(description="Writers that append to one branch at once.")
-    chosen.add_argument("place", choices=PLACES)
-    with tempfile.TemporaryDirectory() as scratch:
-        # By its name: processes of the forkserver find its functions in the module, not in `__main__`.
-        for line in importlib.import_module("benchmarks.contention").PLACES[chosen.parse_args().place](Path(scratch)):
-            print(f"| {' | '.join(line)} |", flush=True)
