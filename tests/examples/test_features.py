@@ -19,9 +19,7 @@ def _unpack_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 def test_every_flight_gets_one_vector(spark: "SparkSession") -> None:
     """Flights without weather or plane keep their row, and no number is null."""
     flights = source.read(spark, "flights", month=1)
-    made = features.flight_features(
-        flights, source.read(spark, "weather", month=1), source.read(spark, "planes")
-    ).cache()
+    made = features.flight_features(flights, source.read(spark, "weather", month=1), source.read(spark, "planes"))
     assert source.rows_by_month("flights")[1] == made.count()
     sizes = made.selectExpr("size(features) AS size", "exists(features, n -> n IS NULL OR isnan(n)) AS hole").distinct()
     assert [(features.DIMENSIONS, False)] == [tuple(row) for row in sizes.collect()]

@@ -263,20 +263,23 @@ def test_a_count_of_a_version_makes_no_plan(spark: SparkSession, numbers: LanceT
 
 def test_a_count_fills_a_cache(spark: SparkSession, numbers: LanceTable) -> None:
     """Whoever asked for the cache: the frame, or a view of it."""
+    kept: Any = spark.sparkContext._jsc  # noqa: SLF001 - Spark has no other way
+    others = len(kept.getPersistentRDDs())
     frames = [read_table(spark, numbers) for _ in range(3)]
     frames[0].cache()
     frames[1].persist()
-    frames[2].createOrReplaceTempView("kept")
-    spark.sql("CACHE LAZY TABLE kept")
-    kept: Any = spark.sparkContext._jsc  # noqa: SLF001 - Spark has no other way
-    for number, frame in enumerate(frames, start=1):
-        assert 100 == frame.count()
-        assert number == len(kept.getPersistentRDDs())
-        assert 2 == len(frame.where("id < 2").collect())
-    for frame in frames:
-        assert 100 == frame.unpersist(blocking=True).count()
-    assert 0 == len(kept.getPersistentRDDs())
-    spark.catalog.dropTempView("kept")
+    frames[2].createOrReplaceTempView("cached_numbers")
+    spark.sql("CACHE LAZY TABLE cached_numbers")
+    try:
+        for number, frame in enumerate(frames, start=1):
+            assert 100 == frame.count()
+            assert others + number == len(kept.getPersistentRDDs())
+            assert 2 == len(frame.where("id < 2").collect())
+    finally:
+        counts = [frame.unpersist(blocking=True).count() for frame in frames]
+        spark.catalog.dropTempView("cached_numbers")
+    assert [100] * 3 == counts
+    assert others == len(kept.getPersistentRDDs())
 
 
 def test_counts_of_all_rows_run_no_job(spark: SparkSession, numbers: LanceTable) -> None:
