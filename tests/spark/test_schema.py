@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
@@ -78,7 +79,7 @@ WIDENED = [
     (pa.uint16(), "int", 65535),
     (pa.uint32(), "bigint", 2**32 - 1),
     (pa.uint64(), "decimal(20,0)", 2**64 - 1),
-    (pa.float16(), "float", 0.5),
+    (pa.float16(), "float", np.float16(0.5)),
     (pa.large_string(), "string", "a"),
     (pa.large_binary(), "binary", b"a"),
     (pa.binary(2), "binary", b"ab"),
@@ -87,7 +88,7 @@ WIDENED = [
     (pa.date64(), "date", 86_400_000),
     (pa.timestamp("ms", "Europe/Paris"), "timestamp", 1),
     (pa.timestamp("s"), "timestamp_ntz", 1),
-    (pa.list_(pa.float16(), 2), "array<float>", [0.5, 1.5]),
+    (pa.list_(pa.float16(), 2), "array<float>", [np.float16(0.5), np.float16(1.5)]),
     (pa.large_list(pa.uint8()), "array<smallint>", [1, None]),
     (pa.map_(pa.string(), pa.uint8()), "map<string,smallint>", [("k", 1)]),
     (pa.struct([pa.field("u", pa.uint8())]), "struct<u:smallint>", {"u": 1}),
