@@ -112,17 +112,20 @@ class LanceRepository:
         """
         repository = cls(root, storage_options)
         logs = repository._context.logs
-        if logs.store.get(MARKER) is None:
+        made = logs.store.get(MARKER) is not None
+        if not made:
             _refuse_nested(repository.root, logs.store, repository._context.registry.storage_options)
-            # Of two processes that create the repository at once, both go on with the marker of the first one.
-            marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
-            logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         # Looked at apart from the marker: an earlier call may have died between the two.
         if logs.newest("branch", MAIN) is None:
             # The first commit is empty, so that every commit that a person makes has a parent to be compared with.
             first, data = new_commit({}, (), author=person(), message="create the repository", properties={})
             logs.put_commit(first, data)
             logs.append("branch", MAIN, next_entry(None, "commit", first.id, reason=first.message))
+        if not made:
+            # Last, since `open` looks for it: what has no commit is no repository yet. Of two processes that create
+            # the repository at once, both go on with the marker of the first one.
+            marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
+            logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         return repository
 
     @property

@@ -2,22 +2,24 @@
 
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from lance_dagster import InvalidInputError, LanceRepository
+from lance_dagster import InvalidInputError, LanceRepository, NotFoundError
 from lance_dagster.errors import CommitStateUnknownError, StoreError
 from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.repository_context import RepositoryContext
 from tests.forked_program import ready_processes
 from tests.repository.repository_operations import OPERATIONS, die_at_change, fresh
 from tests.repository.scripted_repository import (
     FAST,
     Ids,
     Plug,
+    ScriptedRegistry,
     ids,
     new_repository,
     opened,
@@ -28,7 +30,7 @@ from tests.repository.scripted_repository import (
     seen,
 )
 from tests.soak import DEEP, FACTOR
-from tests.store.scripted import PlugPulledError, Request
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 
 pytestmark = pytest.mark.scaled
 
@@ -222,3 +224,21 @@ def test_another_strategy_is_not_answered_by_what_was_staged(tmp_path: Path) -> 
         repository.publish("run/2", strategy="dest-wins", audit=refuse)
     repository.publish("run/2", strategy="source-wins")
     assert [20] == repository.at("main")["a"].read()["price"].to_pylist()
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_repository_that_was_half_made_is_none(tmp_path: Path, writes: int) -> None:
+    """Its creator died: nobody opens it, and the next call makes it."""
+
+    class Scripted(LanceRepository):
+        def __init__(self, root: Path, options: Mapping[str, str] | None = None) -> None:
+            super().__init__(root, options)
+            plug = Plug(writes, lambda request: request.writes)
+            store = ScriptedStore(opened(str(root)), plug)
+            self._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST))
+
+    with pytest.raises(PlugPulledError):
+        Scripted.create(tmp_path)
+    with pytest.raises(NotFoundError, match="no repository"):
+        LanceRepository.open(tmp_path)
+    assert ["create the repository"] == [commit.message for commit in LanceRepository.create(tmp_path).log()]

@@ -193,7 +193,7 @@ def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
         InvalidInputError: There are several.
     """
     # The branch is deleted, so only the commits of `main` still have the whole id.
-    numbers = table.branches.version_numbers()[-_SEARCHED:]
+    numbers = table.branches.version_numbers()[-SEARCHED:]
     found = {run for number in numbers for run in _values(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
     like = sorted(run for run in found if run.startswith(beginning))
     if len(like) > 1 and beginning not in like:
@@ -368,6 +368,9 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
 
     def retire(publication: Publication) -> list[str]:
         runs = [run_of(source.branch) for source in publication.sources]
+        # What a publication that died had merged: it did not come to its branches.
+        if publication.landed is not None and not (runs or publication.chosen):
+            runs = [*runs_of(publication.landed)]
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
         # The sources may be branches of other runs: of those of a backfill, or of one that a person named.
         retired = replace(chain, run_ids=tuple(run_ids))
@@ -389,7 +392,7 @@ def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
 
 # The search of the log stops at the start of the runs. When Dagster has deleted their records, the start is unknown
 # and this number of versions limits the search: an interrupted publication is resumed before that many others land.
-_SEARCHED = 200
+SEARCHED = 200
 
 
 def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: datetime | None) -> Version | None:
@@ -403,7 +406,7 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
     """
     wanted = {key: frozenset(values) for key, values in made_by.items()}
     # Newest first: a run that was published twice is found where its later rows are.
-    for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):
+    for number in reversed(table.branches.version_numbers()[-SEARCHED:]):
         version = table.at(f"{MAIN}@{number}")
         if all(not values.isdisjoint(_values(version, key)) for key, values in wanted.items()):
             return version
@@ -426,30 +429,6 @@ def sources_of(version: Version) -> list[str]:
     # A merge of one branch names the audited version, or has it as its second parent.
     audited = version.properties.get(md.AUDITED_VERSION)
     return [*several, *([audited] if audited is not None else version.parents[1:])]
-
-
-def nothing_new(publication: Publication, tag: str) -> str:
-    """Return what to say of a table for which no run branch waits.
-
-    A run that another publisher published may be missing under this tag, which was held meanwhile. It is not promoted
-    unasked, since it may have been withdrawn from this tag on purpose.
-    """
-    table, previous = publication.table, publication.previous
-    # Another program may have put the tag on a branch, whose numbers do not compare.
-    if previous is not None and previous.branch != MAIN:
-        return "nothing new"
-    named = 0 if previous is None else previous.version
-    # Newest first. A compaction, or a commit of another program, comes from no run.
-    for number in reversed(table.branches.version_numbers()[-_SEARCHED:]):
-        runs = runs_of(table.at(f"{MAIN}@{number}")) if number > named else []
-        if runs:
-            return (
-                f"nothing waits, but {MAIN}@{number} has what run/{runs[-1]} wrote, and {tag} names "
-                f"{previous.ref if previous else 'no version'}: to promote it, set ref: run/{runs[-1]}, or ref: {MAIN}"
-            )
-        if number <= named:
-            break
-    return "nothing new"
 
 
 def runs_of(version: Version) -> list[str]:

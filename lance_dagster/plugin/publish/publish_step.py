@@ -34,7 +34,6 @@ from lance_dagster.plugin.publish.publication import (
     find_tag,
     merge_all,
     move_tags,
-    nothing_new,
     retire_all,
     runs_of,
 )
@@ -50,6 +49,7 @@ from lance_dagster.plugin.publish.rollback import (
     revert_to,
     withdrawn_by,
 )
+from lance_dagster.plugin.publish.unfinished import Unfinished
 from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunBranch, RunChain, run_of, who_launched
@@ -190,14 +190,8 @@ class PublishStep:
         # A run is looked up in each table by itself. Any other ref may name one commit of all tables.
         if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
-        for node in nodes:
-            try:
-                self._sort(self._look(node), search)
-            except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
-                # A run may write only some of the tables, so its branch may be missing in others. Any other ref
-                # must exist in every table.
-                reason = f"{node.candidate.to_user_string()}: {error}"
-                (search.missing if self._by_run else search.wrong).append(reason)
+        for one in self._look_all(nodes, search):
+            self._sort(one, search)
         self._keep_together(search)
         self._keep_dependent_back(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
@@ -207,6 +201,22 @@ class PublishStep:
         for one in search.found:
             self._log_left(one)
         return search.found
+
+    def _look_all(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
+        """Return what there is to publish of each table that is there."""
+        looked = []
+        for node in nodes:
+            try:
+                looked.append(self._look(node))
+            except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
+                # A run may write only some of the tables, so its branch may be missing in others. Any other ref
+                # must exist in every table.
+                (search.missing if self._by_run else search.wrong).append(f"{node.candidate.to_user_string()}: {error}")
+        if self._is_alone:
+            unfinished = Unfinished(tag=self.tag, log=self.log, together=self.together, audit=self._audit_of)
+            looked, said = unfinished.finish(looked, self.chain)
+            search.missing += said
+        return looked
 
     def _log_left(self, one: Publication) -> None:
         """Log which branches of a table are not published with it."""
@@ -260,8 +270,7 @@ class PublishStep:
         # This is no error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
-            said = [f"it waits: {wait}" for wait in one.waiting] or [nothing_new(one, self.tag)]
-            search.missing += [f"{one.name}: {reason}" for reason in said]
+            search.missing += [f"{one.name}: it waits: {wait}" for wait in one.waiting]
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 

@@ -13,16 +13,29 @@ left alone.
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 
 import dagster as dg
 
-from lance_dagster.errors import ConflictError, InvalidInputError, RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    RefNotFoundError,
+    VersionNotFoundError,
+)
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.publication import Publication, in_turns, landing_message, landing_properties
+from lance_dagster.plugin.publish.publication import (
+    SEARCHED,
+    Publication,
+    in_turns,
+    landing_message,
+    landing_properties,
+)
 from lance_dagster.plugin.publish.rollback import (
     commit_message,
     drop_branch,
@@ -45,6 +58,7 @@ from lance_dagster.repository import (
     TableView,
     VersionToPublish,
 )
+from lance_dagster.repository.publish.staging import NEVER
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 # How many other tables of a commit the page of a promoted node names.
@@ -282,6 +296,33 @@ class Together:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
         # What does not follow, such as a tag that is held, is reported by the publication itself.
         self.repository.follow(self.channel, names)
+
+    def has_left(self, one: Publication, version: Version, since: datetime | None) -> bool | None:
+        """Return whether the channel was taken back from a version of `main` of a table, or may have been.
+
+        Args:
+            one: The table.
+            version: The version, which the channel does not name.
+            since: When the publication of the version began; a rollback after that may be about the version.
+
+        Returns:
+            None where the channel never named the table.
+        """
+        name, found = self.repository.name_of(one.table), None
+        present = self.channel_now()
+        for entry in () if present is None else self.repository.channels.history(self.channel, limit=SEARCHED):
+            try:
+                at = None if entry.deleted else self.repository.head(entry.commit).tables.get(name)
+            except NotFoundError:
+                # This entry and those before it were collected: nobody knows what they named.
+                return True
+            if at is not None and (at.lands == NEVER or at.lands >= version.number):
+                return True
+            # One that committed what it restored is on `main` itself, below what was published after it.
+            if entry.action == "rollback" and RESTORES not in entry.properties and (since is None or entry.at > since):
+                return True
+            found = found if at is None else False
+        return found
 
     def _is_rolled_back(self) -> bool:
         """Return whether the newest entry of the channel is the rollback of this reason."""

@@ -1,0 +1,147 @@
+"""Find a publication that brought `main` to what it audited, and died before the tag named it.
+
+Nothing waits then: the run branches are merged, and what they wrote is on `main`, audited. The next *Materialize* does
+what is left of it. It promotes only what that publication was to promote: its commit, not the head of `main`.
+
+Other versions of `main` that the tag lacks are promoted only when a person asks for them: a publisher of another tag
+may have made them, another program, or a person who withdrew them from this tag.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.refs.ref_files import Tag
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.publication import SEARCHED, Publication, runs_of
+from lance_dagster.plugin.publish.publish_gate import AuditLog
+from lance_dagster.plugin.publish.publish_together import Together
+from lance_dagster.plugin.run_branch import RunChain, started_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """Look for publications that died after they moved `main` of a table.
+
+    Attributes:
+        tag: The name of the tag.
+        log: The event log, which says what the run of a publication was to promote.
+        together: How tables are published as one commit; None without a repository.
+        audit: Returns a publication, and what speaks against a version of it.
+    """
+
+    tag: str
+    log: AuditLog
+    together: Together | None
+    audit: Callable[[Publication, Version], tuple[Publication, list[str]]]
+
+    def finish(self, looked: Iterable[Publication], chain: RunChain) -> tuple[list[Publication], list[str]]:
+        """Return the tables with what publications that died were to promote of them, and what to say of others.
+
+        Args:
+            looked: The tables; those that have something to publish are returned as they are.
+            chain: The run that publishes.
+        """
+        publications, said = list(looked), dict[str, list[str]]()
+        refused: set[str] = set()
+        for place, one in enumerate(publications):
+            # A backfill whose branches all wait is red: it was to publish these, and not what was left of older ones.
+            if not (one.audited or (one.waiting and chain.backfill_id is not None)):
+                publications[place], said[one.name] = self._finished(one, refused)
+        for place, one in enumerate(publications):
+            # In a repository a publication is promoted whole or not at all.
+            if self.together is not None and one.name in said and _by(one.landed) in refused:
+                publications[place] = replace(one, landed=None)
+                said[one.name] = [f"it waits with other tables of the publication of run {_by(one.landed)}"]
+        return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
+
+    def _finished(self, one: Publication, refused: set[str]) -> tuple[Publication, list[str]]:
+        """Return what is left to promote of a table, or what to say of it; `refused` gets the run that is refused."""
+        said: list[str] = []
+        # Another program may have put the tag on a branch, whose numbers do not compare.
+        if one.previous is None or one.previous.branch == MAIN:
+            named = 0 if one.previous is None else one.previous.version
+            for version in _published(one, named):
+                left = self._is_left(one, version, named)
+                against = self.audit(one, version)[1] if left else []
+                if left and not against:
+                    return replace(one, landed=version), []
+                if against:
+                    refused.add(_by(version))
+                if version.number > named and not said:
+                    said = list(against) or [self._said(one, version)]
+        # What waits is the better advice.
+        return one, said or ([] if one.waiting else ["nothing new"])
+
+    def _is_left(self, one: Publication, version: Version, named: int) -> bool:
+        """Return whether a version of `main` was made by a publication that died before its tag named the version."""
+        by = version.properties.get(md.PUBLISHED_BY)
+        # A rollback is repeated by whoever wanted it: with its reason it stays one in the history of the channel.
+        if by is None or md.ROLLED_BACK_TO in version.properties or not self.log.unwritten([one.promoted], [by]):
+            return False
+        return _is_over(by, self.log.instance) and not (version.number > named and self._was_named(one, version))
+
+    def _was_named(self, one: Publication, version: Version) -> bool:
+        """Return whether the tag named a version before, or a later one, and was moved back from it."""
+        since = started_at(dg.RunsFilter(run_ids=[_by(version)]), self.log.instance)
+        named = None if self.together is None else self.together.has_left(one, version, since)
+        # A table that the channel never named was published by its tag alone.
+        return _moved_later(one.previous, version, self.log.instance) if named is None else named
+
+    def _said(self, one: Publication, version: Version) -> str:
+        at = one.previous.ref if one.previous else "no version"
+        by, restored = version.properties.get(md.PUBLISHED_BY), version.properties.get(md.ROLLED_BACK_TO)
+        if by is not None and not _is_over(by, self.log.instance):
+            return (
+                f"nothing waits, but run {by} brought {MAIN} to {version}, and is not over; {self.tag} names {at}. If "
+                "the process of that run died, terminate the run, and materialize this node again"
+            )
+        behind, run = f"and {self.tag} names {at}", runs_of(version)[-1]
+        if restored is not None:
+            return (
+                f"nothing waits, but {version} is a rollback to {restored}, {behind}: repeat it, with the same reason"
+            )
+        return (
+            f"nothing waits, but {version} has what run/{run} wrote, {behind}: to promote it, "
+            f"set ref: run/{run}, or ref: {MAIN}"
+        )
+
+
+def _published(publication: Publication, named: int) -> Iterator[Version]:
+    """Yield the versions of `main` that runs made, from the newest to the one that the tag names."""
+    for number in reversed(publication.table.branches.version_numbers()[-SEARCHED:]):
+        # The last one too: a publisher that died after it moved the tag left no event.
+        if number < named:
+            return
+        version = publication.table.at(f"{MAIN}@{number}")
+        if runs_of(version):
+            yield version
+
+
+def _by(version: Version | None) -> str:
+    """Return the run whose publisher made a version of `main`."""
+    return "" if version is None else version.properties.get(md.PUBLISHED_BY, "")
+
+
+def _is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
+    run = instance.get_run_by_id(run_id or "")
+    return run is None or run.is_finished
+
+
+def _moved_later(tag: Tag | None, version: Version, instance: dg.DagsterInstance) -> bool:
+    """Return whether a tag was moved to where it is after a publication made a version of `main`, or may have been.
+
+    Then a tag that names an older version was moved back from this one.
+    """
+    if tag is None:
+        return False
+    by, moved_by = version.properties.get(md.PUBLISHED_BY), tag.metadata.get(md.RUN_ID)
+    # Other programs keep the metadata of a tag that they move; then it is about another version.
+    if tag.metadata.get(md.MOVED_TO) != tag.ref or by is None or moved_by is None:
+        return True
+    records = instance.get_run_records(dg.RunsFilter(run_ids=[by, moved_by]))
+    created = {record.dagster_run.run_id: record.create_timestamp for record in records}
+    return moved_by not in created or by not in created or created[moved_by] > created[by]
