@@ -233,6 +233,13 @@ def expired_copies(
             yield branch, int(match[1]), entry, _owner_digest(owners.get(branch, "")) == match[2]
 
 
+def newest_expired_copy(store: Store, branch: str, owner: str, number: int) -> bytes | None:
+    """Read the newest copy of the manifest of an expired version; return None when there is none."""
+    copies = expired_copies(store.walk(f"{EXPIRED}/{branch}"), {branch: owner})
+    found = [entry for name, count, entry, same in copies if same and (name, count) == (branch, number)]
+    return store.get(max(found, key=lambda entry: entry.modified).key) if found else None
+
+
 def _owner_digest(branch_id: str) -> str:
     # A digest has a fixed form, so the key can be parsed whatever the id of the branch is.
     return hashlib.sha256(branch_id.encode()).hexdigest()[:8]

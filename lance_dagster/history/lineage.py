@@ -42,7 +42,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     reset_target,
 )
-from lance_dagster.history.inventory import EXPIRED, expired_copies
+from lance_dagster.history.inventory import newest_expired_copy
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
@@ -454,9 +454,7 @@ def _put_back(place: VersionPlace, versions: Versions) -> State | None:
     resets = ((reset_target(state.transaction), state.number) for state in later)
     if not any(to is not None and to < number < made for to, made in resets):
         return None
-    copies = expired_copies(versions.store.walk(f"{EXPIRED}/{branch}"), {branch: own})
-    found = [entry for name, count, entry, same in copies if same and (name, count) == (branch, number)]
-    data = versions.store.get(max(found, key=lambda entry: entry.modified).key) if found else None
+    data = newest_expired_copy(versions.store, branch, own, number)
     if data is None:
         return None
     put_once(versions.store, versions.manifest_path(branch, number), data)

@@ -1,8 +1,8 @@
 """Deletion vectors in the store, and the rebase of row changes whose deletion vectors overlap.
 
 A deletion vector holds all deleted rows of a fragment, so a vector that was made from an older version would bring
-back rows that were deleted since. What a change means is only the rows it adds to the vector. When no other writer
-touched those rows, the vectors are united.
+back rows that were deleted since, and delete rows that a revert brought back. What a change means is only the rows it
+adds to the vector. When no other writer touched those rows, they are added to the vector of the head.
 
 Rows that both changes deleted are no conflict, unless one of the two moved them: an update of a row that another
 writer deleted would bring the row back, and a deletion of a row that another writer moved would miss it. Then the
@@ -153,10 +153,11 @@ def rebased(
         everything = BitMap(range(before.physical_rows))
         in_change = everything if changed is None else deleted_offsets(versions, base, changed)
         # Only rows that each side deleted by itself count; what the base deleted says nothing about either.
-        if moved and (in_change - in_base) & (in_head - in_base):
+        added = in_change - in_base
+        if moved and added & (in_head - in_base):
             return None
         # A fragment without live rows is removed, as a deletion of all its rows does at once.
-        union = in_change | in_head
+        union = added | in_head
         if len(union) == current.physical_rows:
             removed.add(number)
         elif union != in_head:

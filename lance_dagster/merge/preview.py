@@ -1,18 +1,27 @@
 """Say what a merge would do without doing it, or make a branch that has its result."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from lance_dagster.errors import AlreadyExistsError, Remedy
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    LanceDagsterError,
+    NotFoundError,
+    Remedy,
+)
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.lineage import Lineage
 from lance_dagster.history.merge_base import merge_base, version_that_merged
-from lance_dagster.history.refs.branch_operations import create_branch
+from lance_dagster.history.refs.branch_operations import create_branch, retire_branch
 from lance_dagster.history.refs.ref_files import Branch, with_metadata
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_keys import with_keys
@@ -156,8 +165,15 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         if found is None or not _is_begun(context, found, source, head):
             raise
         made = found
-    # A merge that landed before a crash is found again here and not repeated.
-    merge(context, source, name, options)
+    try:
+        # A merge that landed before a crash is found again here and not repeated.
+        merge(context, source, name, options)
+    except (InvalidInputError, ConflictError, NotFoundError, FormatError):
+        # Nothing was merged: the source was deleted meanwhile, for one. A branch without a result would be in the way.
+        with suppress(LanceDagsterError):
+            if (newest := context.head(name)).number == made.first:
+                retire_branch(newest, context.refs, context.versions)
+        raise
     # The metadata is set last: after a crash before the merge, checks must not take the unmerged dest for the result.
     done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
     return context.refs.change_branch(made, lambda current: with_metadata(current, done))

@@ -184,10 +184,13 @@ class Channels:
             RefMovedError: The channel does not name `expected`.
             ConflictError: It was rolled back after `since`.
         """
-        commit, expected = self._repository.resolve(at), options.get("expected")
-        forward_only, reason = options.get("forward_only", False), options.get("reason", "")
+        expected, reason = options.get("expected"), options.get("reason", "")
+        forward_only = options.get("forward_only", False)
 
         def entry(before: RefEntry | None) -> RefEntry | None:
+            # Resolved after the channel was read: the other way round, a publication in between would move `main` and
+            # the channel, and this move would take the channel back to the commit that `main` named before.
+            commit = self._repository.resolve(at)
             # Compared at each try, with the entry that the put will follow: this makes a compare-and-swap of it.
             if expected is not None and (before is None or before.commit != expected):
                 raise RefMovedError(name, expected, "nothing" if before is None else before.commit)

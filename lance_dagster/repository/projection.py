@@ -26,6 +26,8 @@ from lance_dagster.repository.registry import Registry
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
+FOLLOW = MergeOptions(message="follow the repository")
+"""How `main` of a table follows a commit that somebody else made."""
 _TRIES = 5
 
 

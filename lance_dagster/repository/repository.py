@@ -41,7 +41,7 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FollowingTag, Lagging, project
+from lance_dagster.repository.projection import FOLLOW, FollowingTag, Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
@@ -482,9 +482,8 @@ class LanceRepository:
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return what could not follow."""
         head = self.head()
-        options = _options("follow the repository", {}, None)
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
-        found = project(self._context.registry, head, head.tables, tag=None, options=options)
+        found = project(self._context.registry, head, head.tables, tag=None, options=FOLLOW)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
             # The tags may have missed the end of a hold as well, so its reason is looked up.

@@ -160,3 +160,13 @@ def test_many_rows_are_deleted(tmp_path: Path) -> None:
     dataset = lance.dataset(table.uri)
     dataset.validate()
     assert len(wanted) == dataset.count_rows()
+
+
+@pytest.mark.parametrize("predicate, left", [("value = 2", [0, 1, 3]), ("value > 1", [0, 1])])
+def test_rows_that_a_revert_brought_back_stay(tmp_path: Path, predicate: str, left: list[int]) -> None:
+    """They are deleted in the version that the deletion was made from, and not by the deletion."""
+    table = new_table(tmp_path, entries("a", 0, 1, 2, 3))
+    table.delete("value < 2")
+    interrupted(table, lambda: LanceTable.open(table.uri).revert("main")).delete(predicate)
+    assert left == [value for _, value in contents(table)]
+    as_pylance(table).validate()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import AlreadyExistsError
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError
 from lance_dagster.store import LocalStore
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import contents, context_on, entries, new_table
@@ -134,3 +134,16 @@ def test_a_preview_does_not_take_the_name_of_a_tag(table: LanceTable) -> None:
         table.branches.create("production")
     assert "main@3" == str(table.at("production"))
     assert ["run"] == list(table.branches.list())
+
+
+def test_a_preview_whose_source_is_deleted_meanwhile_leaves_no_branch(table: LanceTable) -> None:
+    """It would take the name, and hold nothing that checks could look at."""
+
+    def script(request: Request) -> object:
+        if request.key == "tree/preview/run/_versions" and request.verb == "sync_folder":
+            table.branches.delete("run")
+        return request.send()
+
+    with pytest.raises(InvalidInputError, match=r"branch 'run' of .* is gone"):
+        through(table, script).branches.preview("run")
+    assert not table.branches.list()

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from lance_dagster import (
     NotFoundError,
     ProtectedError,
     RefNotFoundError,
+    StoreError,
 )
-from tests.repository.scripted_repository import Plug, ids, new_repository, run, scripted
+from tests.repository.scripted_repository import Plug, ids, in_order, new_repository, run, scripted
 from tests.store.scripted import PlugPulledError, Request
 
 TAG = "production"
@@ -73,6 +75,36 @@ def test_a_publication_does_not_overrun_a_rollback(tmp_path: Path) -> None:
     repository.publish(branch, channel=TAG)
     assert [1, 2, 3] == ids(repository, TAG)["a"]
     assert () == repository.channels.advance(TAG, "main", ["a"], since=since).lagging
+
+
+def test_a_promotion_does_not_overrun_a_publication(tmp_path: Path) -> None:
+    """What `main` names is asked after the channel, so the channel never goes back to what `main` named before."""
+    repository = published(tmp_path, 1)
+    branch, meanwhile = run(repository, 2, "a"), iter([True])
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.key == f"_repository/channels/{TAG}" and next(meanwhile, False):
+            repository.publish(branch, channel=TAG)
+        return request.send()
+
+    scripted(repository.root, script).channels.promote(TAG)
+    assert [1, 2] == ids(repository, TAG)["a"]
+
+
+def test_a_repeated_publication_brings_main_up(tmp_path: Path) -> None:
+    """The first one could not, ended its branch all the same, and its process died before it could say so."""
+    repository = published(tmp_path, 1)
+    branch = run(repository, 2, "a")
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.key.startswith("_versions/") and request.writes:
+            raise StoreError("no answer")
+        return request.send()
+
+    assert ["main"] == [each.ref for each in scripted(repository.root, script).publish(branch).lagging]
+    assert [1] == in_order(repository.table("a").read("main"))
+    assert () == repository.publish(branch).lagging
+    assert [1, 2] == in_order(repository.table("a").read("main"))
 
 
 def test_a_channel_is_created_on_purpose(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ than the tag names, and the gap counts as one move by another program.
 
 Order of a move: the id of the target branch is read first, then the tag is swapped, then the branch is looked up
 again. A deletion of that branch marks it first and then looks for tags, so one of the two sees the other; here the
-tag is put back.
+tag is put back. A collection moves an old version away and then reads the tags again. So the version is looked up
+after the swap too, and put back from its copy.
 """
 
 import json
@@ -31,10 +32,12 @@ from lance_dagster.errors import (
     RefMovedError,
     RefNotFoundError,
     Remedy,
+    VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
+from lance_dagster.history.inventory import newest_expired_copy
 from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
@@ -43,6 +46,8 @@ from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import HOLDS, TagHold, encoded_holds, given_reason, refuse_held
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import put_once
+from lance_dagster.transactions.commit_id import commit_id
 
 MOVES = "lance_dagster.moves"
 OTHER_PROGRAM = "another program"
@@ -97,6 +102,7 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
         AlreadyExistsError: A tag or a branch has the name.
         ProtectedError: The name is protected, and the branch of the version is not.
         RefNotFoundError: The branch of the version was deleted meanwhile.
+        VersionNotFoundError: The version was collected meanwhile, and no copy of it is left.
     """
     check_tag_name(name)
     refuse_reserved_keys(target.metadata)
@@ -114,7 +120,8 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     made = refs.add_tag(wanted)
     try:
         _refuse_gone(made, branch_id, refs)
-    except (RefNotFoundError, ConflictError):
+        _keep_version(target.state, branch_id, versions)
+    except (RefNotFoundError, VersionNotFoundError, ConflictError):
         # Only as it was made here: another process may have moved it to a version that stays.
         with suppress(RefMovedError):
             refs.remove_tag(made)
@@ -130,6 +137,7 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
         InvalidInputError: A key of the metadata is reserved by this package.
         ProtectedError: The tag is held or immutable; or it is protected, and the branch of the version is not.
         RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
+        VersionNotFoundError: The version was collected meanwhile, and no copy of it is left.
     """
     refuse_reserved_keys(target.metadata)
     refuse_protected_tag("move", name, refs.store, target.state.branch)
@@ -154,7 +162,8 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
     made = refs.change_tag(name, moved)
     try:
         _refuse_gone(made, branch_id, refs)
-    except (RefNotFoundError, ConflictError):
+        _keep_version(target.state, branch_id, versions)
+    except (RefNotFoundError, VersionNotFoundError, ConflictError):
         if before is not None:
             # Only if the tag still names our version: another process may have moved it on.
             refs.swap_tag(before, made.ref)
@@ -402,3 +411,19 @@ def _refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
     if _ready_branch_id(tag.branch, refs) != branch_id:
         raise refs.branch_not_found(tag.branch)
     refuse_dropped(tag.branch, tag.version, refs)
+
+
+def _keep_version(state: State, branch_id: str, versions: Versions) -> None:
+    """Put a version back that a collection took away before it saw the tag; a later collection sees the tag.
+
+    Raises:
+        VersionNotFoundError: There is no copy of it.
+    """
+    latest, path = versions.latest(state.branch), versions.manifest_path(state.branch, state.number)
+    # The newest version of a branch never expires, so it is not looked up. One byte tells whether another one is there.
+    if (latest is not None and latest.id == state.id) or versions.store.get_range(path, 0, 1) is not None:
+        return
+    data = newest_expired_copy(versions.store, state.branch, branch_id, state.number)
+    if data is None or commit_id(data) != state.id:
+        raise VersionNotFoundError(f"{state} of {versions.store.uri} was collected before the tag was there")
+    put_once(versions.store, path, data)

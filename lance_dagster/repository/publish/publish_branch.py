@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from lance_dagster.errors import InvalidInputError, RefNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -16,7 +16,7 @@ from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.projection import FOLLOW, Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
 from lance_dagster.repository.publish.forks import (
     MERGED,
@@ -132,8 +132,8 @@ def publish_branch(
     if merged is not None and not has_more(repository, branch, merged=merged, names=names):
         # Published before. That publication may have died before `main` of each table, the channel and the branches of
         # the tables followed, so these steps are repeated; where they are done, they change nothing.
-        before = Committed(commit=logs.commit(merged), changed={})
-        return _followed(repository, wanted, before, touched, ended=ended, since=since)
+        published = _landed_again(repository, wanted, touched, merged=merged, head=head)
+        return _followed(repository, wanted, published, touched, ended=ended, since=since)
     if not names and not touched.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
 
@@ -163,7 +163,33 @@ def publish_branch(
         since=newest,
     )
     done = commit_tables(logs, request)
-    return _followed(repository, wanted, done, touched, ended=ended, since=since)
+    return _followed(repository, wanted, _landed(repository, wanted, touched, done), touched, ended=ended, since=since)
+
+
+def _landed(repository: RepositoryContext, wanted: Publication, touched: TouchedTables, done: Committed) -> Published:
+    """Bring `main` of the tables up to a commit that was just made."""
+    # A later commit may have removed a table that the branch touched.
+    present = [name for name in touched.names if name in done.commit.tables]
+    # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
+    landed = project(repository.registry, done.commit, present, tag=None, options=wanted.merging)
+    return Published(commit=done.commit, changed=done.changed, lagging=landed)
+
+
+def _landed_again(
+    repository: RepositoryContext, wanted: Publication, touched: TouchedTables, *, merged: str, head: RepositoryCommit
+) -> Published:
+    """Bring `main` of the tables that an earlier commit changed up to the newest one."""
+    commit = repository.logs.commit(merged)
+    try:
+        parent = repository.logs.commit(commit.parents[0]) if commit.parents else None
+    except NotFoundError:
+        # Collected, as the publication was long ago. Then all tables are looked at.
+        parent = None
+    # Asked of the commit too: the first attempt may have ended the branch of a table whose `main` could not follow.
+    names = head.tables.keys() & {*touched.names, *commit.changed_from(parent)}
+    options = wanted.merging if head.id == merged else FOLLOW
+    landed = project(repository.registry, head, sorted(names), tag=None, options=options)
+    return Published(commit=commit, lagging=landed)
 
 
 def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
@@ -178,40 +204,36 @@ def _reads(repository: RepositoryContext, wanted: Publication, known: Collection
 def _followed(
     repository: RepositoryContext,
     wanted: Publication,
-    done: Committed,
+    published: Published,
     touched: TouchedTables,
     *,
     ended: RefEntry | None,
     since: RefEntry | None,
 ) -> Published:
-    """Do what follows the commit of a publication: readers by `main`, by the channel, and the end of the branch.
+    """Do what follows the commit of a publication once `main` of the tables did: the channel, and the branch ends.
 
     `ended` and `since` are the newest entries of the branch and of the channel, as they were before.
     """
-    options, merging = wanted.options, wanted.merging
-    # A later commit may have removed a table that the branch touched.
-    present = [name for name in touched.names if name in done.commit.tables]
-    # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
-    landed = project(repository.registry, done.commit, present, tag=None, options=merging)
+    options, commit = wanted.options, published.commit
     left = tuple(
         f"{wanted.branch} of {name}: the table was removed from the repository; the branch stays in its files"
         for name in sorted(touched.removed.values())
     )
-    published = Published(commit=done.commit, changed=done.changed, lagging=landed, kept=left)
+    published = replace(published, kept=left)
     if wanted.channel is not None:
         moved = Channels(repository).promote(
             wanted.channel,
-            done.commit.id,
-            reason=merging.message or "",
+            commit.id,
+            reason=wanted.merging.message or "",
             properties=options.get("properties"),
             # A publication that was overtaken must not take the channel back to its own commit.
             forward_only=True,
             since=since,
             create=wanted.creates_channel,
         )
-        published = replace(published, channel=moved, lagging=landed + moved.lagging)
+        published = replace(published, channel=moved, lagging=published.lagging + moved.lagging)
     if not options.get("retire", True):
         return published
     # Last: as long as the branch is there, a repeated publication does everything above that a crash left undone.
-    kept = end_branch(repository, wanted.branch, touched, merged=done.commit.id, known=ended)
+    kept = end_branch(repository, wanted.branch, touched, merged=commit.id, known=ended)
     return replace(published, kept=(*kept, *left))

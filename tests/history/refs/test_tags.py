@@ -6,6 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -437,3 +438,30 @@ def test_a_tag_is_deleted_only_as_it_was_checked(table: LanceTable, meanwhile: s
             table.tags.delete("release")
         if len(asked) <= place:
             break
+
+
+def test_a_tag_keeps_a_version_that_was_just_collected(table: LanceTable) -> None:
+    """The collection saw no tag; the tag brings the version back, and the next collection sees it."""
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.key == "_refs/tags/old.json" and request.verb == "put_if_absent":
+            table.maintenance.collect_garbage(timedelta(0), dry_run=False)
+        return request.send()
+
+    through(table, script).tags.create("old", "main@2")
+    assert 1 == LanceTable.open(table.uri).count_rows("old")
+    assert not table.maintenance.collect_garbage(timedelta(0), dry_run=False).problems
+    assert 1 == as_pylance(table).checkout_version("old").count_rows()
+
+
+def test_a_tag_of_a_version_without_a_copy_is_withdrawn(table: LanceTable) -> None:
+    """Its files may be gone too."""
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.key == "_refs/tags/old.json" and request.verb == "put_if_absent":
+            table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
+        return request.send()
+
+    with pytest.raises(VersionNotFoundError, match=r"main@2 .* was collected before the tag was there"):
+        through(table, script).tags.create("old", "main@2")
+    assert not table.tags.list()
