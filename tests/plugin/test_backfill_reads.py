@@ -293,6 +293,37 @@ def test_a_day_waits_for_the_publication_of_the_day_before(
     assert [1, 2] == balances["total"].to_pylist()
 
 
+def test_the_publisher_waits_for_runs_that_are_at_work(
+    lake: LanceResource, stored_instance: dg.DagsterInstance
+) -> None:
+    """Dagster starts it as soon as the orders are there, while their run has yet to check them and write the totals."""
+    goes_on = threading.Event()
+
+    @dg.asset(partitions_def=DAYS, metadata={"lance/partition_expr": "day"})
+    def orders(context: dg.AssetExecutionContext) -> pd.DataFrame:
+        return pd.DataFrame({"day": [context.partition_key]})
+
+    @dg.asset(partitions_def=DAYS, metadata={"lance/partition_expr": "day"})
+    def totals(orders: pd.DataFrame) -> pd.DataFrame:
+        assert goes_on.wait(60)
+        return orders
+
+    publisher = build_publisher([orders, totals], unchecked=True)
+    nodes, resources = [orders, totals, publisher], {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+    options: dict[str, Any] = {"instance": stored_instance, "resources": resources, "tags": BACKFILL}
+
+    with ThreadPoolExecutor(2) as pool:
+        day = pool.submit(dg.materialize, nodes, selection=[orders, totals], partition_key="mon", **options)
+        _until(lambda: stored_instance.get_latest_materialization_event(orders.key) is not None)
+        promoted = [dg.AssetKey(["production", "orders"])]
+        publication = pool.submit(dg.materialize, nodes, selection=promoted, **options)
+        _until(lambda: any(_events(stored_instance, dg.DagsterEventType.STEP_UP_FOR_RETRY)))
+        goes_on.set()
+        assert day.result().success
+        assert publication.result().success
+    assert ["mon"] == lake.table(orders.key).read("production")["day"].to_pylist()
+
+
 def test_what_was_computed_from_withdrawn_rows_waits(store: Store) -> None:
     """The prices were published and rolled back before the orders that were computed from them."""
     store.price = 2

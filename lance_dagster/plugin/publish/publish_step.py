@@ -50,7 +50,7 @@ from lance_dagster.plugin.publish.rollback import (
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.unfinished import Unfinished
-from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run
+from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run, wait
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunBranch, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
@@ -220,8 +220,8 @@ class PublishStep:
 
     def _log_left(self, one: Publication) -> None:
         """Log which branches of a table are not published with it."""
-        for wait in one.waiting:
-            self.context.log.warning("%s: it waits: %s", one.name, wait)
+        for reason in one.waiting:
+            self.context.log.warning("%s: it waits: %s", one.name, reason)
         # Nothing is lost by them, so they are no warning.
         for superseded in one.superseded:
             self.context.log.info("%s: %s", one.name, superseded)
@@ -270,7 +270,7 @@ class PublishStep:
         # This is no error: the button stays green when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
-            search.missing += [f"{one.name}: it waits: {wait}" for wait in one.waiting]
+            search.missing += [f"{one.name}: it waits: {reason}" for reason in one.waiting]
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 
@@ -295,7 +295,10 @@ class PublishStep:
         beside = partial(self._others, one)
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if self.chain.backfill_id is not None and not self.partitioned:
-            return find_by_backfill(empty, self.chain.backfill_id, audit, instance=self.instance, beside=beside)
+            # Two runs that each write candidates and publish would wait for each other.
+            later = partial(wait, self.context) if self._is_alone else None
+            backfill_id, instance = self.chain.backfill_id, self.instance
+            return find_by_backfill(empty, backfill_id, audit, instance=instance, beside=beside, wait=later)
         # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
         if not self._is_alone:
             return one
@@ -328,8 +331,9 @@ class PublishStep:
         run_id = run_of(head.branch) or ""
         if run_id not in self.candidates:
             candidate = Candidate.of(run_id, self.instance, self.nodes)
-            # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
-            self.candidates |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
+            reasons = candidate.reasons(self._look_at, self.log, self.instance)
+            # They are kept under each run, since branches of the tables may belong to different re-executions.
+            self.candidates |= dict.fromkeys(candidate.run_ids, reasons)
         against = self.candidates[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
         return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]

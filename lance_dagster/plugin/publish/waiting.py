@@ -33,6 +33,11 @@ from lance_dagster.table import LanceTable
 
 # A list of branches takes a glob pattern, so these characters in an id would match the branches of other runs.
 _GLOB = frozenset("*?[]")
+# How often a publisher looks for runs of its backfill that are not over, and after how many seconds: three quarters of
+# an hour in all.
+_LOOKS = 60
+_LOOK_AFTER = 3.0
+_LONGEST_WAIT = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +68,22 @@ class Candidate:
         # A run whose record was deleted is known by its branch only.
         return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
 
-    def reasons(self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
+    def reasons(
+        self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog, instance: dg.DagsterInstance
+    ) -> dict[str, list[str]]:
         """Return what speaks against each table, by the key of its asset.
 
         Args:
             look: Returns what speaks against what the runs wrote of one table.
             log: The event log.
+            instance: The Dagster instance that records runs.
         """
         # Outputs that an asset may skip are missing on purpose.
         needed = [node.candidate for node in self.nodes if not node.spec.skippable]
         missing = log.unwritten(needed, self.run_ids)
-        found = {key.to_user_string(): [f"run {self.run_ids[-1]} failed before it wrote it"] for key in missing}
+        newest = self.run_ids[-1]
+        why = f"run {newest} " + ("failed before it wrote it" if _is_over(newest, instance) else "has yet to write it")
+        found = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
             # A table that was never created has nothing that could be refused; `missing` has it if it was needed.
             with suppress(TableNotFoundError):
@@ -100,7 +110,7 @@ def find_waiting(
     """
     heads = written_heads(publication.table, publication.table.branches.list("run/*"))
     # A run that is not over may write again, and not all of its checks may have run.
-    heads = [head for head in heads if _is_over(head, instance)]
+    heads = [head for head in heads if _is_over(run_of(head.branch), instance)]
     return _with(
         publication, _choose(publication, heads, audit, instance=instance, beside=beside, within=frozenset(within))
     )
@@ -113,16 +123,29 @@ def find_by_backfill(
     *,
     instance: dg.DagsterInstance,
     beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
+    wait: Callable[[str], None] | None = None,
 ) -> Publication:
     """Return the publication of what the runs of a backfill wrote and passed, with what has to wait.
 
     Without branches it is the version that an earlier publication of the backfill made, if there is one.
+
+    Args:
+        publication: The table.
+        backfill_id: The id of the backfill.
+        audit: Returns the reasons against a version.
+        instance: The Dagster instance that records runs.
+        beside: Returns the other tables that are published with this one, whole or not at all.
+        wait: Is given the id of a run that wrote the table and is not over, before anything is audited.
     """
     table = publication.table
     listed = table.branches.list("run/*").values()
     heads = written_heads(
         table, [branch.name for branch in listed if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
     )
+    if wait is not None:
+        for run_id in (run_of(head.branch) for head in heads):
+            if run_id and not _is_over(run_id, instance):
+                wait(run_id)
     choice = _choose(publication, heads, audit, instance=instance, beside=beside)
     found = _with(publication, choice)
     if choice.heads or choice.waits:
@@ -130,6 +153,18 @@ def find_by_backfill(
     # The publication deletes the branches, so a publisher that is retried finds its result in the log of `main`.
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
     return replace(found, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
+
+
+def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
+    """Let the publisher's step be retried, because a run of its backfill is not over; return when it was often enough.
+
+    Dagster starts the step when the rows are materialized. The run may have yet to check them, and to write the other
+    tables of its candidate.
+    """
+    if context.retry_number < _LOOKS:
+        seconds = min(_LOOK_AFTER * (context.retry_number + 1), _LONGEST_WAIT)
+        context.log.info("run %s of the backfill is not over; looking again in %d s", run_id, seconds)
+        raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=seconds)
 
 
 def resolve_run(table: LanceTable, given: str) -> str:
@@ -165,7 +200,7 @@ def discard(table: LanceTable, given: str, instance: dg.DagsterInstance) -> Vers
         ConflictError: The run is not over, or another branch was forked from it.
     """
     head = table.head(resolve_run(table, given))
-    if not _is_over(head, instance):
+    if not _is_over(run_of(head.branch), instance):
         raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run, and discard it then")
     table.branches.delete(head.branch)
     return head
@@ -254,7 +289,8 @@ def _with(publication: Publication, choice: Choice) -> Publication:
     return replace(publication, sources=choice.heads, about={**publication.about, **about})
 
 
-def _is_over(head: Version, instance: dg.DagsterInstance) -> bool:
-    run = instance.get_run_by_id(run_of(head.branch) or "")
+def _is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
+    """Return whether a run has ended, or is not known any more."""
+    run = instance.get_run_by_id(run_id or "")
     # The record of an old run may be deleted.
     return run is None or run.is_finished
