@@ -59,8 +59,7 @@ from lance_dagster.table import LanceTable
 # For how long a publisher waits for the runs of its backfill that have yet to publish what it depends on.
 _RETRIES = 60
 _RETRY_AFTER = 3.0
-# How many tables a line of the log names.
-_LOGGED = 20
+_LOGGED = 20  # tables that a line of the log names
 
 
 @dataclass(slots=True, kw_only=True)
@@ -294,11 +293,9 @@ class PublishStep:
 
         beside = partial(self._others, one)
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
-        if self.chain.backfill_id is not None and not self.partitioned:
-            # Two runs that each write candidates and publish would wait for each other.
+        if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
             later = partial(wait, self.context) if self._is_alone else None
-            backfill_id, instance = self.chain.backfill_id, self.instance
-            return find_by_backfill(empty, backfill_id, audit, instance=instance, beside=beside, wait=later)
+            return find_by_backfill(empty, backfill, audit, instance=self.instance, beside=beside, wait=later)
         # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
         if not self._is_alone:
             return one
@@ -331,9 +328,8 @@ class PublishStep:
         run_id = run_of(head.branch) or ""
         if run_id not in self.candidates:
             candidate = Candidate.of(run_id, self.instance, self.nodes)
-            reasons = candidate.reasons(self._look_at, self.log, self.instance)
-            # They are kept under each run, since branches of the tables may belong to different re-executions.
-            self.candidates |= dict.fromkeys(candidate.run_ids, reasons)
+            # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
+            self.candidates |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
         against = self.candidates[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
         return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]

@@ -68,21 +68,20 @@ class Candidate:
         # A run whose record was deleted is known by its branch only.
         return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
 
-    def reasons(
-        self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog, instance: dg.DagsterInstance
-    ) -> dict[str, list[str]]:
+    def reasons(self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
         """Return what speaks against each table, by the key of its asset.
 
         Args:
             look: Returns what speaks against what the runs wrote of one table.
             log: The event log.
-            instance: The Dagster instance that records runs.
         """
         # Outputs that an asset may skip are missing on purpose.
         needed = [node.candidate for node in self.nodes if not node.spec.skippable]
         missing = log.unwritten(needed, self.run_ids)
         newest = self.run_ids[-1]
-        why = f"run {newest} " + ("failed before it wrote it" if _is_over(newest, instance) else "has yet to write it")
+        why = f"run {newest} " + (
+            "failed before it wrote it" if _is_over(newest, log.instance) else "has yet to write it"
+        )
         found = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
             # A table that was never created has nothing that could be refused; `missing` has it if it was needed.
@@ -135,7 +134,8 @@ def find_by_backfill(
         audit: Returns the reasons against a version.
         instance: The Dagster instance that records runs.
         beside: Returns the other tables that are published with this one, whole or not at all.
-        wait: Is given the id of a run that wrote the table and is not over, before anything is audited.
+        wait: Is given the id of a run that wrote the table and is not over, before anything is audited. None where the
+            publisher's own run writes candidates: two such runs would wait for each other.
     """
     table = publication.table
     listed = table.branches.list("run/*").values()
