@@ -180,6 +180,18 @@ def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: 
     return found
 
 
+def _refuse_several_partitions(specs: Sequence[dg.AssetSpec]) -> None:
+    """Refuse what Dagster would refuse when the job is first looked at, without saying what to do."""
+    first = next((spec for spec in specs if spec.partitions_def is not None), None)
+    for spec in specs:
+        if first is not None and spec.partitions_def not in (None, first.partitions_def):
+            raise InvalidInputError(
+                f"{first.key.to_user_string()} and {spec.key.to_user_string()} have different partitions, and the job "
+                "load_and_publish cannot have both; call lance_assets once for each kind of partitions, with name=, "
+                "resource_key= and io_manager_key=, or publish all of them by one build_publisher and no such job"
+            )
+
+
 def _maintenance(name: str, specs: Sequence[dg.AssetSpec], schedule: str | None, resource_key: str) -> dg.Definitions:
     if schedule is None:
         return dg.Definitions()
@@ -197,6 +209,7 @@ def _jobs(
     schedule: str | None,
     in_process: bool,
 ) -> dg.Definitions:
+    _refuse_several_partitions(specs)
     promoted = dg.AssetSelection.assets(*publisher.keys)
     load = dg.define_asset_job(
         f"{prefix}load_and_publish",

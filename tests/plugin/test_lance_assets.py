@@ -124,6 +124,25 @@ def test_mistakes_in_the_one_call_are_refused() -> None:
         lance_assets([customers], root="/lake", unchecked=True, scheduel="@daily")  # type: ignore[call-arg]
 
 
+def test_several_kinds_of_partitions_in_one_call_are_refused() -> None:
+    """Dagster would say so when the job is first looked at, and not what to do."""
+
+    def named(name: str, keys: list[str]) -> dg.AssetsDefinition:
+        @dg.asset(
+            name=name, partitions_def=dg.StaticPartitionsDefinition(keys), metadata={"lance/partition_expr": "id"}
+        )
+        def made() -> pa.Table:
+            return pa.table({"id": keys})
+
+        return made
+
+    assert lance_assets([customers, named("a", ["1"]), named("b", ["1"])], root="/lake", unchecked=True)
+    with pytest.raises(
+        InvalidInputError, match="a and c have different partitions, .* call lance_assets once for each"
+    ):
+        lance_assets([customers, named("a", ["1"]), named("c", ["2"])], root="/lake", unchecked=True)
+
+
 def test_root_of_the_environment_is_read_in_the_run(
     tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
