@@ -136,10 +136,8 @@ def test_several_kinds_of_partitions_in_one_call_are_refused() -> None:
 
         return made
 
-    assert lance_assets([customers, named("a", ["1"]), named("b", ["1"])], root="/lake", unchecked=True)
-    with pytest.raises(
-        InvalidInputError, match="a and c have different partitions, .* call lance_assets once for each"
-    ):
+    lance_assets([customers, named("a", ["1"]), named("b", ["1"])], root="/lake", unchecked=True)
+    with pytest.raises(InvalidInputError, match="a and c have different partitions, and the job"):
         lance_assets([customers, named("a", ["1"]), named("c", ["2"])], root="/lake", unchecked=True)
 
 
