@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -481,6 +482,21 @@ def test_check_that_breaks_counts_as_failed(shop: Shop, instance: dg.DagsterInst
     assert f"the check broke: KeyError: 'run/{result.run_id}@2'" == found["broken"]
     assert "returned int; return a bool or a CheckOutcome" in str(found["undecided"])
     assert shop.tag() is None
+
+
+@pytest.mark.parametrize(
+    "returned,said",
+    [
+        (np.bool_(1), "returned numpy.bool.*; return a bool or a CheckOutcome, as by bool"),
+        (CheckOutcome(passed="no"), "returned a CheckOutcome whose passed is str; return a bool"),  # type: ignore[arg-type]
+        (dg.AssetCheckResult(passed=True, check_name="another"), "returned the result of check 'another'"),
+    ],
+)
+def test_what_a_function_may_not_return(audit: Audit, returned: object, said: str) -> None:
+    """Neither a text that counts as true nor the result of another check lets rows through."""
+    check = FunctionCheck(name="odd", description="", scope="table", reads=(), function=lambda _: returned)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidInputError, match=said):
+        check.evaluate(audit)
 
 
 def test_results_of_dagster_are_taken(audit: Audit) -> None:

@@ -39,21 +39,37 @@ class FunctionCheck:
         """Call the function.
 
         Raises:
-            InvalidInputError: The function returns neither a bool nor a result of a check.
+            InvalidInputError: The function returns neither a bool nor a result of a check, or that of another check.
         """
         found = self.function(audit.candidate, *(audit.others[key] for key in self.reads))
         match found:
-            case CheckOutcome():
+            case CheckOutcome(passed=bool()):
                 return found
+            case CheckOutcome():
+                raise self._not_a_bool("a CheckOutcome whose passed is", found.passed)
             case bool():
                 return CheckOutcome(passed=found)
             case dg.AssetCheckResult():
-                return CheckOutcome(
-                    passed=found.passed,
-                    description=found.description or "",
-                    counts=found.metadata or {},
-                    severity=found.severity,
-                )
-        raise InvalidInputError(
-            f"table check {self.name!r} returned {type(found).__name__}; return a bool or a CheckOutcome"
+                return self._outcome_of(found)
+        raise self._not_a_bool("", found)
+
+    def _outcome_of(self, found: dg.AssetCheckResult) -> CheckOutcome:
+        # Dagster refuses such a result of a plain check; here it would count for this check, whatever it was about.
+        if found.check_name not in (None, self.name):
+            raise InvalidInputError(f"table check {self.name!r} returned the result of check {found.check_name!r}")
+        return CheckOutcome(
+            passed=found.passed,
+            description=found.description or "",
+            counts=found.metadata or {},
+            severity=found.severity,
+        )
+
+    def _not_a_bool(self, where: str, found: object) -> InvalidInputError:
+        # The scalars of numpy are named like Python's types.
+        module, name = type(found).__module__, type(found).__qualname__
+        kind = name if module == "builtins" else f"{module}.{name}"
+        hint = ", as by bool(...)" if name.startswith("bool") else ""
+        return InvalidInputError(
+            f"table check {self.name!r} returned {f'{where} ' if where else ''}{kind}; return a bool or a CheckOutcome"
+            f"{hint}"
         )
