@@ -13,10 +13,10 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +24,9 @@ SECONDS = 300
 _LOADED = [
     "pytest",
     "click.testing",
+    "dagster",
+    "lance",
+    "lance_dagster.plugin.io.io_manager",
     "lance_dagster.cli.main",
     "s3fs",
     "tests.faults.killed_operations",
@@ -36,6 +39,20 @@ def ready_processes() -> ForkServerContext:
     # One list for all tests: the server starts with the first process, and reads the list only then.
     context.set_forkserver_preload(_LOADED)
     return context
+
+
+def start(call: Callable[..., object], *arguments: object) -> ForkServerProcess:
+    """Start a function in a process whose output is thrown away; it has the environment of the server."""
+    process = ready_processes().Process(target=_quietly, args=(call, arguments))
+    process.start()
+    return process
+
+
+def _quietly(call: Callable[..., object], arguments: Sequence[object]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    call(*arguments)
 
 
 @contextmanager

@@ -8,9 +8,6 @@ unless a person says so.
 
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +29,7 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
+from tests.forked_program import start
 
 Kind = Literal["append", "overwrite", "replace"]
 Rows = Counter[tuple[str, int]]  # how often each row, its region and its id, occurs
@@ -155,17 +153,14 @@ class Team:
         # The rows, the commit on the run branch, the merge, the move of the tag.
         pattern = self.random.choice(["data/*", "tree/run/*/_versions/*", "_versions/*", "_refs/tags/*"])
         before = {path: path.stat().st_mtime_ns for path in table.glob(pattern)}
-        arguments = [self.root, self.kind, list(self.tags), self.instance.root_directory, region or ""]
-        program = f"from tests.plugin.random_days import execute; execute(*{arguments!r})"
-        with subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            while process.poll() is None:
-                if {path: path.stat().st_mtime_ns for path in table.glob(pattern) if path.exists()} != before:
-                    time.sleep(self.random.random() / 50)
-                    process.send_signal(signal.SIGKILL)
-                    break
-                time.sleep(0.001)
+        process = start(execute, self.root, self.kind, list(self.tags), self.instance.root_directory, region or "")
+        while process.is_alive():
+            if {path: path.stat().st_mtime_ns for path in table.glob(pattern) if path.exists()} != before:
+                time.sleep(self.random.random() / 50)
+                process.kill()
+                break
+            time.sleep(0.001)
+        process.join()
 
     def commit_by_another_program(self) -> None:
         """Another program appends a row to `main`, good or bad."""

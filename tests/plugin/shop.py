@@ -27,6 +27,18 @@ ORDERS, CUSTOMERS = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "custo
 PRODUCTION_ORDERS = dg.AssetKey(["production", "shop", "orders"])
 PRODUCTION_CUSTOMERS = dg.AssetKey(["production", "shop", "customers"])
 MART = dg.AssetKey("mart")
+_LOADED = [
+    "dagster",
+    "pandas",
+    "lance",
+    "s3fs",
+    "lance_dagster.plugin.io.io_manager",
+    "lance_dagster.repository.repository",
+]
+MANY = dg.multiprocess_executor.configured(
+    {"start_method": {"forkserver": {"preload_modules": _LOADED}}}, name="multiprocess"
+)
+"""A process for each step; the steps are forked from one that has loaded the package."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,8 @@ class Shop:
             resources=self.resources,
             jobs=[
                 dg.define_asset_job("everything", selection="*", executor_def=dg.in_process_executor),
-                dg.define_asset_job("everything_in_processes", selection="*", executor_def=dg.multiprocess_executor),
-                dg.define_asset_job("in_processes", selection=short, executor_def=dg.multiprocess_executor),
+                dg.define_asset_job("everything_in_processes", selection="*", executor_def=MANY),
+                dg.define_asset_job("in_processes", selection=short, executor_def=MANY),
             ],
         )
 

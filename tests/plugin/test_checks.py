@@ -36,7 +36,7 @@ from lance_dagster import (
 from lance_dagster.plugin.checks.function_check import FunctionCheck
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
+from tests.plugin.shop import CUSTOMERS, MANY, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 
 NAN = float("nan")
 INT8 = pa.int8()
@@ -429,7 +429,7 @@ def probe_job(root: str) -> dg.JobDefinition:
     assets, resources = probed(root)
     checks = [one for one in assets if isinstance(one, dg.AssetChecksDefinition)]
     others = [one for one in assets if not isinstance(one, dg.AssetChecksDefinition)]
-    job = dg.define_asset_job("probing", selection=[PROBE], executor_def=dg.multiprocess_executor)
+    job = dg.define_asset_job("probing", selection=[PROBE], executor_def=MANY)
     defs = dg.Definitions(assets=others, asset_checks=checks, resources=resources, jobs=[job])
     return defs.resolve_job_def("probing")
 

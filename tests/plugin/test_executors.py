@@ -15,7 +15,7 @@ import pytest
 
 from lance_dagster import LanceIOManager, LanceResource, LanceTable, NotNull, build_publisher, build_table_checks
 from tests.conftest import CHECKOUT
-from tests.plugin.shop import failure
+from tests.plugin.shop import MANY, failure
 
 EVENTS = dg.AssetKey("events")
 DAYS = dg.DailyPartitionsDefinition("2024-01-01")
@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "multi": (BOTH, {"day": "day", "region": "region"}),
     "dynamic": (CITIES, "region"),
 }
-EXECUTORS = {"one": dg.in_process_executor, "many": dg.multiprocess_executor}
+EXECUTORS = {"one": dg.in_process_executor, "many": MANY}
 CANCELLED = """
 import sys
 import dagster as dg

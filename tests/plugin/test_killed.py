@@ -1,37 +1,33 @@
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
+from tests.forked_program import start
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, shop_at
 
-RUN = """
-import sys
-import dagster as dg
-from tests.plugin.shop import shop_at
-
-quiet = {"telemetry": {"enabled": False}}
-with dg.DagsterInstance.local_temp(sys.argv[2], overrides=quiet) as instance:
-    shop_at(sys.argv[1]).execute(instance)
-"""
 MERGED, TAGGED = "_versions/*.manifest", "_refs/tags/*.json"
+
+
+def execute(root: str, home: str) -> None:
+    """Run the shop's job in this process, which is killed meanwhile."""
+    with dg.DagsterInstance.local_temp(home, overrides={"telemetry": {"enabled": False}}) as instance:
+        shop_at(root).execute(instance)
 
 
 def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, pattern: str, *, files: int) -> None:
     """Run the shop's job in a process of its own and kill it as soon as a table has some files."""
     table = Path(shop.lance.uri_of(key))
-    command = [sys.executable, "-c", RUN, shop.lance.root, str(instance_folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            if sum(1 for _ in table.glob(pattern)) >= files:
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.001)
-    assert process.returncode == -signal.SIGKILL
+    process = start(execute, shop.lance.root, str(instance_folder))
+    while process.is_alive():
+        if sum(1 for _ in table.glob(pattern)) >= files:
+            process.kill()
+            break
+        time.sleep(0.001)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from lance_dagster import (
     pipes_table,
 )
 from lance_dagster.plugin.io.partitions import PartitionPoints, partition_filter
+from tests.forked_program import run_program
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, recorded
 from tests.soak import FACTOR
 
@@ -33,6 +35,20 @@ EXTERNAL = Path(__file__).parent / "external_orders.py"
 CHECK = dg.AssetCheckSpec("ids_are_positive", asset=ORDERS, blocking=True)
 
 
+class ForkedClient(dg.PipesClient):
+    """Runs a program of Python as Dagster's client for processes does, in one that has loaded the package already."""
+
+    def run(self, *, context: Any, extras: Any = None, **given: Any) -> Any:
+        """Run the command, and take in what the process reports."""
+        injector, reader = dg.PipesEnvContextInjector(), dg.PipesTempFileMessageReader()
+        with dg.open_pipes_session(context, injector, reader, extras=extras) as session:
+            environment = {**os.environ, **session.get_bootstrap_env_vars(), **given["env"]}
+            done = run_program(*given["command"][1:], environment=environment)
+            if done.returncode:
+                raise dg.Failure(f"the process ended with {done.returncode}: {done.stderr}", allow_retries=True)
+        return dg.PipesClientCompletedInvocation(session)
+
+
 def pipeline(lake: LanceResource, **script: Any) -> Any:
     """Orders written by an external process, two checks and a publisher."""
     retry = dg.RetryPolicy(max_retries=script.pop("retries", 0))
@@ -40,7 +56,7 @@ def pipeline(lake: LanceResource, **script: Any) -> Any:
     metadata = {} if partitions is None else {"lance/partition_expr": expression}
 
     @dg.asset(key=ORDERS, check_specs=[CHECK], retry_policy=retry, partitions_def=partitions, metadata=metadata)
-    def orders(context: dg.AssetExecutionContext, client: dg.PipesSubprocessClient) -> Iterator[Any]:
+    def orders(context: dg.AssetExecutionContext, client: dg.ResourceParam[Any]) -> Iterator[Any]:
         given = {"mode": "overwrite", **script}
         if context.op_execution_context.retry_number:
             given |= {"fails": False, **script.get("retry", {})}
@@ -61,10 +77,11 @@ def run(
     *,
     partition: str | None = None,
     tags: dict[str, str] | None = None,
+    client: dg.PipesClient | None = None,
     **script: Any,
 ) -> dg.ExecuteInProcessResult:
     """Materialize the pipeline."""
-    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake), "client": dg.PipesSubprocessClient()}
+    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake), "client": client or ForkedClient()}
     return dg.materialize(
         pipeline(lake, **script),
         instance=instance,
@@ -83,7 +100,7 @@ def ids(lake: LanceResource, ref: str = "production") -> list[int]:
 @pytest.mark.slow
 def test_external_process_is_audited_and_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """The process creates the table on the run's branch; its version passes the gate and reaches production."""
-    result = run(lake, instance, ids=[1, 2])
+    result = run(lake, instance, client=dg.PipesSubprocessClient(), ids=[1, 2])
     assert result.success
     assert [1, 2] == ids(lake)
     found = recorded(instance, ORDERS).metadata
