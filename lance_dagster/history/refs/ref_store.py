@@ -28,6 +28,7 @@ from lance_dagster.errors import (
     AlreadyExistsError,
     Call,
     ConflictError,
+    FormatError,
     RefMovedError,
     RefNotFoundError,
     Remedy,
@@ -433,9 +434,14 @@ class Refs:
         try:
             if self.store.compare_and_swap(path, tag_file_of(tag), etag):
                 return True
-        except StoreError:
+        except StoreError as lost:
             # The answer may be lost and the tag moved all the same: only the stored object tells.
-            if not self._is_stored(tag):
+            try:
+                stored = self._is_stored(tag)
+            except FormatError as damaged:
+                # An error about the file would say that nothing was done.
+                raise lost from damaged
+            if not stored:
                 raise
             return True
         return self._is_stored(tag)
