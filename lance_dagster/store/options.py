@@ -283,6 +283,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     _refuse_credentials(endpoint, "the endpoint")
     if endpoint.startswith("http://") and not flags.get("allow_http"):
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")
+    _refuse_plain_environment(flags, endpoint)
     # Servers other than AWS rarely resolve bucket names as host names.
     style = "virtual" if flags.get("virtual_hosted_style_request") else "path" if endpoint else "auto"
     return top | {
@@ -298,3 +299,15 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
         # With a cache, s3fs would answer from a listing that other writers have outdated since.
         "use_listings_cache": False,
     }
+
+
+def _refuse_plain_environment(flags: Mapping[str, bool], endpoint: str) -> None:
+    """Refuse an endpoint of the environment that botocore takes, and pylance only where plain http is allowed."""
+    names = () if endpoint else ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    name = next((name for name in names if os.environ.get(name)), "")
+    allowed = flags.get("allow_http", os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE)
+    if os.environ.get(name, "").startswith("http://") and not allowed:
+        raise InvalidInputError(
+            f"{name} in the environment uses plain http; set AWS_ALLOW_HTTP to 'true' there, or the storage option "
+            "allow_http"
+        )

@@ -118,6 +118,18 @@ def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said:
         s3fs_options(options)
 
 
+def test_a_plain_endpoint_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables would be listed there, and pylance could read none of them."""
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://e")
+    with pytest.raises(InvalidInputError, match="AWS_ENDPOINT_URL in the environment uses plain http; set AWS_ALLOW_"):
+        s3fs_options({"region": "r"})
+    assert s3fs_options({"allow_http": "true"})
+    assert s3fs_options({"endpoint": "https://e"})
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    assert s3fs_options({"region": "r"})
+
+
 def test_listings_are_never_remembered() -> None:
     """Other writers make objects meanwhile."""
     assert s3fs_options({})["use_listings_cache"] is False
