@@ -23,6 +23,7 @@ from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.reader import SPLIT_BYTES, FragmentRows, Scan, fragment_sizes, read_pieces
 from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema, row_bytes, to_spark_batch
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 
 ChangeType = Literal["insert", "delete", "update_preimage", "update_postimage"]
@@ -194,6 +195,7 @@ def _read_groups(
     groups: Sequence[Sequence[ChangePart]], schema: StructType, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the tasks with these numbers; runs on an executor."""
+    begin_task()
     for batch in numbers:
         for number in batch.column(0):
             for part in groups[int(number.as_py())]:

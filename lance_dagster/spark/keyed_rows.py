@@ -29,8 +29,9 @@ from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaM
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
-from lance_dagster.spark.reader import Scan, fragment_sizes, freeze_imports, scan_frame
+from lance_dagster.spark.reader import Scan, fragment_sizes, scan_frame
 from lance_dagster.spark.spark_schema import check_fits, target_schema, to_table_batch
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_names, check_visible, errors_of_executors, large_batches
 from lance_dagster.table import LanceTable
 
@@ -289,7 +290,7 @@ class _Task:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one task and yield the description of what was written."""
-        freeze_imports()
+        begin_task()
         check_visible(self.target)
         no_keys = {
             name: comparable_values(pa.chunked_array([], self.target.schema.field(name).type), name) for name in self.on

@@ -10,7 +10,6 @@ not be implemented here.
 """
 
 import functools
-import gc
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from lance_dagster.spark.spark_schema import (
     row_bytes,
     to_spark_batch,
 )
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
@@ -278,25 +278,15 @@ def _read_groups(
     scan: Scan, groups: Sequence[Sequence[FragmentRows]], schema: StructType, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the tasks with these numbers; runs on an executor."""
+    begin_task()
     expected = arrow_for_spark(schema)
     for batch in numbers:
         for number in batch.column(0):
             yield from read_pieces(scan, groups[int(number.as_py())], expected)
 
 
-@functools.cache
-def freeze_imports() -> None:
-    """Exempt what a Python worker of Spark has imported from its garbage collections; acts once in each process.
-
-    A worker collects garbage after every task, and visits every object of every module that it has imported. That
-    takes 60 ms, which is most of the time of a small task.
-    """
-    gc.freeze()
-
-
 def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some pieces, in the types that Spark expects, and not more of them than the limit."""
-    freeze_imports()
     width = row_bytes(scan.schema)
     rows_at_once = max(1, min(batch_rows(scan.schema), _BATCH_BYTES // width))
     reader = PieceReader(
@@ -369,4 +359,5 @@ class LanceReader(DataSourceReader):
         """Yield the rows of one partition; runs on an executor."""
         # Spark's contract has a partition of any class here; a table without rows has one partition without pieces.
         if isinstance(partition, LancePartition):
+            begin_task()
             yield from read_pieces(self._scan, partition.pieces, self._expected)

@@ -17,6 +17,7 @@ from lance_dagster.edit.compaction import CompactionGroup
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.reader import opened
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_names, errors_of_executors
 from lance_dagster.table import LanceTable
 
@@ -99,6 +100,7 @@ def _rewrite(
     uri: str, version: Version, groups: Sequence[CompactionGroup], numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write the files of the groups with these numbers and yield their descriptions; runs on an executor."""
+    begin_task()
     for batch in numbers:
         for value in batch.column(0):
             number = int(value.as_py())

@@ -34,8 +34,8 @@ from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles,
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.format.layout import VERSIONS
 from lance_dagster.spark.narrowing import narrowed
-from lance_dagster.spark.reader import freeze_imports
 from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, to_table_batch
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 
 WRITE_PROPERTY = "lance_dagster.write"
@@ -177,7 +177,7 @@ def _stage_partition(
     target: WriteTarget, scope: RowScope | None, names: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write one partition's files, and yield their descriptions and then the counts; runs on an executor."""
-    freeze_imports()
+    begin_task()
     check_visible(target)
     tally = RowTally(scope)
     named = (batch.rename_columns(list(names)) for batch in batches)
@@ -294,7 +294,7 @@ class LanceWriter(DataSourceArrowWriter):
     # Spark's own Arrow writer changes the type of this argument in the same way.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write one task's rows; runs on an executor."""
-        freeze_imports()
+        begin_task()
         check_visible(self._target)
         batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
         return _WrittenFiles(write_files(self._target, batches))

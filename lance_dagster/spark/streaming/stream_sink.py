@@ -21,8 +21,8 @@ from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.keyed_rows import UpsertOptions, upsert_with_properties
-from lance_dagster.spark.reader import freeze_imports
 from lance_dagster.spark.spark_schema import to_table_batch
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_visible
 from lance_dagster.table import LanceTable
 
@@ -104,7 +104,7 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
     # Spark's own Arrow writer changes the type of this argument in the same way.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write one task's rows; runs on an executor."""
-        freeze_imports()
+        begin_task()
         check_visible(self._target)
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_PROPERTY) if context is not None else None

@@ -35,6 +35,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS, ChangePart, ChangePlan, grouped, read_part
+from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 
 STREAM_OPTIONS = ("startingVersion", "maxVersionsPerTrigger", "ignoreDeletes", "updatesAsInserts", "skipChangeCommits")
@@ -198,6 +199,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the rows of one task; runs on an executor."""
         # The signature is Spark's and allows any class; `partitions` makes only this one.
         if isinstance(partition, StreamPartition):
+            begin_task()
             for part in partition.parts:
                 yield from read_part(part, self._schema)
 

@@ -1,0 +1,60 @@
+"""What a task does first in a Python worker of Spark, so that a small task takes little time.
+
+Spark writes the function of a task and then its rows to the worker's TCP socket. The kernel of the sender keeps the
+rows, as a small packet, until the worker's kernel acknowledges the function, and that waits 40 ms for an answer to send
+along. The worker has no answer before it has the rows. Each task would begin with these 40 ms.
+"""
+
+import contextlib
+import gc
+import itertools
+import os
+import socket
+import stat
+from pathlib import Path
+
+_OPEN_FILES = Path("/proc/self/fd")
+# The second task freezes what the first one imported.
+_IMPORTING_TASKS = 2
+_tasks_begun = itertools.count()
+
+
+def begin_task() -> None:
+    """Prepare a worker for a task; call it before the first row is asked for."""
+    _freeze_imports()
+    _acknowledge()
+
+
+def _freeze_imports() -> None:
+    """Exempt what the worker has imported from its garbage collections.
+
+    A worker collects garbage after every task, and visits every object of every module that it has imported. That
+    takes 60 ms, which is most of the time of a small task. The first task imports pylance after this; later tasks
+    import nothing, and what they leave has to be collected.
+    """
+    if next(_tasks_begun) < _IMPORTING_TASKS:
+        gc.freeze()
+
+
+def _acknowledge() -> None:
+    """Acknowledge what was received on the TCP sockets of this process; does nothing on other systems than Linux."""
+    if not (hasattr(socket, "TCP_QUICKACK") and _OPEN_FILES.is_dir()):
+        return
+    # Spark gives no task its socket. Other connections, such as those to object storage, only acknowledge sooner once.
+    for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - numbers, and not paths
+        # A file may be closed meanwhile by another thread, and the listing itself was one.
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                _acknowledge_on(os.dup(int(name)))
+
+
+def _acknowledge_on(descriptor: int) -> None:
+    """Acknowledge what was received on a socket if it is one of TCP, and close its descriptor."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with connection:
+        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
