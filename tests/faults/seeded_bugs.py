@@ -87,9 +87,16 @@ BUGS = (
     Bug(
         "deleted rows of a rival come back",
         "history/rebase.py",
-        "        union = in_change | in_head\n",
-        "        union = in_change | in_base\n",
+        "        union = added | in_head\n",
+        "        union = added | in_base\n",
         ("delete", "delete other rows"),
+    ),
+    Bug(
+        "rows that a revert brought back are deleted again",
+        "history/rebase.py",
+        "        union = added | in_head\n",
+        "        union = in_change | in_head\n",
+        ("update", "revert"),
     ),
     Bug(
         "a resumed transaction is committed again",
