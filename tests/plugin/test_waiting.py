@@ -167,3 +167,21 @@ def test_a_superseded_branch_that_another_table_needs_is_not_to_be_discarded(
         entry.user_message for entry in instance.all_logs(result.run_id) if "is superseded by" in entry.user_message
     ]
     assert "which waits with it: re-execute the run, or discard all of it" in said[0]
+
+
+def test_a_branch_that_conflicts_says_what_to_do(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """What it replaced was rolled back since: it waits, and a new run of the partition takes its place."""
+    stall = Stall(lake, [Unique("id")], days=True, once=True, mode="replace")
+    monday = {"partition_key": "mon"}
+    for number in (1, 2):
+        stall.write(instance, number, **monday)
+        assert stall.publish(instance).success
+    waiting = stall.write(instance, 3, **monday)
+    assert stall.publish(instance, ref="production~1", reason="2 is wrong").success
+    pressed = stall.publish(instance)
+    said = [entry.user_message for entry in instance.all_logs(pressed.run_id) if "conflicts with" in entry.user_message]
+    assert (True, 1, [1]) == (pressed.success, len(said), stall.published())
+    assert f"materialize it again, which starts from what is published, then set discard: {waiting}" in said[0]
+    stall.write(instance, 4, **monday)
+    assert stall.publish(instance).success
+    assert [4] == stall.published()

@@ -262,7 +262,12 @@ def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequenc
     if reasons := audit(head):
         return reasons, False
     merge = table.preview_merge(head)
-    against = [f"{head} conflicts with what was published since: {conflict}" for conflict in merge.conflicts[:1]]
+    # A new run replaces an overwrite or a partition; an append or an upsert that waits has to be discarded.
+    again = "materialize it again, which starts from what is published"
+    advice = f"{again}, then set discard: {head.branch} if it still waits"
+    against = [
+        f"{head} conflicts with what was published since: {conflict}; {advice}" for conflict in merge.conflicts[:1]
+    ]
     return against, merge.already_merged
 
 
