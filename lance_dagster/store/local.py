@@ -400,13 +400,17 @@ class LocalStore:
     def _made(self, folder: str, *, synced: bool) -> None:
         """Make a folder and those above it, and sync the entry of each new one, the uppermost first."""
         missing: list[str] = []
-        path = folder
-        while not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        os.makedirs(folder, exist_ok=True)
-        for made in reversed(missing) if synced else ():
-            self._sync(os.path.dirname(made))
+        for _ in range(_ATTEMPTS):
+            path = folder
+            while not os.path.isdir(path):
+                missing.append(path)
+                path = os.path.dirname(path)
+            # It fails when another process, which deletes what was there, removes one of them meanwhile.
+            with suppress(FileNotFoundError):
+                os.makedirs(folder, exist_ok=True)
+                for made in sorted(set(missing), key=len) if synced else ():
+                    self._sync(os.path.dirname(made))
+                return
 
     def _secure(self, folder: str) -> None:
         """Sync the entries of the folders that lead from the one above the root to a folder, once for each folder."""

@@ -211,6 +211,25 @@ def test_new_folders_are_synced_from_the_root_downwards(tmp_path: Path) -> None:
     assert "synced" not in quick.__dict__
 
 
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path: Path) -> None:
+    """A collection prunes empty folders, and may find those of a branch before its first file is there."""
+
+    class Pruned(Recording):
+        def _sync(self, path: str) -> None:
+            if path.endswith("tree") and "synced" not in self.__dict__:
+                self.synced = []
+                self.prune("tree")
+            super()._sync(path)
+
+    (tmp_path / "tree").mkdir()
+    store = Pruned(str(tmp_path))
+    assert store.put_if_absent("tree/run/1/_transactions/1", b"1")
+    made = [tmp_path, tmp_path / "tree", tmp_path / "tree/run", tmp_path / "tree/run/1"]
+    synced = list(map(str, made))
+    assert synced == [path for path in store.synced if path in synced][-4:]
+    assert b"1" == store.get("tree/run/1/_transactions/1")
+
+
 def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> None:
     """The version can be read, and a power cut may lose it: committed again, it is found and synced."""
     table = new_table(tmp_path, entries("a", 1))
