@@ -31,6 +31,10 @@ from lance_dagster.spark.reader import FragmentSize, Scan, check_filter, scan_fr
 from lance_dagster.spark.spark_schema import row_bytes
 
 _LEAF = "MapInArrow"
+# Nodes that need only those columns of their child that their expressions name, and nodes that pass on what the nodes
+# above need. Others, such as a union, may need columns by their position.
+_NAMING = ("Project", "Aggregate")
+_PASSING = ("Filter", "SubqueryAlias", "Sort", "GlobalLimit", "LocalLimit")
 # The scans of this process by the names of their functions in Spark's plans. Old ones are dropped, and their frames
 # are then read as they are.
 _KEPT_SCANS = 4096
@@ -137,7 +141,9 @@ class _Narrowing:
         self._catalyst = jvm.org.apache.spark.sql.catalyst
         self._expressions = self._catalyst.expressions
         self._sequence = jvm.PythonUtils.toSeq
+        # By the expression id of the first column of a read, which two places of a plan may share.
         self._uses: dict[int, _Use] = {}
+        self._columns: dict[int, list[int]] = {}
         self._changed = False
 
     def frame(self) -> DataFrame:
@@ -155,7 +161,8 @@ class _Narrowing:
         for leaf, above in leaves:
             columns = self._parsed(leaf.java.output())
             use = self._use(leaf, columns, above)
-            (key, *_) = _ids(columns[0].fields)
+            (key, *_) = ids = [_ids(column.fields)[0] for column in columns]
+            self._columns[key] = ids
             self._uses[key] = self._uses[key].merged(use) if key in self._uses else use
         replaced = self._replaced(self._df._jdf.queryExecution().analyzed())  # noqa: SLF001
         if not self._changed:
@@ -204,21 +211,38 @@ class _Narrowing:
         zone = self._spark.conf.get("spark.sql.session.timeZone") or ""
         return Translator(columns=known, time_zone=zone)
 
-    def _replaced(self, plan: Any) -> Any:  # noqa: ANN401 - a Java object
-        """Return a plan of Spark whose Lance tables are read in part."""
+    def _replaced(self, plan: Any, named: frozenset[int] | None = None) -> Any:  # noqa: ANN401 - Java objects
+        """Return a plan of Spark whose Lance tables are read in part.
+
+        Args:
+            plan: The plan.
+            named: The expression ids of the columns that the nodes above name, when they need no other columns of the
+                plan; None when they may.
+        """
         kind = plan.nodeName()
         if kind == _LEAF:
-            use = self._uses.get(plan.output().apply(0).exprId().id())
-            return plan if use is None else self._part(plan, use)
+            key = plan.output().apply(0).exprId().id()
+            return plan if key not in self._uses else self._part(plan, key, named)
         if kind == "Aggregate":
             counted = self._counted(plan)
             if counted is not None:
                 return counted
+        if kind in _NAMING:
+            named = frozenset()
+        elif kind not in _PASSING:
+            named = None
+        if named is not None:
+            named |= self._named(plan)
         children = [plan.children().apply(number) for number in range(plan.children().size())]
-        replaced = [self._replaced(child) for child in children]
+        replaced = [self._replaced(child, named) for child in children]
         if all(one is other for one, other in zip(replaced, children, strict=True)):
             return plan
         return plan.withNewChildren(self._sequence(replaced))
+
+    def _named(self, plan: Any) -> frozenset[int]:  # noqa: ANN401 - a Java object
+        """Return the expression ids of the columns that the expressions of a node name."""
+        found = (node.fields for expression in self._parsed(plan.expressions()) for node in expression.walk())
+        return frozenset(_ids(list(found)))
 
     def _counted(self, plan: Any) -> Any:  # noqa: ANN401 - Java objects
         """Return the one row of an aggregation that only counts all rows of a table; None for other aggregations."""
@@ -251,31 +275,42 @@ class _Narrowing:
                     return False
         return True
 
-    def _part(self, leaf: Any, use: _Use) -> Any:  # noqa: ANN401 - Java objects
-        """Return a plan with the output of a leaf, in which the columns that are not used are null."""
+    def _part(self, leaf: Any, key: int, named: frozenset[int] | None) -> Any:  # noqa: ANN401 - Java objects
+        """Return a plan with the output of a leaf, in which the columns that are not used are null or left out."""
+        use, ids = self._uses[key], self._columns[key]
         scan, sizes = _scans[use.name]
-        attributes = leaf.output()
-        output = [(attribute := attributes.apply(n), attribute.exprId()) for n in range(attributes.size())]
-        names = [
-            name
-            for name, (_, key) in zip(scan.schema.names, output, strict=True)
-            if use.columns is None or key.id() in use.columns
-        ]
+        pairs = dict(zip(scan.schema.names, ids, strict=True))
+        names = [name for name, one in pairs.items() if use.columns is None or one in use.columns]
         frame = self._read(scan, sizes, names, use)
         if frame is None:
             return leaf
         self._changed = True
         plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
         # Each access to a class of Java is a request to it, as each call is.
+        output = leaf.output()
+        if plan.nodeName() == _LEAF:
+            # The same attributes as before, which the nodes above refer to.
+            read = [output.apply(number) for number, name in enumerate(pairs) if name in names]
+            attributes = output if len(read) == len(pairs) else self._sequence(read)
+            plan = self._catalyst.plans.logical.MapInArrow(
+                plan.functionExpr(), attributes, plan.child(), plan.isBarrier(), plan.profile()
+            )
+        else:
+            names = []
+        absent = [name for name, one in pairs.items() if name not in names and (named is None or one in named)]
+        if plan.nodeName() == _LEAF and not absent:
+            return plan
         alias, literal = self._expressions.Alias, self._expressions.Literal
-        empty, none, read = self._sequence([]), self._jvm.scala.Option.empty(), plan.output()
-        found = {name: read.apply(number) for number, name in enumerate(names)}
-        aliases = [
-            # The same expression ids as before, which the nodes above refer to.
-            alias(found.get(name) or literal(None, attribute.dataType()), name, key, empty, none, empty)
-            for name, (attribute, key) in zip(scan.schema.names, output, strict=True)
-        ]
-        return self._catalyst.plans.logical.Project(self._sequence(aliases), plan)
+        empty, none = self._sequence([]), self._jvm.scala.Option.empty()
+        columns = []
+        for number, name in enumerate(pairs):
+            if name in names:
+                columns.append(output.apply(number))
+            elif name in absent:
+                attribute = output.apply(number)
+                null = literal(None, attribute.dataType())
+                columns.append(alias(null, name, attribute.exprId(), empty, none, empty))
+        return self._catalyst.plans.logical.Project(self._sequence(columns), plan)
 
     def _read(self, scan: Scan, sizes: Sequence[FragmentSize], names: list[str], use: _Use) -> DataFrame | None:
         """Return the frame that reads what is used; None when that is everything."""

@@ -184,6 +184,25 @@ def test_actions_read_the_columns_they_need(spark: SparkSession, numbers: LanceT
     assert 100 == df.agg(functions.count("*")).collect()[0][0]
 
 
+def test_columns_that_the_optimiser_does_without_stay_resolved(spark: SparkSession, numbers: LanceTable) -> None:
+    """Nodes of the plan name them, or take the columns of their children by position, though no row needs them."""
+    df = read_table(spark, numbers)
+    plain = spark.createDataFrame(df.collect(), df.schema)
+    queries: list[Callable[[DataFrame], DataFrame]] = [
+        lambda frame: frame.withColumn("y", frame.x + 1).select("id"),
+        lambda frame: frame.orderBy("s").where("x >= 0 OR true").groupBy("k").agg(functions.sum("id")).orderBy("k"),
+        lambda frame: frame.union(frame.selectExpr("k", "id", "s", "x")).where("id < 3").select("k"),
+        lambda frame: frame.select("id", "k").exceptAll(frame.where("id > 4").select("id", "k")).select("k"),
+        lambda frame: frame.selectExpr("k", "row_number() OVER (PARTITION BY k ORDER BY id) AS n").where("n = 2"),
+        lambda frame: frame.dropDuplicates(["k"]).select("k"),
+        lambda frame: frame.alias("a").join(frame.alias("b"), functions.expr("a.id = b.k")).selectExpr("b.id", "a.s"),
+        lambda frame: frame.mapInArrow(lambda batches: batches, frame.schema).select("x"),
+        lambda frame: frame.where("id < 9").orderBy("x").limit(4).select("s"),
+    ]
+    for number, query in enumerate(queries):
+        assert sorted(query(plain).collect()) == sorted(narrow(query(df)).collect()), number
+
+
 def test_frames_and_their_columns_are_those_of_spark(spark: SparkSession, numbers: LanceTable) -> None:
     """Columns of a frame are understood by the frames made of it, and by joins with itself."""
     df = read_table(spark, numbers)
