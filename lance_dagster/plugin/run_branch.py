@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import (
+    ConflictError,
+    InvalidInputError,
+    LanceDagsterError,
+    RefNotFoundError,
+    VersionNotFoundError,
+)
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 
@@ -211,13 +217,19 @@ class RunBranch:
         Args:
             merged: Versions that `main` contains; for a branch with such a head, `main` is not searched.
         """
-        known = {version.id for version in merged}
+        known = {version.branch: version for version in merged}
         kept = []
         # Newest run first: its branch was forked from the next one, which cannot be deleted before it.
         for name in map(branch_of, self.chain.run_ids):
             try:
+                if name in known:
+                    # In the usual case the head is no newer one, which the deletion finds out for itself, also of a
+                    # commit that comes at this moment.
+                    with suppress(ConflictError):
+                        self.table.branches.delete(name, newest=known[name])
+                        continue
                 head = self.table.head(name)
-                if head.id not in known and self.table.branches.is_merged(head) is None:
+                if self.table.branches.is_merged(head) is None:
                     kept.append(f"{name}: it has commits that were not published")
                 else:
                     self.table.branches.delete(name)

@@ -100,16 +100,27 @@ class Branches:
             metadata=metadata or {},
         )
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, newest: Version | None = None) -> None:
         """Delete a branch; its data files stay until they are collected.
+
+        Args:
+            name: The branch.
+            newest: The newest of its versions that may be deleted; the branch is kept when there is a newer one, also
+                one that is committed at the same time. None for any.
 
         Raises:
             InvalidInputError: The branch is `main`.
             RefNotFoundError: There is no such branch.
             ProtectedError: The branch is protected.
-            ConflictError: A tag or another branch refers to it.
+            ConflictError: A tag or another branch refers to it, or it has a version after `newest`.
         """
-        branch_operations.delete_branch(name, self._context.refs, self._context.versions)
+        refs, versions = self._context.refs, self._context.versions
+        if newest is None:
+            branch_operations.delete_branch(name, refs, versions)
+        elif newest.branch != name:
+            raise InvalidInputError(f"newest is {newest}, which is no version of branch {name!r}")
+        else:
+            branch_operations.delete_up_to(self.get(name), newest.number, refs, versions)
 
     def rename(self, name: str, new_name: str) -> Branch:
         """Rename a branch; versions keep their numbers, and merges of the branch stay recorded.

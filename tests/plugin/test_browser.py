@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from example_project.places import ROOT_VARIABLE
 from lance_dagster import LanceRepository
 from tests.conftest import HOST, free_port, wait_for
 from tests.plugin.browser import Browser, browser_on
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
 SENSOR = "locations/location.py/sensors/watch"
+# Beside the graph of all assets stands the tree of its groups.
+TREE_RIGHT = 540
 CANDIDATE, PROMOTED = "shop/orders", "production/shop/orders"
 DAGSTER_YAML = """
 telemetry: {enabled: false}
@@ -35,6 +39,19 @@ watch = build_ref_sensor("watch", [ORDERS], refs=("main", "production"), minimum
 defs = dg.Definitions.merge(
     shop_at(ROOT).definitions, dg.Definitions(sensors=[watch], executor=dg.in_process_executor)
 )
+"""
+# What the graph of all assets shows: `main` is a group of nodes beside it, and the shop has a group `production` too.
+SHOWN = 'code_location:"example.py" and not group:"main"'
+# The example without its sensors, which the daemon would run.
+EXAMPLE = """
+import dagster as dg
+from example_project.definitions import build_definitions
+
+def graph():
+    made = build_definitions()
+    return dg.Definitions(assets=made.assets, asset_checks=made.asset_checks, resources=made.resources)
+
+defs = graph()
 """
 
 
@@ -55,15 +72,17 @@ class Desk:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """`dagster dev`, with its daemon, over an empty shop, and a browser on it."""
     top = tmp_path_factory.mktemp("browser")
-    home, location, log = top / "dagster", top / "location.py", top / "dev.log"
+    home, location, example, log = top / "dagster", top / "location.py", top / "example.py", top / "dev.log"
     shop = shop_at(str(top / "lake"))
     home.mkdir()
     (home / "dagster.yaml").write_text(DAGSTER_YAML)
     location.write_text(LOCATION.replace("ROOT", repr(shop.lance.root)))
+    example.write_text(EXAMPLE)
     port = free_port()
     with browser_on(f"http://{HOST}:{port}") as browser, log.open("wb") as output:
-        command = [sys.executable, "-m", "dagster", "dev", "-h", HOST, "-p", str(port), "-f", str(location)]
-        environment = {**os.environ, "DAGSTER_HOME": str(home)}
+        files = ["-f", str(location), "-f", str(example)]
+        command = [sys.executable, "-m", "dagster", "dev", "-h", HOST, "-p", str(port), *files]
+        environment = {**os.environ, "DAGSTER_HOME": str(home), ROOT_VARIABLE: str(top / "demo")}
         process = subprocess.Popen(
             command, cwd=CHECKOUT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -130,3 +149,12 @@ def test_a_day_at_the_desk(desk: Desk) -> None:
     # What the cursor shows: a promotion, a promotion, the rollback, its release, and the promotion after it.
     again = lake.channels.get("production")
     browser.open(f"{SENSOR}", "Latest tick", f'"production":[5,"{again.commit}"]')
+
+
+def test_the_graph_of_the_example(desk: Desk) -> None:
+    """Each candidate leads to its promoted node, and the reader depends on promoted nodes."""
+    groups = ",".join(f"global@global:{group}" for group in ("nyc", "production", "reports"))
+    page = f"asset-groups~{quote(SHOWN)}/?expanded={groups}"
+    text = desk.browser.open(page, "flight_features", "delay_by_carrier")
+    assert 2 == text.count("flight_features")
+    desk.browser.picture("asset-graph", height=870, left=TREE_RIGHT)

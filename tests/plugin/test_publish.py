@@ -22,7 +22,7 @@ from lance_dagster.plugin.publish.publication import (
     move_tags,
     retire_all,
 )
-from lance_dagster.plugin.run_branch import RunChain
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 
 CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
@@ -203,7 +203,10 @@ def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.Dagst
     """Wherever a publisher dies, the next one ends where it would have ended, with one merge in each table."""
     run_id = candidates(shop, instance)
     chain = RunChain.of(instance.get_run_by_id(run_id), instance)
-    found = [find_by_run(one, chain, instance=instance) for one in publications(shop)]
+    found = [
+        find_by_run(one, chain, head=RunBranch(table=one.table, chain=chain).written(), instance=instance)
+        for one in publications(shop)
+    ]
     merged = merge_all(found[: {0: 0, 1: 1}.get(done, 2)], chain)
     move_tags(merged[: {3: 1}.get(done, 2 if done > 3 else 0)], "production", {})
     retire_all(merged[: {5: 1}.get(done, 2 if done > 5 else 0)], chain)
@@ -220,7 +223,10 @@ def test_run_that_was_overtaken_does_not_move_the_tag_back(shop: Shop, instance:
     shop.play(mode="append")
     run_id = candidates(shop, instance)
     chain = RunChain.of(instance.get_run_by_id(run_id), instance)
-    found = [find_by_run(one, chain, instance=instance) for one in publications(shop)]
+    found = [
+        find_by_run(one, chain, head=RunBranch(table=one.table, chain=chain).written(), instance=instance)
+        for one in publications(shop)
+    ]
     merged = merge_all(found[:1], chain)
     shop.play(mode="append", orders=[4])
     assert shop.run(instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)).success

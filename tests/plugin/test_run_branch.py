@@ -1,8 +1,13 @@
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
-from lance_dagster import RunChain
-from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, branch_of, family_of, run_of
+from lance_dagster import LanceTable, RunChain
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, branch_of, family_of, run_of
+from lance_dagster.store import LocalStore
+from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import contents, context_on, entries, new_table
 
 PARENT = {"dagster/parent_run_id": "a", "dagster/root_run_id": "a"}
 STEPS = ["one", "two"]
@@ -87,3 +92,23 @@ def test_branches_are_named_after_runs() -> None:
     """And only these belong to a run."""
     assert run_of(branch_of("4f2a")) == "4f2a"
     assert run_of("dev") is None
+
+
+def test_rows_that_come_while_a_branch_is_retired_keep_it(tmp_path: Path) -> None:
+    """A commit just before the first write of the deletion is nothing that was published."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run/a")
+    table.append(entries("run", 1), branch="run/a")
+    published = table.head("run/a")
+    table.merge(published)
+    late = [entries("late", 1)]
+
+    def let_in(request: Request) -> object:
+        if request.writes and late:
+            table.append(late.pop(), branch="run/a")
+        return request.send()
+
+    beside = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), let_in)))
+    kept = RunBranch(table=beside, chain=RunChain.of_run_id("a")).retire([published])
+    assert ("run/a: it has commits that were not published",) == kept
+    assert ("late", 1) in contents(table, "run/a")

@@ -134,10 +134,19 @@ def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
     branch = newest.of or refs.branch(newest.branch)
     if branch is None:
         raise RefMovedError(newest.branch, str(newest), "nothing")
+    delete_up_to(branch, newest.number, refs, versions)
+
+
+def delete_up_to(branch: Branch, number: int, refs: Refs, versions: Versions) -> None:
+    """Delete a branch as `retire_branch` does, unless it has a version after that number; the number is not looked up.
+
+    Raises:
+        ConflictError: As for `retire_branch`.
+    """
     refuse_protected_branch("delete", branch.name, refs.store)
     refuse_renaming(branch, "delete", refs)
     refs.store.refuse_links(layout.versions_folder(branch.name))
-    finish_deleting(close_branch(branch, Closing(upto=newest.number), refs, versions), refs, versions)
+    finish_deleting(close_branch(branch, Closing(upto=number), refs, versions), refs, versions)
 
 
 def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dict[str, ConflictError]:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import dagster as dg
 
@@ -87,6 +87,11 @@ class Publication:
         return self.candidate.to_user_string()
 
     @property
+    def move(self) -> str:
+        """From where to where the tag has moved."""
+        return f"{self.name}: from {self.previous.ref if self.previous else 'nowhere'} to {self.promoted_to}"
+
+    @property
     def lagging(self) -> list[str]:
         """What could not follow the channel of a repository, and why."""
         return self._noted(md.LAGGING)
@@ -113,6 +118,20 @@ class Publication:
         return self.landed
 
 
+class Opened(NamedTuple):
+    """A table, its tag before the publication, and the newest version that a chain of runs wrote, if any."""
+
+    table: LanceTable
+    previous: Tag | None
+    head: Version | None
+
+    @classmethod
+    def of(cls, table: LanceTable, tag: str, chain: RunChain | None) -> "Opened":
+        """Read a tag of a table, and the head of the newest branch of a chain that has commits of its own."""
+        head = None if chain is None else RunBranch(table=table, chain=chain).written()
+        return cls(table, find_tag(table, tag), head)
+
+
 @dataclass(slots=True)
 class Search:
     """What the tables of a publication have to publish, and what is missing, wrong, held or refused."""
@@ -134,16 +153,18 @@ class Search:
         return PublishRefusedError(f"nothing to publish{hint}", [*self.wrong, *self.missing])
 
 
-def find_by_run(publication: Publication, chain: RunChain, *, instance: dg.DagsterInstance) -> Publication:
+def find_by_run(
+    publication: Publication, chain: RunChain, *, head: Version | None, instance: dg.DagsterInstance
+) -> Publication:
     """Return the publication of the rows that a chain of runs wrote; without sources when it wrote none.
 
     Args:
         publication: The table.
         chain: The run that publishes and the runs that it continues.
+        head: The head of the newest branch of the chain that has commits of its own, or None.
         instance: The Dagster instance that records runs.
     """
     table = publication.table
-    head = RunBranch(table=table, chain=chain).written()
     if head is not None and run_of(head.branch) in (None, chain.run_id):
         return replace(publication, sources=(head,))
     # No branch was found, or that of an older run of the chain. A newer run may be published already and its branch

@@ -27,11 +27,12 @@ from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.promotion_event import promoted_result
 from lance_dagster.plugin.publish.publication import (
+    Opened,
     Publication,
     Search,
     find_by_ref,
     find_by_run,
-    find_tag,
+    in_turns,
     merge_all,
     move_tags,
     retire_all,
@@ -52,7 +53,7 @@ from lance_dagster.plugin.publish.rollback import (
 from lance_dagster.plugin.publish.unfinished import Unfinished
 from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run, wait
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import READS, RunBranch, RunChain, run_of, who_launched
+from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
@@ -79,6 +80,7 @@ class PublishStep:
     unchecked: bool
     accept_stale: bool = False
     log: AuditLog = field(init=False)
+    chain: RunChain = field(init=False)
     together: Together | None = field(init=False)
     hold: ChannelHold | None = field(init=False)
     chosen: RepositoryView | None = field(init=False, default=None)
@@ -89,6 +91,7 @@ class PublishStep:
 
     def __post_init__(self) -> None:
         """Read the event log and the channel once for all tables."""
+        self.chain = RunChain.of_context(self.context)
         self.log = AuditLog(self.instance)
         self.together = self._together(self.lance.open_repository())
         self.hold = None if self.together is None else self.together.hold
@@ -204,9 +207,10 @@ class PublishStep:
     def _look_all(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
         """Return what there is to publish of each table that is there."""
         looked = []
-        for node in nodes:
+        # What takes the storage alone is read of several tables at a time, and the event log by this thread only.
+        for node, opened in zip(nodes, in_turns(self._open, nodes), strict=True):
             try:
-                looked.append(self._look(node))
+                looked.append(self._look(node, opened))
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
                 # must exist in every table.
@@ -273,17 +277,24 @@ class PublishStep:
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 
-    def _look(self, node: Node) -> Publication:
-        table = self._table(node)
-        previous = find_tag(table, self.tag)
-        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
+    def _open(self, node: Node) -> Opened | NotFoundError:
+        try:
+            return Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+        except NotFoundError as error:
+            return error
+
+    def _look(self, node: Node, opened: Opened | NotFoundError) -> Publication:
+        if isinstance(opened, NotFoundError):
+            raise opened
+        table = opened.table
+        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=opened.previous)
         if self.config.ref:
             by_run = run_of(self.config.ref) is not None
             ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
             if self.together is not None and self.chosen is not None:
                 return replace(empty, landed=self.together.version_in(self.chosen, empty), chosen=True)
             return find_by_ref(empty, ref, instance=self.instance)
-        one = find_by_run(empty, self.chain, instance=self.instance)
+        one = find_by_run(empty, self.chain, head=opened.head, instance=self.instance)
         if one.audited:
             return one
 
@@ -336,13 +347,11 @@ class PublishStep:
 
     def _look_at(self, node: Node, run_ids: Sequence[str]) -> list[str]:
         """Return what speaks against what some runs wrote of one table."""
-        table = self._table(node)
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
-        head = RunBranch(table=table, chain=chain).written()
+        table, previous, head = Opened.of(self._table(node), self.tag, chain)
         if head is None:
             return []
-        previous = find_tag(table, self.tag)
         one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         merge = table.preview_merge(head)
         # A publisher that died merged this table; its other tables must not wait for it.
@@ -487,7 +496,7 @@ class PublishStep:
         # Each line of the log is an event that Dagster stores, so there is one for all tables that moved together.
         if moved:
             more = [f"and {len(moved) - _LOGGED} more"] if len(moved) > _LOGGED else []
-            self.context.log.info("%s of %s", self.tag, "; ".join([*map(_move_of, moved[:_LOGGED]), *more]))
+            self.context.log.info("%s of %s", self.tag, "; ".join([*(one.move for one in moved[:_LOGGED]), *more]))
 
     def _change_each(self, nodes: Sequence[Node], done: str, change: Callable[[LanceTable], str]) -> None:
         """Change something else than the published version, and record it as an observation of the promoted node.
@@ -558,11 +567,6 @@ class PublishStep:
         return self.lance.table(node.candidate, node.metadata)
 
     @property
-    def chain(self) -> RunChain:
-        """The run of the publisher and the runs that it continues."""
-        return RunChain.of_context(self.context)
-
-    @property
     def reaudit(self) -> Reaudit:
         """The audits that this step makes itself."""
         return Reaudit(
@@ -594,7 +598,3 @@ class PublishStep:
     @property
     def _by_run(self) -> bool:
         return not self.config.ref or run_of(self.config.ref) is not None
-
-
-def _move_of(one: Publication) -> str:
-    return f"{one.name}: from {one.previous.ref if one.previous else 'nowhere'} to {one.promoted_to}"

@@ -40,7 +40,7 @@ from lance_dagster.plugin.branch_extent import partitions_of
 from lance_dagster.plugin.checks.bound_check import BoundCheck, describe_asset
 from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other
 from lance_dagster.plugin.checks.table_check import CheckOutcome
-from lance_dagster.plugin.publish.publication import Publication, merge_properties, named_conflicts
+from lance_dagster.plugin.publish.publication import Publication, in_turns, merge_properties, named_conflicts
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, tables_read
 from lance_dagster.plugin.publish.rollback import drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
@@ -82,10 +82,10 @@ class Reaudit:
         """Return the publications, some of them with a preview; all conflicts at once."""
         conflicts: list[Conflict] = []
         planned: list[Publication] = []
-        for one in found:
+        for one, needed in zip(found, in_turns(is_needed, found), strict=True):
             # After a conflict the other tables are tried too, so that one error names all conflicts.
             try:
-                planned.append(self.preview(one) if is_needed(one) else one)
+                planned.append(self.preview(one) if needed else one)
             except MergeConflictError as error:
                 conflicts += [found for found in error.conflicts if isinstance(found, Conflict)]
         if conflicts:

@@ -105,7 +105,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
     new, dest_lineage = [], lineage_at(context, head)
-    for source in change.sources:
+    for source in (_with_branch(context, source) for source in change.sources):
         lineage = lineage_at(context, source)
         # What the newest version contains is left out: a repeated call finds what an earlier one published.
         if version_that_merged(lineage, dest_lineage, context.versions) is not None:
@@ -119,6 +119,13 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     if dest is not None and (dest.commit_id == head.id or _is_named(context, dest, head)):
         return None
     return capture(context, change.table_id, head)
+
+
+def _with_branch(context: TableContext, state: State) -> State:
+    """Return a version with its branch, which is then read once for every look at what the version contains."""
+    if state.of is not None or state.branch == MAIN:
+        return state
+    return replace(state, of=context.refs.branch(state.branch))
 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:

@@ -247,6 +247,20 @@ def test_a_branch_in_use_is_not_deleted(table: LanceTable) -> None:
     assert {} == table.branches.list()
 
 
+def test_a_branch_with_a_version_after_the_given_one_is_kept(table: LanceTable) -> None:
+    """`newest` says what may go; one that names a version of another branch says nothing."""
+    table.branches.create("b")
+    first = table.append(entries("b", 1), branch="b")
+    newest = table.append(entries("b", 2), branch="b")
+    with pytest.raises(ConflictError, match=f"{newest} was committed meanwhile"):
+        table.branches.delete("b", newest=first)
+    assert_usable(table, "b")
+    with pytest.raises(InvalidInputError, match="newest is main@2, which is no version of branch 'b'"):
+        table.branches.delete("b", newest=table.head())
+    table.branches.delete("b", newest=table.head("b"))
+    assert {} == table.branches.list()
+
+
 def test_a_branch_that_is_not_there_cannot_be_deleted(table: LanceTable) -> None:
     """The nearest name is in the error."""
     table.branches.create("run/17")
