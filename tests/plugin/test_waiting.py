@@ -118,6 +118,26 @@ def test_a_backfill_publishes_what_passed_and_names_what_waits(
     assert "lance/waiting" not in event.metadata
 
 
+def test_a_branch_that_a_published_reexecution_continued_does_not_wait(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """`main` contains it, so its failed check is not named, whatever the newest run wrote."""
+    shop.play(orders=[-1])
+    broken = shop.execute(stored_instance)
+    assert not broken.success
+    shop.play(orders=[2])
+    steps = ["shop__orders", "shop__orders_ids_are_positive", "shop__orders_row_count", "shop__customers"]
+    continued = dg.ReexecutionOptions(broken.run_id, step_selection=steps)
+    assert shop.execute(stored_instance, continued).success
+    assert shop.publish(stored_instance, *PROMOTED).success
+    assert ([2], [f"run/{broken.run_id}"]) == (shop.ids("production"), list(shop.table().branches.list("run/*")))
+    shop.play(orders=[-3])
+    assert not shop.run(stored_instance, selection=CANDIDATES).success
+    pressed = shop.publish(stored_instance, *PROMOTED)
+    said = [entry.user_message for entry in stored_instance.all_logs(pressed.run_id)]
+    assert [] == [text for text in said if "it waits" in text and broken.run_id in text]
+
+
 def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """By the first characters of the run id, and recorded as an observation of the promoted node."""
     stall = Stall(lake, [InRange("id", minimum=0)])

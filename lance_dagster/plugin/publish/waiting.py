@@ -231,8 +231,11 @@ def _choose(
             )
         else:
             reasons, is_merged = _judged(table, head, audit)
-            # Only what cannot be published is looked for in the log of `main`.
-            landed = _replaced_since(publication, one, instance) if reasons else None
+            # Only what cannot be published is looked for on `main`, which also contains a branch that a re-execution
+            # continued and published.
+            landed = (
+                (table.branches.is_merged(head) or _replaced_since(publication, one, instance)) if reasons else None
+            )
             if landed is not None:
                 superseded.append(f"{head} is superseded by {landed}; {_advice(head, beside())}")
             elif reasons:
