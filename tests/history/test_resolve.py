@@ -218,3 +218,10 @@ def test_a_time_is_understood_in_any_zone(table: LanceTable) -> None:
     moment = table.at("main@2").committed_at
     for zone in ("Asia/Tokyo", "America/New_York", "UTC"):
         assert 2 == table.at(f"main@{{{moment.in_timezone(pendulum.timezone(zone)).isoformat()}}}").number
+
+
+def test_names_that_a_person_gave_are_suggested_first() -> None:
+    """Each publication of a repository leaves a branch, and ten names are shown."""
+    published = [f"published/{number:x}" for number in range(20)]
+    hint = RefNotFoundError("zzz", ["main", *published, "run/4f2a"], "t.lance").hint
+    assert hint.startswith("known names: main, run/4f2a, published/0")
