@@ -51,7 +51,7 @@ _FRAGMENT_BYTES = 256 * 1024
 # Several batches are in memory at once, in Lance and on their way to Spark; larger ones are also decoded more slowly.
 _BATCH_BYTES = 4 * 1024 * 1024
 # Lance reads and decodes a range of a fragment as a whole.
-_RANGE_BYTES = 12 * 1024 * 1024
+_RANGE_BYTES = 24 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
