@@ -323,6 +323,13 @@ def who_launched(run: dg.DagsterRun) -> str:
     return next((f"{tag.rpartition('/')[2]} {run.tags[tag]}" for tag in _WHO_TAGS if tag in run.tags), "")
 
 
+def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
+    """Return whether a run has ended, or is not known any more."""
+    run = instance.get_run_by_id(run_id or "")
+    # The record of an old run may be deleted.
+    return run is None or run.is_finished
+
+
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
     """Return a time before which none of some runs can have committed, or None when no run is recorded."""
     created = [record.create_timestamp for record in instance.get_run_records(runs)]

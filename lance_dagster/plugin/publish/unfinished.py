@@ -19,7 +19,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import SEARCHED, Publication, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.publish_together import Together
-from lance_dagster.plugin.run_branch import RunChain, started_at
+from lance_dagster.plugin.run_branch import RunChain, is_over, started_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Unfinished:
         # A rollback is repeated by whoever wanted it: with its reason it stays one in the history of the channel.
         if by is None or md.ROLLED_BACK_TO in version.properties or not self.log.unwritten([one.promoted], [by]):
             return False
-        return _is_over(by, self.log.instance) and not (version.number > named and self._was_named(one, version))
+        return is_over(by, self.log.instance) and not (version.number > named and self._was_named(one, version))
 
     def _was_named(self, one: Publication, version: Version) -> bool:
         """Return whether the tag named a version before, or a later one, and was moved back from it."""
@@ -94,7 +94,7 @@ class Unfinished:
     def _said(self, one: Publication, version: Version) -> str:
         at = one.previous.ref if one.previous else "no version"
         by, restored = version.properties.get(md.PUBLISHED_BY), version.properties.get(md.ROLLED_BACK_TO)
-        if by is not None and not _is_over(by, self.log.instance):
+        if by is not None and not is_over(by, self.log.instance):
             return (
                 f"nothing waits, but run {by} brought {MAIN} to {version}, and is not over; {self.tag} names {at}. If "
                 "the process of that run died, terminate the run, and materialize this node again"
@@ -124,11 +124,6 @@ def _published(publication: Publication, named: int) -> Iterator[Version]:
 def _by(version: Version | None) -> str:
     """Return the run whose publisher made a version of `main`."""
     return "" if version is None else version.properties.get(md.PUBLISHED_BY, "")
-
-
-def _is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
-    run = instance.get_run_by_id(run_id or "")
-    return run is None or run.is_finished
 
 
 def _moved_later(tag: Tag | None, version: Version, instance: dg.DagsterInstance) -> bool:

@@ -25,6 +25,7 @@ from lance_dagster.plugin.run_branch import (
     RunChain,
     branch_of,
     family_of,
+    is_over,
     is_written,
     run_of,
     started_at,
@@ -80,7 +81,7 @@ class Candidate:
         missing = log.unwritten(needed, self.run_ids)
         newest = self.run_ids[-1]
         why = f"run {newest} " + (
-            "failed before it wrote it" if _is_over(newest, log.instance) else "has yet to write it"
+            "failed before it wrote it" if is_over(newest, log.instance) else "has yet to write it"
         )
         found = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
@@ -109,7 +110,7 @@ def find_waiting(
     """
     heads = written_heads(publication.table, publication.table.branches.list("run/*"))
     # A run that is not over may write again, and not all of its checks may have run.
-    heads = [head for head in heads if _is_over(run_of(head.branch), instance)]
+    heads = [head for head in heads if is_over(run_of(head.branch), instance)]
     return _with(
         publication, _choose(publication, heads, audit, instance=instance, beside=beside, within=frozenset(within))
     )
@@ -144,7 +145,7 @@ def find_by_backfill(
     )
     if wait is not None:
         for run_id in (run_of(head.branch) for head in heads):
-            if run_id and not _is_over(run_id, instance):
+            if run_id and not is_over(run_id, instance):
                 wait(run_id)
     choice = _choose(publication, heads, audit, instance=instance, beside=beside)
     found = _with(publication, choice)
@@ -200,7 +201,7 @@ def discard(table: LanceTable, given: str, instance: dg.DagsterInstance) -> Vers
         ConflictError: The run is not over, or another branch was forked from it.
     """
     head = table.head(resolve_run(table, given))
-    if not _is_over(run_of(head.branch), instance):
+    if not is_over(run_of(head.branch), instance):
         raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run, and discard it then")
     table.branches.delete(head.branch)
     return head
@@ -295,10 +296,3 @@ def _with(publication: Publication, choice: Choice) -> Publication:
     noted = {md.WAITING: choice.waits, md.SUPERSEDED: choice.superseded}
     about = {key: list(reasons) for key, reasons in noted.items() if reasons}
     return replace(publication, sources=choice.heads, about={**publication.about, **about})
-
-
-def _is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
-    """Return whether a run has ended, or is not known any more."""
-    run = instance.get_run_by_id(run_id or "")
-    # The record of an old run may be deleted.
-    return run is None or run.is_finished
