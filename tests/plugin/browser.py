@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -83,11 +83,9 @@ class Browser:
     def materialize(self, asset: str) -> str:
         """Press *Materialize* on the page of an asset and return the log of the run, once it ended."""
         self.open(f"assets/{asset}", "Materialize")
-        self.click("Materialize")
         # A page that is left too early takes the launch with it. The message is gone after some seconds, so the link to
         # the run is taken from the list of runs.
-        message = self.wait_for(lambda: _LAUNCHED.search(self.text), bool, "message of the launch")
-        short = message[1] if message else ""
+        short = self._materialized(lambda: _LAUNCHED.findall(self.text))[0]
         self.open("runs", short)
         self._click_first(f"//a[contains(@href, '/runs/{short}')]", "link to the run")
         self.wait_for(lambda: self.driver.current_url, lambda url: f"/runs/{short}" in url, "page of the run")
@@ -104,19 +102,24 @@ class Browser:
         self.wait_for_text("No errors")
         if picture:
             self.picture(picture, height=700, left=0)
-        # The text may be about the configuration before this one; until this one is validated, a click does nothing.
+        self._materialized(lambda: "/runs/" in self.driver.current_url)
+        return self._log()
+
+    def _materialized(self, launched: Callable[[], T]) -> T:
+        """Click *Materialize* until a run is launched; return what says so.
+
+        A click does nothing while another code location is still being loaded, or while the configuration before this
+        one is being validated. While a run is being launched the button reads otherwise, so it is not clicked twice.
+        """
         for _ in range(CLICKS):
             self.click("Materialize")
-            if self._is_left_for_a_run():
-                return self._log()
+            deadline = time.monotonic() + PATIENCE_SECONDS / CLICKS
+            while time.monotonic() < deadline:
+                with suppress(WebDriverException):  # the page is being drawn
+                    if found := launched():
+                        return found
+                time.sleep(0.2)
         pytest.fail(f"{CLICKS} clicks launched no run; the page shows:\n{self.text}")
-
-    def _is_left_for_a_run(self) -> bool:
-        # While a run is being launched the button reads otherwise, so it is not clicked twice.
-        deadline = time.monotonic() + PATIENCE_SECONDS / CLICKS
-        while time.monotonic() < deadline and "/runs/" not in self.driver.current_url:
-            time.sleep(0.2)
-        return "/runs/" in self.driver.current_url
 
     def _click_first(self, xpath: str, what: str) -> None:
         def clicked() -> bool:
