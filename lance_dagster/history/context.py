@@ -66,6 +66,15 @@ class TableContext:
             return self._again(ref)
         return self.versions.load(*resolve(ref, self.refs, self.versions))
 
+    def recall(self, ref: Ref | None) -> State:
+        """Read the version a ref names as `at` does, from memory where the ref is a version that was read before.
+
+        A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
+        files of the version or builds on it uses `at`, which looks up that the version is still there.
+        """
+        known = self.versions.known(ref.id) if isinstance(ref, Version) else None
+        return known or self.at(ref)
+
     def place(self, ref: Ref | None) -> VersionRef:
         """Return the branch and the number of the version a ref names, which is read only where that takes it."""
         if isinstance(ref, Version):

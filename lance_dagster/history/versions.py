@@ -425,8 +425,11 @@ class Versions:
             properties=transaction.properties if transaction else {},
             forked_from=(operation.ref_name, operation.ref_version) if isinstance(operation, Clone) else None,
         )
-        if numbers is None:
-            numbers = self._numbers_around(state) if state.before is None else (state.before,)
+        if numbers is None and state.before is not None:
+            numbers = (state.before,)
+        elif numbers is None:
+            # The parent of the first version of a branch is recorded in its transaction.
+            numbers = () if summary.forked_from is not None else self._numbers_around(state)
         return self._version(state.branch, state.id, summary, numbers)
 
     def describe_number(self, branch: str, number: int, numbers: Sequence[int]) -> Version:
@@ -508,7 +511,9 @@ class Versions:
                 # A cloned table: its origin is a version of another table, which is no parent here.
                 return (), False
             name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
-            return (f"{name}@{number}",), self._manifest(name, number)[1] is None
+            # Versions of `main` are known by their numbers, and only those.
+            seen = (layout.MAIN, name, number) in self._places
+            return (f"{name}@{number}",), not seen and self._manifest(name, number)[1] is None
         # Binary search: a log asks for the parent of every version.
         place = bisect_left(numbers, summary.number)
         before = numbers[place - 1] if place else 0

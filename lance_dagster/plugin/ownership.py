@@ -7,7 +7,7 @@ A code location cannot see the definitions of another one, so each table carries
 from dataclasses import dataclass
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunBranch
 
@@ -19,15 +19,17 @@ class Ownership:
     asset: str
     branch: RunBranch
 
-    def is_recorded(self) -> bool:
+    def is_recorded(self, start: Version) -> bool:
         """Return whether the table names the asset as its owner; False when it names no owner.
+
+        Args:
+            start: The version that the run's next commit is based on.
 
         Raises:
             InvalidInputError: The table belongs to another asset.
         """
         table = self.branch.table
-        # Without a branch the head of `main` is asked, from which the run would fork one.
-        owner = table.config.get(self.branch.head() or MAIN).get(md.OWNER)
+        owner = table.config.get(start).get(md.OWNER)
         if owner not in (None, self.asset):
             raise InvalidInputError(
                 f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "

@@ -165,27 +165,30 @@ class RunBranch:
         # A step that failed after the fork leaves a branch without commits of its own.
         return next(filter(is_written, self._heads(self.chain.branch_names)), None)
 
-    def ensure(self) -> "Version":
+    def start(self) -> "Version":
+        """Return the version that the run's next commit is based on: the head of its chain, or of `main`."""
+        return self.head() or self.table.head(MAIN)
+
+    def ensure(self, start: "Version | None" = None) -> "Version":
         """Fork the branch of the run unless it exists, and return its newest version.
 
         Two processes of a run may call this at the same time; both get the same branch.
 
+        Args:
+            start: What `start` returned, when the caller has just called it.
+
         Raises:
             InvalidInputError: The run's tag `lance/branch` names `main`.
         """
-        if not self.chain.run_ids:
-            return self.table.head()
-        name, *earlier = self.chain.branch_names
-        if name == MAIN:
+        start = start or self.start()
+        if not self.chain.run_ids or start.branch == self.name != MAIN:
+            return start
+        if self.name == MAIN:
             raise InvalidInputError(
                 f"the run's tag {BRANCH_TAG} names main; a run writes a branch of its own, and its publisher merges it"
             )
-        head = next(self._heads([name]), None)
-        if head is not None:
-            return head
-        parent = next(self._heads(earlier), None)
-        self.table.branches.create(name, at=parent or MAIN, exist_ok=True, metadata=self.chain.branch_metadata())
-        return self.table.head(name)
+        self.table.branches.create(self.name, at=start, exist_ok=True, metadata=self.chain.branch_metadata())
+        return self.table.head(self.name)
 
     def earlier_attempt(self, properties: Mapping[str, str]) -> "Version | None":
         """Return the version that an earlier attempt of the same step committed, or None.

@@ -10,6 +10,7 @@ from contextlib import suppress
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
+from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.table import Diff, LanceTable, RowCounts
@@ -24,7 +25,7 @@ Entry = dg.MetadataValue | int
 
 
 def change_entries(
-    table: LanceTable, version: Version, since: Mapping[str, str], on: Sequence[str] = ()
+    table: LanceTable, version: Version, since: Mapping[str, Ref], on: Sequence[str] = ()
 ) -> dict[str, Entry]:
     """Return what a version changed since others: a table, and the numbers of rows since the first of them.
 

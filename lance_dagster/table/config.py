@@ -28,7 +28,7 @@ class Config:
     def get(self, ref: Ref = MAIN) -> dict[str, str]:
         """Return the table config of a version, including the retention rules stored there."""
         # A copy: the manifest is cached and shared.
-        return dict(self._context.at(ref).manifest.config)
+        return dict(self._context.recall(ref).manifest.config)
 
     def set(
         self,
@@ -54,7 +54,7 @@ class Config:
     def table_metadata(self, ref: Ref = MAIN) -> dict[str, str]:
         """Return the table metadata of a version, without the entries that merges recorded."""
         # Merges are recorded in table metadata, because pylance preserves it when it commits on top.
-        found = self._context.at(ref).manifest.table_metadata
+        found = self._context.recall(ref).manifest.table_metadata
         return {key: value for key, value in found.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
 
     def set_table_metadata(

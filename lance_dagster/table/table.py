@@ -210,7 +210,7 @@ class LanceTable:
             InvalidInputError: A key column is not in both versions; or they have no merge base, where it is wanted.
             VersionNotFoundError: The merge base was cleaned up.
         """
-        old, new = self._context.at(before), self._context.at(after)
+        old, new = self._context.recall(before), self._context.recall(after)
         if not since_base:
             return diff.diff(self._context, old, new, on=on)
         base = merge_commit.base_of(self._context, old, new)
@@ -219,17 +219,16 @@ class LanceTable:
 
     def schema(self, ref: Ref = MAIN) -> pa.Schema:
         """Return the Arrow schema of a version."""
-        return schema_of(self._context.at(ref))
+        return schema_of(self._context.recall(ref))
 
     def count_rows(self, ref: Ref = MAIN, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data.
 
         A version written by a very old program does not record how many rows it has; then rows are counted.
         """
-        state = self._context.at(ref)
         if filter is None:
-            return self._context.count_rows(state)
-        return datafiles.count(self._context.dataset(state), filter)
+            return self._context.count_rows(self._context.recall(ref))
+        return datafiles.count(self.to_lance(ref), filter)
 
     def read(
         self,
@@ -438,17 +437,19 @@ class LanceTable:
         return write.stage(self._context, data, branch, base)
 
     def write_target(
-        self, schema: pa.Schema | None = None, branch: str = MAIN, base: str | None = None
+        self, schema: pa.Schema | None = None, branch: Ref = MAIN, base: str | None = None
     ) -> datafiles.WriteTarget:
         """Return what another process needs to stage data files: `write_files(target, batches)`.
 
         Args:
             schema: The columns of the files; None for those of `branch`. Any branch can take the files.
+            branch: A branch, or a version of it that is known already, whose columns, base paths and file format the
+                files are made for.
             base: The name of the base path the files shall lie under, which the branch has to know; None for the
                 table itself. Give the target's `base` on to the `StagedFiles` made of them.
         """
-        head = self._context.head(branch)
-        return write.target(self._context, schema or schema_of(head), head, base)
+        state = self._context.recall(branch) if isinstance(branch, Version) else self._context.head(branch)
+        return write.target(self._context, schema or schema_of(state), state, base)
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
         """Commit a transaction, or find the version it made when it landed before.

@@ -19,13 +19,14 @@ class Tags:
         """Wrap the context of a table."""
         self._context = context
 
-    def list(self, pattern: str | None = None) -> dict[str, Tag]:
-        """Return the tags by name.
+    def list(self, pattern: str | None = None, *, limit: int | None = None) -> dict[str, Tag]:
+        """Return the tags by name, in the order of their names.
 
         Args:
             pattern: A glob pattern such as `"v1.*"`; the files of other tags are not read.
+            limit: Read at most so many tags.
         """
-        return self._context.refs.tags(pattern)
+        return self._context.refs.tags(pattern, limit)
 
     def get(self, name: str) -> Tag:
         """Return one tag; reads one file.

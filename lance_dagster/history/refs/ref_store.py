@@ -82,9 +82,9 @@ class Refs:
         """
         return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern, exempt=exempt)
 
-    def tags(self, pattern: str | None = None) -> dict[str, Tag]:
-        """Read every tag whose name matches a glob pattern."""
-        return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern)
+    def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
+        """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
+        return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern, limit=limit)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
@@ -463,10 +463,11 @@ class Refs:
         pattern: str | None = None,
         *,
         exempt: tuple[str, ...] = (),
+        limit: int | None = None,
     ) -> dict[str, T]:
         listed = (name_of(file) for file in self.store.list(folder))
         wanted = (name for name in listed if name and not name.startswith(exempt))
-        names = [name for name in wanted if pattern is None or fnmatchcase(name, pattern)]
+        names = [name for name in wanted if pattern is None or fnmatchcase(name, pattern)][:limit]
         if len(names) <= _FEW:
             values = [read(name) for name in names]
         else:

@@ -15,6 +15,8 @@ import pyarrow as pa
 from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
@@ -73,11 +75,14 @@ class OutputWriter:
         branch = RunBranch(table=table, chain=self.chain)
         # Both tests come before the fork: a table of another asset is refused without a trace, and the new branch would
         # be taken for one that an earlier run left.
-        is_owned = Ownership(asset=write.asset, branch=branch).is_recorded()
-        if write.mode == "append":
+        start = branch.start()
+        is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
+        # A publisher deletes what it published. A branch that is left was not published, so the commit of this run can
+        # take back the rows that are on it.
+        if write.mode == "append" and start.branch == MAIN:
             self._refuse_published(write.asset, branch)
         rows = handler.rows(obj)
-        head = branch.ensure()
+        head = branch.ensure(start)
         output = _Output(write=write, branch=branch, head=head, rows=rows, vectors=vectors, is_owned=is_owned)
         version, tally, notes = output.commit(schema, columns)
         for note in notes:
@@ -85,8 +90,9 @@ class OutputWriter:
         about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}
         context.add_output_metadata({**about, **event_metadata(version, table.schema(version), columns)})
         add_row_counts(context, write.keys, tally)
-        since = {"the version before": version.parents[0]}
-        since |= {f"{name} ({tag.ref})": tag.ref for name, tag in list(table.tags.list().items())[:_MOST_TAGS]}
+        (before, *_) = version.parents
+        since: dict[str, Ref] = {"the version before": head if before == str(head) else before}
+        since |= {f"{tag.name} ({tag.ref})": tag.ref for tag in table.tags.list(limit=_MOST_TAGS).values()}
         context.add_output_metadata(
             {
                 **change_entries(table, version, since, write.on),
@@ -121,9 +127,7 @@ class OutputWriter:
             InvalidInputError: Such a run appended to the asset and was published.
         """
         earlier = branch.chain.run_ids[1:]
-        # A publisher deletes what it published. A branch that is left was not published, so the commit of this run can
-        # take back the rows that are on it.
-        if not earlier or self.instance is None or branch.head() is not None:
+        if not earlier or self.instance is None:
             return
         since = started_at(dg.RunsFilter(run_ids=list(earlier)), self.instance)
         landed = landed_as(branch.table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
@@ -211,7 +215,7 @@ class _Output:
 
     def _staged(self, schema: pa.Schema, tally: RowTally) -> StagedFiles:
         """Write the rows to data files that no version names yet, and count them."""
-        table, name, rows = self.branch.table, self.branch.name, self.rows
+        table, rows = self.branch.table, self.rows
         if isinstance(rows, StagedFiles):
             # The asset wrote these files itself, so their partition columns are read here.
             if tally.scope is None:
@@ -220,7 +224,7 @@ class _Output:
             for batch in self._read_staged(rows, tally.scope.within.columns):
                 tally.add(batch)
             return rows
-        target = table.write_target(schema, name)
+        target = table.write_target(schema, self.head)
         if isinstance(rows, SparkRows):
             return rows.stage(target, tally)
         # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is

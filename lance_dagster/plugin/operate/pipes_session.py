@@ -311,8 +311,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         branch = RunBranch(table=table, chain=self._chain)
         ownership = Ownership(asset=asset, branch=branch)
         # This comes before the fork, so that a table of another asset is refused without a trace.
-        is_owned = ownership.is_recorded()
-        branch.ensure()
+        start = branch.start()
+        is_owned = ownership.is_recorded(start)
+        branch.ensure(start)
         if not is_owned:
             ownership.record()
         return branch
