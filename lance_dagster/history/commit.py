@@ -280,12 +280,13 @@ def commit(
             branch_id = fence.check_before_put(head, branch_id)
             landed = _put(versions, branch, proposal, staged, pause=partial(_pause, attempts + 1, before))
         if isinstance(landed, State):
+            landed = replace(landed, before=head.number)
             versions.committed(landed)
             _sync(versions, landed, proposal.transaction)
             path = versions.manifest_path(branch, landed.number)
             fence.check_after_put(branch_id, landed, _with_committer(proposal.transaction), path)
             _write_hint(versions, branch, landed.number)
-            return replace(landed, before=head.number)
+            return landed
         if time.monotonic() - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
         attempts += 1

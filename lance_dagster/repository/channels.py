@@ -90,13 +90,17 @@ class Channels:
         """Read all channels, by name."""
         return {name: channel_at(name, entry) for name, entry in sorted(self._repository.logs.live("channel").items())}
 
-    def get(self, name: str) -> Channel:
+    def get(self, name: str, *, known: RefEntry | None = None) -> Channel:
         """Read one channel.
+
+        Args:
+            name: The channel.
+            known: An entry of it that was read before, which is not read again where it is the newest one.
 
         Raises:
             RefNotFoundError: There is no such channel.
         """
-        newest = self._repository.logs.newest("channel", name)
+        newest = self._repository.logs.newest("channel", name, known=known)
         if newest is None or newest.deleted:
             raise unknown_channel(self._repository, name)
         return channel_at(name, newest)

@@ -111,7 +111,8 @@ class Together:
     def channel_now(self) -> Channel | None:
         """Return the channel; None before the first promotion."""
         try:
-            return self.repository.channels.get(self.channel)
+            known = None if self.started is None else self.started.entry
+            return self.repository.channels.get(self.channel, known=known)
         except RefNotFoundError:
             return None
 
