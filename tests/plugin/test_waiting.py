@@ -148,7 +148,7 @@ def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instanc
     short = broken.run_id[:8]
     assert "discard needs a reason" in failure(stall.publish(instance, discard=short))
     assert "nothing to be discarded" in failure(stall.publish(instance, discard="ffffffffffff", reason="x"))
-    assert "is no run id" in failure(stall.publish(instance, discard="*", reason="x"))
+    assert "is not a run id" in failure(stall.publish(instance, discard="*", reason="x"))
     assert stall.publish(instance, discard=short, reason="wrong prices").success
     assert {} == stall.table.branches.list("run/*")
     (seen,) = instance.fetch_observations(PRODUCTION_ITEMS, limit=5).records
