@@ -1,4 +1,4 @@
-"""The rules of the house, each a function from a path and its source to the places that break it.
+"""The rules of the project, each a function from a path and its source to the places that break it.
 
 A rule reads source text with `ast` and never imports what it judges, so
 `test_source.py` can feed it a bad line.
@@ -36,7 +36,7 @@ LAYERS = {
     "cli": 12,
     "plugin": 13,
 }
-# A third party, and the only places that may import it.
+# Each third-party library, and the only places that may import it.
 DOORS = {
     "fsspec": ("lance_dagster/store/",),
     "s3fs": ("lance_dagster/store/",),
@@ -75,7 +75,7 @@ IMPURE_MODULES = frozenset(
 IMPURE_CALLS = re.compile(
     r"^(open|io\.(open|FileIO)|print|input|.*\b(datetime|date|DateTime|pendulum)\.(now|utcnow|today))$"
 )
-# Words that say too little as a part of a name, and what to say in their place.
+# Words that say too little as a part of a name, and the words to use instead.
 WORDS = {
     "mine": "source",
     "ours": "dest, or the package",
@@ -122,7 +122,7 @@ def imports(path: str, source: str) -> Iterator[Imported]:
 
 @lru_cache(maxsize=1)
 def nodes(path: str, source: str) -> tuple[ast.AST, ...]:
-    """Every node of a module, the module first; kept for the next rule that asks about the same file."""
+    """Every node of a module, the module first; cached for the next rule that is applied to the same file."""
     return tuple(ast.walk(ast.parse(source, path)))
 
 
@@ -146,7 +146,7 @@ def functions(path: str, source: str) -> Iterator[tuple[FunctionNode, ast.ClassD
 
 
 def layers(path: str, source: str) -> list[str]:
-    """Imports point down, and nothing in the package goes through its front."""
+    """Imports point to lower layers, and no module of the package imports from the package root."""
     if not in_package(path) or path == f"{PACKAGE}/__init__.py":
         return []
     unit = PurePosixPath(path).parts[1].removesuffix(".py")
@@ -165,12 +165,12 @@ def layers(path: str, source: str) -> list[str]:
 
 
 def doors(path: str, source: str) -> list[str]:
-    """A third party comes in through its one door."""
+    """A third-party library is used only in the folders that are its door."""
     if not in_package(path) or path == f"{PACKAGE}/__init__.py":
         return []
     imported = [*imports(path, source)]
     roots = {item.name.split(".")[0] for item in imported}
-    # A variable may be called like a third party; only a module that was imported can be called into.
+    # A variable may have the name of a third-party module; only a module that was imported can be called into.
     called = (Imported(name, line) for name, line in calls(path, source) if name.split(".")[0] in roots)
     used = [*imported, *called]
     return [
@@ -182,7 +182,7 @@ def doors(path: str, source: str) -> list[str]:
 
 
 def calls(path: str, source: str) -> Iterator[tuple[str, int]]:
-    """The dotted name and line of everything called."""
+    """The dotted name and the line of every call."""
     for node in nodes(path, source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             yield dotted(node.func), node.lineno
@@ -260,13 +260,13 @@ def parameters(path: str, source: str) -> list[str]:
 
 
 def has_decorator(node: FunctionNode, *names: str) -> bool:
-    """Whether a function stands under one of these decorators."""
+    """Whether a function has one of these decorators."""
     plain = {ast.unparse(item.func if isinstance(item, ast.Call) else item) for item in node.decorator_list}
     return not plain.isdisjoint(names)
 
 
 def called_by_others(node: FunctionNode, owner: ast.ClassDef | None) -> bool:
-    """Whether somebody else decides how a function's arguments are passed."""
+    """Whether Python, pickle or a decorator's library decides how a function's arguments are passed."""
     if node.name == "__init__":
         return owner is not None and owner.name.endswith("Error")
     if node.name.startswith("__") or has_decorator(node, "override", "typing.override"):
@@ -276,7 +276,7 @@ def called_by_others(node: FunctionNode, owner: ast.ClassDef | None) -> bool:
 
 
 def documented(path: str, source: str) -> list[str]:
-    """Every public module, class and function says what it is for."""
+    """Every public module, class and function has a docstring."""
     if not in_package(path):
         return []
     tree = nodes(path, source)[0]
@@ -296,14 +296,14 @@ def public(scope: ast.Module | ast.ClassDef) -> Iterator[FunctionNode | ast.Clas
 
 
 def undocumented(node: FunctionNode | ast.ClassDef) -> bool:
-    """Whether a definition lacks a docstring it should have."""
+    """Whether a definition that needs a docstring lacks it."""
     if isinstance(node, FunctionNode) and has_decorator(node, "overload", "override", "typing.overload"):
         return False
     return ast.get_docstring(node) is None
 
 
 def homeless(path: str, source: str) -> list[str]:  # noqa: ARG001 - a rule takes both
-    """A function without a home is a missing noun, not a drawer."""
+    """A module or folder is named after a thing, and not `utils` or a similar collective name."""
     stems = {part.removesuffix(".py").strip("_") for part in PurePosixPath(path).parts}
     return [f"{path}:1: `{name}` names no thing" for name in sorted(stems & HOMELESS)]
 
@@ -322,12 +322,12 @@ def broad_except(path: str, source: str) -> list[str]:
 
 
 def listed(node: ast.expr) -> list[ast.expr]:
-    """The members of a tuple, or the one thing."""
+    """The members of a tuple expression, or the expression itself."""
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
 def assertions(path: str, source: str) -> list[str]:
-    """A user's mistake gets an error that survives `python -O`."""
+    """The package does not use `assert`: the error for a user's mistake must survive `python -O`."""
     if not in_package(path):
         return []
     found = (node for node in nodes(path, source) if isinstance(node, ast.Assert))
@@ -335,7 +335,7 @@ def assertions(path: str, source: str) -> list[str]:
 
 
 def mocks(path: str, source: str) -> list[str]:
-    """Tests run against the real thing."""
+    """Tests use no mocks and patch no attributes."""
     banned = ("mock", "unittest.mock", "pytest_mock", "moto.mock_aws")
     imported = [item for item in imports(path, source) if any(within(item.name, name) for name in banned)]
     patched = [Imported(name, line) for name, line in calls(path, source) if name == "monkeypatch.setattr"]
@@ -343,7 +343,7 @@ def mocks(path: str, source: str) -> list[str]:
 
 
 def words(path: str, source: str) -> list[str]:
-    """Names use the standard words of the field, so that a reader finds them in other code and in the pages."""
+    """Names use the standard terms, so that a reader finds them in other code and in the documentation."""
     found = []
     for node in nodes(path, source):
         match node:
@@ -377,7 +377,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def cycle(sources: Mapping[str, str]) -> list[str]:
-    """The modules of one import cycle, or nothing; an import inside a function counts."""
+    """The modules of one import cycle, or an empty list; an import inside a function counts."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
     graph = {
         module: {home(item.name, modules) for item in imports(path, sources[path])} - {None, module}
@@ -391,7 +391,7 @@ def cycle(sources: Mapping[str, str]) -> list[str]:
 
 
 def home(name: str, modules: Mapping[str, str]) -> str | None:
-    """The module an imported name is or lives in, if it is in the package."""
+    """The module that an imported name is, or is defined in, if it is in the package."""
     if name in modules:
         return name
     parent = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""What tests share: one Spark session, one object-store server, fresh tables and Dagster instances.
+"""Fixtures that tests share: one Spark session, one object-store server, fresh tables and Dagster instances.
 
 Heavy libraries are imported inside the fixtures, so tests of pure modules start at once.
 """
@@ -34,14 +34,14 @@ MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30  # noqa: S108 - the folders of tes
 
 
 def pytest_configure() -> None:
-    """Name no committer, keep bytecode, and put the folders of all tests on a disk in memory, where there is room.
+    """Name no committer, keep bytecode, and put the folders of all tests on a memory disk, if it has enough room.
 
-    Without a committer, what tests expect does not depend on who runs them. A sync costs milliseconds elsewhere.
+    Without a committer, the expected values of tests do not depend on who runs them. On other disks a sync costs
+    milliseconds; on the memory disk it makes the same system calls, so tests of durability hold too.
 
     Without bytecode, every worker and every program that a test starts would compile the package and the tests again.
 
-    What a sync asks of the system is the same there, so tests of durability hold too. A test may run a program that it
-    wrote, so a file system without execution does not serve.
+    A test may run a program that it wrote, so a file system mounted `noexec` is not used.
     """
     os.environ["LANCE_DAGSTER_COMMITTER"] = ""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -50,13 +50,13 @@ def pytest_configure() -> None:
         return
     state = os.statvfs(MEMORY_DISK)
     if state.f_bavail * state.f_frsize >= ROOM and not state.f_flag & os.ST_NOEXEC:
-        # Workers and the processes that tests start inherit the variable; this process may have asked before.
+        # Workers and the processes that tests start inherit the variable; this process may have cached another folder.
         os.environ["TMPDIR"] = str(MEMORY_DISK)
         tempfile.tempdir = None
 
 
 def pytest_collection() -> None:
-    """Let no example of a property test have a time limit: how long one takes depends on what else the machine does."""
+    """Give the examples of property tests no time limit: their duration depends on the load of the machine."""
     from hypothesis import settings
 
     settings.register_profile("tests", deadline=None)
@@ -72,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Grou
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of a soak."""
+    """Print the result table of a soak."""
     if soak.FACTOR:
         terminalreporter.section(f"seeds {soak.FIRST_SEED} and on, {soak.SEEDS} histories, factor {soak.FACTOR}")
         found = [report for name in ("passed", "failed", "error") for report in terminalreporter.stats.get(name, ())]
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 class S3Storage(NamedTuple):
-    """A fresh bucket and what it takes to reach it, in pylance's words."""
+    """A fresh bucket, and the storage options with which pylance reaches it."""
 
     uri: str
     storage_options: Mapping[str, str]
@@ -89,7 +89,7 @@ class S3Storage(NamedTuple):
 
 @pytest.fixture
 def tmp_table_uri(tmp_path: Path) -> str:
-    """A place on the local disk where no table is yet."""
+    """A path on the local disk where there is no table yet."""
     return str(tmp_path / "table")
 
 
@@ -121,14 +121,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real and strict S3 server process on the loopback interface; its endpoint."""
+    """The endpoint of a strict S3 server, which runs as a process on the loopback interface."""
     with server(tmp_path_factory.mktemp("s3") / "server.log", "tests.servers.s3_server") as address:
         yield f"http://{address}"
 
 
 @pytest.fixture
 def s3_storage(s3_server: str) -> S3Storage:
-    """A bucket of the test's own on the object-store server."""
+    """A bucket on the object-store server that only this test uses."""
     return bucket_on(s3_server)
 
 
@@ -152,7 +152,7 @@ def bucket_on(endpoint: str) -> S3Storage:
 
 @contextmanager
 def server(log: Path, module: str, *arguments: str) -> Iterator[str]:
-    """A module of the checkout as a server process that takes `--port`; its address. It ends with the block."""
+    """Run a module of the checkout, which takes `--port`, as a server until the block ends; yield its address."""
     port = free_port()
     with server_process(log, port, [sys.executable, "-m", module, "--port", str(port), *arguments]) as address:
         yield address
@@ -160,20 +160,20 @@ def server(log: Path, module: str, *arguments: str) -> Iterator[str]:
 
 @contextmanager
 def server_process(log: Path, port: int, command: Sequence[str]) -> Iterator[str]:
-    """A server process that listens on a port; its address."""
+    """Run a command as a server that listens on a port until the block ends; yield its address."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=subprocess.STDOUT)
     try:
         wait_for(process, port, log)
         yield f"{HOST}:{port}"
     finally:
-        # A server keeps nothing, and some wait for open connections when they are asked to end.
+        # The servers store nothing that has to be kept, and some would wait for open connections before they end.
         process.kill()
         process.wait(timeout=30)
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -181,7 +181,7 @@ def free_port() -> int:
 
 
 def wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return once the server answers; fail with its log when it ends or stays silent."""
+    """Return as soon as the server answers; fail with its log when it exits or does not answer in time."""
     deadline = time.monotonic() + SERVER_START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -194,7 +194,7 @@ def wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 def request(address: str, method: str, path: str) -> int:
-    """The status of one plain HTTP request, sent past any proxy."""
+    """Return the status of one plain HTTP request, which bypasses any proxy."""
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
         connection.request(method, path)

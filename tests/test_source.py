@@ -1,4 +1,4 @@
-"""Hold the rules of the house by reading the source: layers, doors, budgets, words."""
+"""Check the rules of the project on its source: layers, doors, limits of size, names."""
 
 import re
 import subprocess
@@ -216,7 +216,7 @@ BROKEN = {
     "words": ("lance_dagster/table.py", "def merged(source, dest, mine_only): ...\n"),
 }
 
-# More ways to break a rule, and the near misses that must pass.
+# More sources that break a rule, and near misses that break none, each with the number of findings.
 SUBTLE = [
     ("layers", "lance_dagster/table.py", "from lance_dagster import LanceTable\n", 1),
     ("layers", "lance_dagster/spark/reader.py", "from ..plugin import resource\n", 1),
@@ -245,7 +245,7 @@ SUBTLE = [
     ("words", "lance_dagster/table.py", "determined = undermine(source, 'ours')\n", 0),
 ]
 
-# Put together from pieces, so that this file does not hold what it looks for.
+# The patterns are concatenated from pieces, so that this file does not match them itself.
 FORBIDDEN = {
     "a machine path": r"(?<![\w.}])/(wo" + "rk|ro" + "ot|fa" + "rm|ho" + r"me/\w+)/",
     "a temporary folder of a machine": r"/tm" + r"p/(w|bash_jobs|house)\b",
@@ -284,7 +284,7 @@ def named(item: object) -> str | None:
 
 @pytest.fixture(scope="module")
 def broken() -> Mapping[str, Sequence[str]]:
-    """The places that break each rule. The rules go over the files together, so that each file is parsed once."""
+    """The places that break each rule. All rules are applied to one file after another, so each is parsed once."""
     places: dict[str, list[str]] = {checked.__name__: [] for checked in architecture.RULES}
     for path, text in sources().items():
         for checked in architecture.RULES:
@@ -310,7 +310,7 @@ def test_the_rule_can_fail(checked: architecture.Rule) -> None:
 
 @pytest.mark.parametrize("name,path,text,expected", SUBTLE)
 def test_the_rule_knows_the_near_misses(name: str, path: str, text: str, expected: int) -> None:
-    """The rule finds the hidden form and lets the allowed one pass."""
+    """The rule finds a violation in a less obvious form, and has no finding for what is allowed."""
     assert expected == len(rule(name)(path, text))
 
 
@@ -322,7 +322,7 @@ def test_there_is_no_import_cycle() -> None:
 
 
 def test_a_cycle_inside_functions_is_found() -> None:
-    """An import that waits for a call still closes a cycle."""
+    """An import inside a function closes a cycle too."""
     one = "def f():\n    from lance_dagster import b\n"
     two = "from .a import f\n"
     assert architecture.cycle({"lance_dagster/a.py": one, "lance_dagster/b.py": two})
@@ -341,7 +341,7 @@ def test_each_file_name_stands_once() -> None:
 
 
 def test_folders_stay_small() -> None:
-    """A folder shows at most fifteen modules."""
+    """A folder has at most fifteen modules."""
     folders = [str(Path(path).parent) for path in modules()]
     assert [] == sorted({folder for folder in folders if folders.count(folder) > 15})
 
@@ -357,7 +357,7 @@ def test_the_architecture_page_names_every_module() -> None:
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", "ARCHITECTURE.md"])
 def test_pages_name_files_that_exist(page: str) -> None:
-    """Every file of the package that a page names in code or in a link is there."""
+    """Every file of the package that a page names in code or in a link exists."""
     text = (ROOT / page).read_text()
     named = set(re.findall(r"`([a-z]\w*(?:/\w+)*/\w+\.py)`", text)) | set(
         re.findall(r"\]\((lance_dagster/[^)]*)\)", text)
@@ -406,5 +406,5 @@ def test_no_file_holds(what: str) -> None:
     ],
 )
 def test_the_words_are_found(what: str, line: str) -> None:
-    """Each pattern finds what it is for."""
+    """Each pattern matches an example of what it forbids."""
     assert re.search(FORBIDDEN[what], line)

@@ -1,4 +1,4 @@
-"""The operations whose faults are enumerated, and the folders that they begin with."""
+"""The operations whose faults are enumerated, and the folders that they start from."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -60,10 +60,10 @@ _KNOWN: Mapping[str, tuple[Prepare, Operation]] = {
 
 
 class Catalogue:
-    """Enumerations by the names of their operations; a folder that several begin with is made once."""
+    """Enumerations by the names of their operations; a folder that several of them start from is made once."""
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder for the folders."""
+        """Take the parent folder of all these folders."""
         self._folder = folder
         self.of = cache(self._of)
         self._template = cache(self._made)

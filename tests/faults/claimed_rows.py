@@ -1,4 +1,4 @@
-"""Use a table whose small manifests claim billions of rows, in a process of its own, and print the memory it took.
+"""Use a table whose small manifests claim billions of rows, in a separate process, and print the memory that it took.
 
 python -m tests.faults.claimed_rows folder operation
 """
@@ -107,12 +107,12 @@ def _claiming(fragment: Fragment) -> Fragment:
 
 
 def main(folder: str, ids: str) -> None:
-    """Do each operation on a table of its own; print what came of it and by how many MiB the peak of memory rose."""
-    # Address space, so that a claim which is believed fails at once and not the machine.
+    """Do each operation on its own copy of a table; print the outcome and by how many MiB peak memory rose."""
+    # The address space is limited, so that an allocation for claimed rows fails at once and does not harm the machine.
     resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM))
     made = claiming(Path(folder) / "made", stable=ids == "stable")
     for number, (name, operation) in enumerate(OPERATIONS.items()):
-        # Branches name the table by its place, so the copy takes the place of the original.
+        # Branches refer to the table by its path, so the copy is put at the path of the original.
         shutil.copytree(made.uri, f"{folder}/{number}")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:

@@ -1,16 +1,16 @@
-"""Every storage request of an operation, and everything that can happen there.
+"""Enumerate every storage request of an operation with everything that can happen at it.
 
-An operation is done to a fresh copy of a folder, through stores that ask a script before each request. The first run
-counts the requests. Then each of them gets each fault that fits it, alone or together with another one, or a rival that
-does all of another operation at that moment. What must hold is decided by what readers find (`independent_reader`):
+An operation is done on a fresh copy of a folder, through stores that call a script before each request. The first run
+counts the requests. Then each request gets each fault that fits it, alone or together with a fault of another request,
+or a rival that does another whole operation at that moment. The state that readers find (`independent_reader`) must be:
 
-- Returned: the folder is as after an undisturbed run.
-- `CommitStateUnknownError`, or the process died: as before or as after, and each name by itself where an operation
-  moves several. One fault that is over afterwards never gives "unknown".
-- Any other error of the package: as before, where the operation is one commit or one move of a name.
-- With a rival: as after one order in which the two are done one after the other.
-- Then the caller repeats the operation, or resumes its transaction: the folder is as after an undisturbed run, and no
-  version contradicts another one or a file, as this reader, pylance and `verify` see it.
+- The operation returned: the state is that after an undisturbed run.
+- `CommitStateUnknownError`, or the process died: the state is that before or after, for each name by itself where an
+  operation moves several. A single transient fault never gives "unknown".
+- Any other error of the package: the state is that before, if the operation is one commit or one move of a name.
+- With a rival: the state is that after doing the two operations one after the other, in one of both orders.
+- After that the caller repeats the operation, or resumes its transaction: the state is that after an undisturbed run,
+  and this reader, pylance and `verify` find no version that contradicts another version or a file.
 """
 
 import random
@@ -65,7 +65,7 @@ _AFTER_A_WRITE = (Fault.LOST, Fault.LATE, Fault.LAST, Fault.DIED)
 
 
 def fitting(verb: str, *, alone: bool = False) -> tuple[Fault, ...]:
-    """The faults that a request can have; those after a read are the same as those before the next request."""
+    """The faults of a request; a fault after a read is left out, as it equals one before the next request."""
     found = [Fault.ERROR, Fault.OUTAGE, Fault.DIES]
     found += [fault for verbs, faults in _FITTING if verb in verbs for fault in faults]
     found += [] if verb in READS else _AFTER_A_WRITE
@@ -79,13 +79,13 @@ class Asked(NamedTuple):
     keys: tuple[str, ...]
 
     def commutes(self, other: "Asked") -> bool:
-        """Whether the two can be exchanged: neither writes what the other one reads, lists or writes."""
+        """Whether the order of two requests is irrelevant: neither writes what the other one reads, lists or writes."""
         if self.verb in READS and other.verb in READS:
             return True
         return not any(_meet(own, key) for own in self.places() for key in other.places())
 
     def places(self) -> Iterator[str]:
-        """Its keys; a folder that it lists ends in a slash."""
+        """The keys of the request; a folder that it lists ends in a slash."""
         # A listing sees every key below its folder.
         return (f"{key}/" if self.verb in LISTINGS else key for key in self.keys)
 
@@ -114,7 +114,7 @@ class Disturbance:
     _inside: threading.local = field(default_factory=threading.local)
 
     def __call__(self, request: Request) -> Any:  # noqa: ANN401 - what the verb answers
-        """Make the request, or do to it what the plan says."""
+        """Send the request, or apply the event that the plan has for it."""
         if getattr(self._inside, "rival", False):
             return request.send()
         with self._lock:
@@ -127,14 +127,14 @@ class Disturbance:
         if self.out:
             raise _failed(request)
         if isinstance(event, Fault):
-            # Several threads may ask in another order than in the run whose requests were counted.
+            # Several threads may send requests in another order than in the run whose requests were counted.
             return self._suffer(event, request, number) if event in fitting(request.verb) else request.send()
         if event is not None:
             self._let_in(event)
         return request.send()
 
     def arrive(self, number: int | None = None) -> None:
-        """Make the requests that were given up and are under way until one with this number; None for all."""
+        """Send the delayed requests that arrive up to the request of this number; None for all."""
         for due, request in [*self._late]:
             if number is None or due <= number:
                 self._late.remove((due, request))
@@ -179,7 +179,7 @@ def _cut(answer: Any) -> Any:  # noqa: ANN401 - what the verb answers
 
 
 def _lagging(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
-    """A listing without its newest name: names of manifests count down, others are as good as any."""
+    """A listing without its first name: of manifests that is the newest, as their names count down."""
     answer = request.send()
     if isinstance(answer, dict):
         return dict([*answer.items()][1:])
@@ -190,7 +190,7 @@ def _lagging(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
 
 @contextmanager
 def instrumented(script: Callable[[Request], Any]) -> Iterator[None]:
-    """Let every store that is opened meanwhile follow a script."""
+    """Let every store that is opened inside the block follow a script."""
 
     def opened(root: str, *, durable: bool = True) -> Store:
         return ScriptedStore(LocalStore(root, durable=durable), script)
@@ -199,7 +199,7 @@ def instrumented(script: Callable[[Request], Any]) -> Iterator[None]:
         return ScriptedStore(S3Store(uri, storage_options), script)
 
     with pytest.MonkeyPatch.context() as patch:
-        # The one place where stores are made is `open_store`, which takes them from the modules of the providers.
+        # Stores are created only in `open_store`, which takes their classes from the modules of the providers.
         patch.setattr("lance_dagster.store.local.LocalStore", opened)
         patch.setattr("lance_dagster.store.s3.S3Store", opened_on_s3)
         yield
@@ -215,17 +215,17 @@ class Ended:
 
     @property
     def died(self) -> bool:
-        """Whether the process did."""
+        """Whether the process died."""
         return isinstance(self.error, PlugPulledError)
 
     @property
     def unknown(self) -> bool:
-        """Whether the caller was told that nobody knows."""
+        """Whether the caller was told that the state of the commit is unknown."""
         return isinstance(self.error, CommitStateUnknownError)
 
 
 def do(operation: Operation, folder: Path, plan: Mapping[int, Event]) -> Ended:
-    """Do an operation while a plan is carried out."""
+    """Do an operation with the events of a plan."""
     script, error = Disturbance(plan), None
     with instrumented(script):
         try:
@@ -237,7 +237,7 @@ def do(operation: Operation, folder: Path, plan: Mapping[int, Event]) -> Ended:
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what was looked for
-    """A promise that does not hold."""
+    """A guarantee of the package that does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class Template:
         return Template(place, kept)
 
     def fresh(self) -> Path:
-        """The folder as it was made."""
+        """Restore the folder to the state in which it was made."""
         shutil.rmtree(self.place)
         shutil.copytree(self.kept, self.place)
         return self.place
@@ -275,7 +275,7 @@ class Template:
 
 
 class Place(Protocol):
-    """Where an operation is done: a folder or a bucket that is as it was made before each run."""
+    """Where an operation is done: a folder or a bucket that is restored before each run."""
 
     @property
     def place(self) -> Path:
@@ -283,7 +283,7 @@ class Place(Protocol):
         ...
 
     def fresh(self) -> Path:
-        """Make it as it was."""
+        """Restore the initial state."""
         ...
 
     def look(self) -> Found:
@@ -313,18 +313,18 @@ class Enumeration:
     requests: Sequence[Asked] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Do it undisturbed."""
+        """Do the operation undisturbed, to learn its requests and its result."""
         self.template.fresh()
         self.before = self.template.look()
         ended = do(self.operation, self.template.place, {})
         if ended.error is not None:
             raise ended.error
         self.after, self.requests = self.template.look(), ended.requests
-        # Else every store escaped the script, and nothing would be enumerated.
+        # Without a request every store bypassed the script, and nothing would be enumerated.
         assert self.requests, f"{self.name} makes no request that the script sees"
 
     def verb(self, number: int) -> str:
-        """The verb of a request of the undisturbed run; nothing beyond its end."""
+        """The verb of a request of the undisturbed run; empty beyond its last request."""
         return self.requests[number].verb if number < len(self.requests) else ""
 
     def plans(self) -> Iterator[Mapping[int, Fault]]:
@@ -334,7 +334,7 @@ class Enumeration:
                 yield {number: fault}
 
     def pairs(self, chance: random.Random) -> Iterator[Mapping[int, Fault]]:
-        """Every two requests, each with a fault of its own that the operation survives the first of."""
+        """Every pair of requests, each with a random fault; the operation goes on after the first one."""
         for first, second in combinations(range(len(self.requests)), 2):
             kinds = [
                 [
@@ -347,18 +347,18 @@ class Enumeration:
             yield {first: chance.choice(kinds[0]), second: chance.choice(kinds[1])}
 
     def suffer(self, plan: Mapping[int, Fault]) -> None:
-        """Do it with faults, look, repeat it, and look again.
+        """Do the operation with faults and check the state, then repeat it and check the state again.
 
         Raises:
-            Violation: A promise does not hold.
+            Violation: A guarantee does not hold.
         """
         self.runs += 1
         folder = self.template.fresh()
         ended = self.held(plan, lambda: do(self.operation, folder, plan))
         found = self.template.look()
         if self.operation.reads and Fault.STALE in plan.values() and (ended.error is None or len(plan) > 1):
-            # It is as if a rival had committed meanwhile what the listing did not show. What a second fault leaves
-            # is of an operation on an older version, and to repeat it now is another operation.
+            # A lagging listing is as if a rival had committed meanwhile. The operation then worked on an older version,
+            # so after a second fault a repetition on the present version would be another operation.
             self.sound(plan, ended, found)
             return
         self._judge(plan, ended, found)
@@ -376,11 +376,11 @@ class Enumeration:
         self.sound(plan, ended, found)
 
     def _open(self, ended: Ended) -> bool:
-        """Whether the error leaves open if a name moved."""
+        """Whether the error leaves open whether a name moved."""
         return isinstance(ended.error, StoreError) and not self.operation.commits
 
     def _partly(self, found: Found) -> bool:
-        """Whether the folder is as before or as after, or, where names move one by one, each name by itself."""
+        """Whether the state is that before or after; where names move one by one, for each name by itself."""
         if self.operation.atomic:
             return found.refs in (self.before.refs, self.after.refs)
         names = (self.before.refs.keys() | self.after.refs.keys() | found.refs.keys()) - {*self.operation.drafts}
@@ -402,7 +402,7 @@ class Enumeration:
         self.held(plan, lambda: self.check_others(found))
 
     def check_others(self, found: Found) -> None:
-        """Let pylance and `verify` look at each result that has other files than those they looked at before."""
+        """Let pylance and `verify` check the result, unless they checked one with the same names and files before."""
         files = self.template.files()
         seen = frozenset(found.refs.items()), tuple(sorted(_RANDOM.sub("*", name) for name in files))
         if seen not in self.checked:
@@ -410,7 +410,7 @@ class Enumeration:
             self.checked.add(seen)
 
     def held(self, plan: object, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
-        """Say with which plan something else than an error of the package comes out."""
+        """Call `act`, and add the plan to the message of whatever it raises."""
         try:
             return act()
         except Violation:
@@ -418,17 +418,17 @@ class Enumeration:
         except LanceDagsterError as error:
             raise Violation(f"{self.name} with {self._told(plan)}: {type(error).__name__}: {error}") from error
         except BaseException as error:
-            # Nothing else should come out of the package.
+            # The package should raise no other exceptions.
             error.add_note(f"{self.name} with {self._told(plan)}")
             raise
 
     def sound(self, plan: object, ended: Ended, found: Found) -> None:
-        """Refuse problems that the files did not have before."""
+        """Raise a violation for problems that the files did not have before."""
         new = found.problems - self.before.problems
         self.expect(not new, f"files contradict each other: {sorted(new)}", plan, ended, found)
 
     def expect(self, holds: bool, what: str, plan: object, ended: Ended, found: Found) -> None:  # noqa: FBT001
-        """Raise a violation that tells how names are."""
+        """Raise a violation that lists the names that differ, unless something holds."""
         if not holds:
             changed = {
                 name: (self.before.refs.get(name), found.refs.get(name), self.after.refs.get(name))
@@ -450,7 +450,7 @@ class Enumeration:
 
 @dataclass(slots=True)
 class Rivalry:
-    """An operation, and a rival that does another one at each request."""
+    """An operation, and a rival that does another operation at each of its requests."""
 
     actor: Enumeration
     rival: Enumeration
@@ -469,15 +469,15 @@ class Rivalry:
             if done.error is not None and second.operation.instead is not None:
                 done = do(replace(second.operation, act=second.operation.instead), folder, {})
             found.append((self.actor.template.look(), done.error is None))
-        # Of two that do the same, the second one may finish what the first one began; afterwards it would be refused.
+        # Of two equal operations, the second may complete what the first began; after the first it would be refused.
         same = [self.actor.after] if self.actor.after.refs == self.rival.after.refs else []
         self.orders = (*(state for state, both in found if both), *same)
         self.rival_first = ends[1]
 
     def places(self) -> list[int]:
-        """The requests before which it makes a difference that the rival acts.
+        """The requests before which the action of the rival can make a difference.
 
-        Before any other request, the rival could as well act after it.
+        For any other request it is irrelevant whether the rival acts before or after it.
         """
         others = self.rival.requests
         return [
@@ -525,10 +525,10 @@ def _mixed(found: Found, allowed: Sequence[Found]) -> bool:
 
 
 def check_others(place: Place, found: Found, tables: Sequence[str]) -> None:
-    """Hold tables to what pylance reads, and to what `verify` says.
+    """Check that pylance reads the rows that were found, and that `verify` finds no error.
 
     Raises:
-        Violation: They see something else.
+        Violation: Pylance reads other rows, or `verify` finds an error.
     """
     for name in (name for name in tables if (place.place / name / "_versions").is_dir()):
         uri, options = place.table(name)

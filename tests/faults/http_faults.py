@@ -1,7 +1,7 @@
-"""Every HTTP request of an operation on S3, those of pylance included, with every fault that a server can have there.
+"""Enumerate every HTTP request of an operation on S3, including pylance's, with every fault that a server can have.
 
-`enumeration` lets faults happen between this package and its stores. Here they happen on the wire, so the clients with
-their own retries take part: a client that sends a write again meets what its first attempt wrote.
+`enumeration` makes faults happen between this package and its stores. Here they happen in HTTP, so the clients take
+part with their own retries: a client that sends a write again finds what its first attempt wrote.
 
 The server runs in a thread of the test, which keeps the objects of a prepared table and puts them back before each run.
 """
@@ -27,7 +27,7 @@ from tests.servers.objects import FAULTS, REQUESTS, Bucket, Fault, StoredObject,
 from tests.servers.s3_server import S3Server
 from tests.table_factory import SCHEMA, Rows, entries, sorted_rows
 
-# What a target may contain, the first that it does contain counts: the requests among which a fault is counted.
+# Faults are counted among the requests whose target contains the same part; the first part that it contains counts.
 _PARTS = ("list-type=2", "/_versions/", "/_refs/", "/data/", "/_transactions/", "")
 _EVERYWHERE = ("503", "500", "reset_before")
 _AGE = 30 * DAY.total_seconds()
@@ -35,13 +35,13 @@ _AGE = 30 * DAY.total_seconds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What is done to a table, and how a caller may go on when it does not return."""
+    """An operation on a table, and how a caller may go on after an error."""
 
     act: Callable[[LanceTable], object]
     once: bool = False
-    """Done twice, it changes rows twice: a caller repeats it only where it did not happen."""
+    """The operation is not idempotent: a caller repeats it only if it did not take effect."""
     moves: bool = False
-    """It is no commit: an error of the storage leaves open which of its names moved."""
+    """The operation is not a commit: after an error of the storage it is open which of its names moved."""
 
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -60,7 +60,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def prepare(table: LanceTable) -> None:
-    """Make what the operations need."""
+    """Make the table that the operations need."""
     table.append(entries("a", 1, 2, 3))
     table.append(entries("b", 1))
     for name in ("production", "spare"):
@@ -72,7 +72,7 @@ def prepare(table: LanceTable) -> None:
 
 
 class Seen(NamedTuple):
-    """What readers find: the rows behind every name, and the numbers of the versions of each branch."""
+    """The state that readers find: the rows of every ref, and the version numbers of each branch."""
 
     rows: Mapping[str, Rows]
     versions: Mapping[str, Sequence[int]]
@@ -88,23 +88,23 @@ class Wire:
     kept: Mapping[str, StoredObject] = field(default_factory=dict)
 
     def fresh(self) -> LanceTable:
-        """The table as it was prepared."""
+        """Restore the prepared table, and open it."""
         self.bucket.objects = dict(self.kept)
         return self.table()
 
     def table(self) -> LanceTable:
-        """The table as it is, without anything that an earlier handle knew."""
+        """Open the table anew, without the cache of an earlier handle."""
         return LanceTable.open(f"{self.storage.uri}/table", self.storage.storage_options)
 
     def ask(self, path: str, faults: Sequence[Fault] | None = None) -> Sequence[str]:
-        """Order faults, or take the log of requests."""
+        """Tell the server which faults to make, or take its log of requests."""
         data = None if faults is None else json.dumps([asdict(fault) for fault in faults]).encode()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(urllib.request.Request(self.endpoint + path, data)) as answer:  # noqa: S310 - of this process
             return json.loads(answer.read() or b"[]")  # type: ignore[no-any-return]
 
     def seen(self) -> Seen:
-        """What readers find, by pylance alone but for the lists of names."""
+        """The state that readers find, read by pylance, except for the lists of names."""
         table, options = self.table(), dict(self.storage.storage_options)
         branches = ["main", *table.branches.list()]
         dataset = lance.dataset(table.uri, storage_options=options)
@@ -162,7 +162,7 @@ def faults_of(requests: Sequence[str]) -> Iterator[Fault]:
         method, target = line.split(" ", 1)
         part = next(part for part in _PARTS if part in target)
         alike = Fault(kind="", method=method, part=part)
-        # As the server counts: every request of the method with the part, whatever else is in its target.
+        # This counts as the server does: every request of the method whose target contains the part.
         skip = sum(alike.fits(*earlier.split(" ", 1)) for earlier in requests[:number])
         for kind in _kinds(method, target):
             yield replace(alike, kind=kind, skip=skip)
@@ -175,7 +175,7 @@ def _kinds(method: str, target: str) -> tuple[str, ...]:
         case "HEAD":
             return _EVERYWHERE
         case "PUT" if "/_versions/" in target or "/_refs/branches/" in target or "/_refs/tags/" in target:
-            # Written under a condition.
+            # This is a conditional write.
             return (*_EVERYWHERE, "reset_after", "409", "412")
     return (*_EVERYWHERE, "reset_after")
 
@@ -191,7 +191,7 @@ class HttpEnumeration:
     requests: Sequence[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Do it undisturbed."""
+        """Do the operation undisturbed, to learn its requests and its result."""
         table = self.wire.fresh()
         self.before = self.wire.seen()
         self.wire.ask(REQUESTS)
@@ -204,10 +204,10 @@ class HttpEnumeration:
         return OPERATIONS[self.name]
 
     def suffer(self, fault: Fault) -> None:
-        """Do it with a fault, look, repeat it where it did not happen, and look again.
+        """Do the operation with a fault and check the state; repeat it if it had no effect, and check again.
 
         Raises:
-            Violation: A promise does not hold.
+            Violation: A guarantee does not hold.
         """
         table, error = self.wire.fresh(), None
         self.wire.ask(FAULTS, [fault])
@@ -219,7 +219,7 @@ class HttpEnumeration:
             self.wire.ask(FAULTS, [])
         found = self.wire.seen()
         if error is None and fault.kind == "stale":
-            # It is as if a rival had committed meanwhile what the listing did not show.
+            # A lagging listing is as if a rival had committed meanwhile what it did not show.
             self._sound(fault, error, found)
             return
         if error is None:

@@ -1,10 +1,10 @@
-"""Read the tables and the repository below a folder without a line of the package.
+"""Read the tables and the repository below a folder without any code of the package.
 
-The package is held to what this module finds. So it shares no code with it: it parses the protobuf wire format, the
-JSON of refs and the names of files itself, from the table format specification. Rows come from Lance's file reader,
-deleted offsets from Arrow and Roaring.
+Tests compare the package with what this module finds, so the module shares no code with the package: it parses the
+protobuf wire format, the JSON of refs and the names of files itself, by the table format specification. Rows come from
+Lance's file reader, and deleted offsets from Arrow and Roaring.
 
-A problem is a statement of the files that contradicts another one. Every version is looked at, not only the newest.
+A problem is a contradiction between two statements in the files. Every version is checked, not only the newest.
 """
 
 import io
@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"(clone-)[0-9a-f]{16}")
 
 @dataclass(slots=True)
 class Found:
-    """What readers see by each name, and what is wrong."""
+    """The rows or versions that readers see by each name, and the problems of the files."""
 
     refs: dict[str, object] = field(default_factory=dict)
     """For "<table> <branch>" and "<table> tag <tag>" the sorted rows, for refs of a repository those of each table."""
@@ -60,7 +60,7 @@ class _Table:
         self._read_branch("main", {})
         for path in sorted(self.root.glob("_refs/branches/*.json")):
             said = json.loads(path.read_bytes())
-            # Any other state is that of a branch that is being made or deleted, which readers do not see.
+            # A branch in any other state is being created or deleted, and readers do not see it.
             if said["metadata"].get("lance_dagster.state", "ready") == "ready":
                 self._read_branch(unquote(path.stem), said)
         for path in sorted(self.root.glob("_refs/tags/*.json")):
@@ -91,12 +91,12 @@ class _Table:
         if len({uuid for uuid in uuids if uuid}) < len([uuid for uuid in uuids if uuid]):
             self.found.problems.add(f"{self.root.name}: a transaction is twice on {branch}")
         rows = self.rows(branch, numbers[-1])
-        # A repository keeps the versions of its commits under names of its own, which no reader asks for.
+        # A repository keeps the versions of its commits on branches of its own, which no reader reads.
         if not branch.startswith("published/"):
             self.found.refs[f"{self.root.name} {branch}"] = rows
 
     def _checked(self, branch: str, number: int) -> str:
-        """Compare what a manifest says with its name and with the files; return the uuid of its transaction."""
+        """Compare the content of a manifest with its name and with the files; return the uuid of its transaction."""
         try:
             manifest, transaction = _parsed(self._path(branch, number))
         except (OSError, ValueError, IndexError) as error:
@@ -128,7 +128,7 @@ class _Table:
             for file in map(_message, fragment.get(2, ())):
                 ids = [number for packed in file.get(2, ()) for number in _packed(packed)]
                 read = _columns_at(*_identity(self._data_file(branch, manifest, file)))
-                # Ids of fields that were dropped, or moved to another file, are not in the schema.
+                # A data file may also have ids of fields that were dropped, or moved to another file.
                 values |= {columns[id_]: column for id_, column in zip(ids, read, strict=True) if id_ in columns}
             gone = self._deleted(branch, manifest, fragment)
             present = [values[name] for name in columns.values()]
@@ -185,13 +185,13 @@ def _read_repository(folder: Path, tables: Mapping[str, _Table], found: Found) -
             continue
         said = json.loads(path.read_bytes())["tables"]
         held = ("held",) if entry.get("hold") else ()
-        # The number of the entry: a move that happened twice is seen by it.
+        # The number of the entry is included, because it shows a move that happened twice.
         rows = ((table, _rows_of(folder, tables, table, version)) for table, version in sorted(said.items()))
         found.refs[name] = (entry.get("number"), *held, *rows)
 
 
 def _rows_of(folder: Path, tables: Mapping[str, _Table], name: str, version: Mapping[str, Any]) -> object:
-    # Older commits call a table by its former name; its id tells the present one.
+    # Older commits name a table by a former name; its id gives the present name.
     named = {json.loads(path.read_bytes())["id"]: unquote(path.stem) for path in folder.glob("tables/*.json")}
     table = tables.get(f"{named.get(version['id'], name)}.lance")
     return "no such table" if table is None else table.rows(version["branch"], version["version"])
@@ -207,7 +207,7 @@ def _parsed(path: Path) -> tuple[Fields, Fields]:
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
-    """A file and when it was written: tests copy the same files again and again, and each is parsed once."""
+    """The identity of a file and its time: tests copy the same files repeatedly, and each is parsed only once."""
     state = path.stat()
     return str(path), state.st_size, state.st_mtime_ns
 
@@ -232,7 +232,7 @@ def _section(data: bytes, place: int) -> Fields:
 
 
 def _message(data: bytes) -> Fields:
-    """The fields of a protobuf message by their numbers; numbers and bytes as they are."""
+    """The fields of a protobuf message by their numbers, with integers and bytes that are not decoded further."""
     found: dict[int, list[Any]] = {}
     place = 0
     while place < len(data):

@@ -1,4 +1,4 @@
-"""Operations that may be cut short anywhere, and a process that dies while doing one."""
+"""Operations that may be interrupted anywhere, and a process that dies while doing one."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ _ROWS = pa.table({"key": ["p"], "value": [1]}, schema=SCHEMA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What is prepared and what is done."""
+    """An operation, and the preparation that it needs."""
 
     prepare: Callable[[LanceTable], None]
     act: Callable[[LanceTable], object]
@@ -44,7 +44,7 @@ def _merge_prepared(table: LanceTable) -> None:
     table.delete("key = 'b' and value = 1")
     table.delete("key = 'a' and value = 1", branch="run")
     table.append(entries("r", 1), branch="run")
-    # By a writer that puts its data file into the branch's own folder.
+    # This writer puts its data file into the branch's own folder.
     options = {key: value for key, value in table.storage_options.items() if key != "durability"} or None
     lance.dataset(table.uri, storage_options=options).checkout_version(("run", None)).insert(_ROWS)
     table.update({"value": "30"}, where="key = 'a' and value = 3", branch="run")
@@ -67,7 +67,7 @@ def _garbage_prepared(table: LanceTable) -> None:
     if "://" not in table.uri:
         age(table, 30 * DAY)
     else:
-        # S3 tells the time in whole seconds: a version that was replaced during the present one counts as in use.
+        # S3 has times in whole seconds: a version that was replaced during the present second counts as in use.
         time.sleep(1 - time.time() % 1)
 
 
@@ -115,6 +115,6 @@ def die_at_request(uri: str, options: Mapping[str, str], operation: str, step: i
 
 
 def fresh(folder: Path, operation: str) -> LanceTable:
-    """A table that an operation is about to be done to; made without waiting for the disk."""
+    """Make a table for an operation, without waiting for the disk."""
     OPERATIONS[operation].prepare(LanceTable.create(folder, SCHEMA, storage_options={"durability": "process"}))
     return LanceTable.open(folder)

@@ -1,7 +1,7 @@
 """Damaged copies of the files of a table: every kind of damage there is, made from fixed seeds.
 
-A mutation is a file of the table and what stands in it instead. Those of `by_bytes` know nothing about the file; the
-others damage what a file means and leave the rest in order.
+A mutation is a file of the table and its damaged content. The mutations of `by_bytes` know nothing about the format of
+the file; the others damage the meaning of one part and leave the rest valid.
 """
 
 import io
@@ -26,7 +26,7 @@ Change = Callable[[wire.Manifest], object]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """What a file, named by its path below the table, holds instead."""
+    """The damaged content of a file, which is named by its path below the table."""
 
     name: str
     path: str
@@ -34,7 +34,7 @@ class Mutation:
 
 
 def by_bytes(path: str, data: bytes, flips: int) -> Iterator[Mutation]:
-    """The file cut off, lengthened, overwritten, and with single bits flipped."""
+    """The file truncated, lengthened, overwritten, and with single bits flipped."""
     size = len(data)
     for length in sorted(
         {0, 1, 3, 4, 7, 8, 15, 16, 17, 20, size // 4, size // 2, size - 17, size - 16, size - 4, size - 1}
@@ -50,7 +50,7 @@ def by_bytes(path: str, data: bytes, flips: int) -> Iterator[Mutation]:
     yield Mutation("reversed", path, data[::-1])
     chance = random.Random(f"{path.rpartition('.')[2]} {size}")
     for number in range(flips):
-        # Short files and the ends of long ones are hit most.
+        # Most mutations hit short files and the ends of long files.
         place = chance.choice([chance.randrange(size), chance.randrange(max(0, size - 64), size)])
         damaged = bytearray(data)
         damaged[place] ^= 1 << chance.randrange(8)
@@ -66,7 +66,7 @@ def _pointer(data: bytes, position: int) -> bytes:
 
 
 def of_manifest(path: str, data: bytes) -> Iterator[Mutation]:
-    """Wrong magic, pointers and lengths of a manifest file, and messages that make no sense."""
+    """A manifest file with a wrong magic, wrong pointers and lengths, and contradictory messages."""
     yield from _frames(path, data)
     for name, change in _changes():
         yield Mutation(name, path, rewritten(data, change))
@@ -97,7 +97,7 @@ def _with(name: str, value: object, message: Any) -> None:  # noqa: ANN401  # an
 
 
 def rewritten(data: bytes, change: Callable[[wire.Manifest], object]) -> bytes:
-    """The file with its message changed, and its sections where they were."""
+    """The file with a changed message, and with its sections at their old offsets."""
     (position,) = struct.unpack("<Q", data[-16:-8])
     (length,) = struct.unpack_from("<I", data, position)
     message = wire.Manifest.FromString(data[position + 4 : position + 4 + length])
@@ -290,7 +290,7 @@ _BASES: Mapping[str, list[wire.BasePath]] = {
 
 
 def of_transaction(path: str, data: bytes) -> Iterator[Mutation]:
-    """Transactions that parse and say nothing, or too much."""
+    """Transactions that can be parsed, but lack content or have too much of it."""
     for kind in wire.Transaction.DESCRIPTOR.oneofs_by_name["operation"].fields:
         message = wire.Transaction.FromString(data)
         getattr(message, kind.name).SetInParent()
@@ -309,7 +309,7 @@ def of_transaction(path: str, data: bytes) -> Iterator[Mutation]:
 
 
 def of_deletion(path: str) -> Iterator[Mutation]:
-    """Deletion files of the wrong shape, and small ones that hold very much."""
+    """Deletion files of the wrong shape, and small ones that expand to very many offsets."""
     arrays: dict[str, pa.Array[Any]] = {
         "signed": pa.array([1], pa.int32()),
         "nulls": pa.array([None, 1], pa.uint32()),
@@ -371,7 +371,7 @@ _BITMAPS = [
 
 
 def of_json(path: str, data: bytes, *, branch: bool) -> Iterator[Mutation]:
-    """JSON of other shapes, with other types in every place, and refs that go in circles."""
+    """JSON of other shapes, with wrong types in every place, and refs that form cycles."""
     texts = [
         *(
             b"",

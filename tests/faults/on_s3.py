@@ -1,7 +1,7 @@
 """Operations on a repository in a bucket, with faults at their requests.
 
-The server is that of `tests/servers`, in a thread of the test. Every request is HTTP; only what lies between two runs
-goes past it: the objects are put back in one step, and copied to disk for the independent reader.
+The server is that of `tests/servers`, in a thread of the test. Every request is HTTP. Only between two runs the server
+is bypassed: the objects are put back in one step, and copied to disk for the independent reader.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class BucketTemplate:
         return self.place
 
     def look(self) -> Found:
-        """What an independent reader finds in a copy."""
+        """Return what an independent reader finds in a copy."""
         objects = dict(self.bucket.objects)
         for key in self.copied.keys() - objects.keys():
             (self.place / key).unlink()
@@ -90,7 +90,7 @@ class BucketTemplate:
                 path = self.place / key
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(stored.data)
-                # The reader tells files apart by their times. No two objects of a bucket have one number.
+                # The reader distinguishes files by their times. No two objects of a bucket have the same number.
                 os.utime(path, ns=(stored.generation, stored.generation))
                 self.copied[key] = stored
         return read_folder(self.place)
@@ -108,7 +108,7 @@ class BucketCatalogue:
     """Enumerations by the names of their operations, each with a bucket of its own."""
 
     def __init__(self, folder: Path, server: S3Server, endpoint: str) -> None:
-        """Take a folder for the copies, and the server."""
+        """Take the folder for the copies, and the server."""
         self._folder, self._server, self._endpoint = folder, server, endpoint
         self.of = cache(self._of)
 
@@ -131,7 +131,7 @@ class BucketCatalogue:
 
 
 def _rename(bucket: Bucket, prefix: str, new: str) -> None:
-    """Move the objects below a prefix, as the tools of the storage do."""
+    """Move the objects below a prefix, as a storage client does."""
     objects = bucket.objects.items()
     bucket.objects = {
         f"{new}{key.removeprefix(prefix)}" if key.startswith(prefix) else key: stored for key, stored in objects

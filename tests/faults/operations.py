@@ -1,7 +1,7 @@
-"""What is done to a table while the storage fails, a process dies or a rival is faster.
+"""The operations that are done on a table while the storage fails, a process dies or a rival is faster.
 
-All operations begin with the same folder, so that each can be the rival of each other one. They find everything by
-itself: whoever repeats one after a crash calls it again.
+All operations start from the same folder, so that each can be the rival of every other one. They take no state from an
+earlier attempt: a caller repeats one after a crash by calling it again.
 """
 
 import shutil
@@ -22,7 +22,7 @@ _UNSYNCED = {"durability": "process"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What is done, and how a caller may go on when it does not return."""
+    """An operation, and how a caller may go on after an error."""
 
     act: Callable[[Path], object]
     """Does it to the tables in a folder, which it opens itself."""
@@ -62,7 +62,7 @@ def prepare(folder: Path) -> None:
     table.delete("key = 'b' and value = 1")
     table.append(entries("c", 1))
     table.delete("key = 'a' and value = 1", branch="run")
-    # By a writer that puts its data file into the branch's own folder.
+    # This writer puts its data file into the branch's own folder.
     lance.dataset(table.uri).checkout_version(("run", None)).insert(
         pa.table({"key": ["p"], "value": [1]}, schema=SCHEMA)
     )
@@ -71,7 +71,7 @@ def prepare(folder: Path) -> None:
 
 
 def prepare_moved(folder: Path) -> None:
-    """Make the table, and a copy of it, as somebody makes one with the tools of the storage."""
+    """Make the table, and a copy of its files, as a storage client makes one."""
     prepare(folder)
     shutil.copytree(folder / "table", folder / "moved")
 
@@ -91,7 +91,7 @@ def _publish(table: LanceTable) -> None:
 
 
 def _undo(table: LanceTable) -> None:
-    # A publication deletes the branch after its merge, and what was reset in between with it.
+    # A publication deletes the branch after its merge, even if the branch was reset in between.
     if "run" in table.branches.list():
         table.restore("run@5", "run")
 
@@ -131,8 +131,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "delete a tag": Operation(
         act=lambda folder: _table(folder).tags.delete("spare"),
         atomic=False,
-        # A deletion that is repeated after its answer was lost finds no tag either, so one that finds the tag gone
-        # while it is at work counts as done.
+        # A deletion that is repeated after a lost answer finds no tag, so a deletion whose tag disappears while it is
+        # at work counts as done too.
         instead=lambda _: None,
     ),
     "create a branch": _of(lambda table: table.branches.create("fresh", "main@3"), atomic=False),
@@ -141,14 +141,14 @@ OPERATIONS: Mapping[str, Operation] = {
         act=lambda folder: _table(folder).branches.reset("other", "main@4"),
         atomic=False,
         drafts=("table other",),
-        # A reset to a version of another branch makes the branch again, also where it was just deleted.
+        # A reset to a version of another branch creates the branch again, even if it was just deleted.
         instead=lambda folder: _table(folder).branches.create("other", "main@4"),
     ),
     "reset a branch to its own": Operation(
         act=lambda folder: _table(folder).branches.reset("run", "run@5"),
         atomic=False,
         once=True,
-        # A merge cannot be taken back, so one that lands after the reset looked for merges counts as done before it.
+        # A merge cannot be undone, so a merge that lands after the reset looked for merges counts as done before it.
         instead=lambda folder: _undo(_table(folder)),
     ),
     "delete a branch": _of(lambda table: table.branches.delete("other"), atomic=False),

@@ -1,9 +1,9 @@
-"""Use damaged tables in a process of its own, so that a hang, a crash or a full memory is seen from outside.
+"""Use damaged tables in a separate process, so that a hang, a crash or exhausted memory is seen from outside.
 
     python -m tests.faults.probe_process table mutations report
 
-Writes one line of JSON to the report for each mutation, before it is tried and after, so that the last line names
-the one that killed the process.
+The process writes one line of JSON to the report before and after it tries each mutation, so that the last line names
+the mutation that killed it.
 """
 
 import json
@@ -50,7 +50,7 @@ def rows(count: int) -> pa.Table:
 
 
 def offsets(table: LanceTable) -> None:
-    """Read the deletion vectors of main, as a merge and a commit that others got in the way of do."""
+    """Read the deletion vectors of main, as a merge and a commit that lost a race do."""
     context = open_context(table.uri, None)
     state = context.head("main")
     for fragment in state.manifest.fragments:
@@ -85,20 +85,20 @@ PYLANCE_PROBES: dict[str, Probe] = {
 
 
 def outcome(probe: Probe, table: Path, threads: ThreadPoolExecutor) -> str | None:
-    """What is wrong with how a probe ends; None when it works or names the damaged file."""
+    """Return what is wrong with the outcome of a probe; None when it works, or its error names the damaged file."""
     future = threads.submit(lambda: probe(LanceTable.open(table, {"durability": "process"})))
     if not wait([future], timeout=SECONDS_EACH).done:
         return "it takes too long"
-    # A crash of pylance is no `Exception`; a future keeps it all the same.
+    # A panic of pylance is not an `Exception`, but a future stores it too.
     error = future.exception()
     if isinstance(error, FormatError):
         # A base path may lead anywhere.
         return None if str(table) in str(error) or str(error).endswith("is missing") else f"names no file: {error}"
     if isinstance(error, BasePathRefusedError):
-        # A damaged base path names a place elsewhere, which nobody allowed.
+        # A damaged base path names another place, which is not an allowed one.
         return None if str(table) in str(error) else f"names no table: {error}"
     if error is None or isinstance(error, NotFoundError | ConflictError | SchemaMismatchError):
-        # Damage that looks like an ordinary change, such as a name that leads elsewhere, is answered like one.
+        # Damage that looks like an ordinary change, such as a name of another place, is treated like one.
         return None
     if isinstance(error, LanceDagsterError) and any(said in str(error) for said in _ORDINARY):
         return None
@@ -130,7 +130,7 @@ def try_all(base: Path, mutations: list[tuple[str, Mutation]], report: TextIO) -
 
 
 def memory() -> int:
-    """The most memory this process ever had, in MiB."""
+    """The peak memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
@@ -143,5 +143,5 @@ if __name__ == "__main__":
         warm.count_rows(filter="value > 3")
         output.write(json.dumps({"memory": memory()}) + "\n")
         try_all(base_, wanted, output)
-    # Not waiting for threads that hang.
+    # The process does not wait for threads that hang.
     os._exit(0)

@@ -1,9 +1,9 @@
-"""Bugs that are put into a copy of the package, and the enumeration in a process of its own that has to find each.
+"""Bugs that are put into a copy of the package, and the enumeration that has to find each, in a separate process.
 
     python -m tests.faults.seeded_bugs operation [rival]
 
-runs every plan of an operation, or every request with a rival, until a promise does not hold, and says which one. The
-package that it finds is the one of the working directory.
+runs every plan of an operation, or every request with a rival, until a guarantee does not hold, and prints which one.
+It imports the package of the working directory.
 """
 
 import os
@@ -21,7 +21,7 @@ FOUND = 3
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A text of the package, what stands there instead, and what shows it."""
+    """A text of the package, the text that replaces it, and the operation that shows the bug."""
 
     name: str
     module: str
@@ -236,7 +236,7 @@ def seeded(bug: Bug, folder: Path) -> Path:
 
 
 def hunt(bug: Bug) -> "subprocess.CompletedProcess[str]":
-    """Let the enumeration look for a bug."""
+    """Let the enumeration search for a bug."""
     with tempfile.TemporaryDirectory() as folder:
         place = seeded(bug, Path(folder))
         return subprocess.run(
@@ -250,7 +250,7 @@ def hunt(bug: Bug) -> "subprocess.CompletedProcess[str]":
 
 
 def main(name: str, rival: str = "") -> int:
-    """Run every plan of an operation, or every request with a rival, until a promise does not hold."""
+    """Run every plan of an operation, or every request with a rival, until a guarantee does not hold."""
     from tests.faults.catalogue import Catalogue
     from tests.faults.enumeration import Rivalry, Violation
 

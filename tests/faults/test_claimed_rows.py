@@ -14,7 +14,7 @@ SECONDS = 120
 
 @pytest.mark.parametrize("ids", ["stable", "none"])
 def test_no_operation_takes_memory_for_rows_that_are_only_claimed(tmp_path: Path, ids: str) -> None:
-    """Each succeeds or fails with an error of the package; a hundred rows take a fraction of what is allowed here."""
+    """No operation allocates memory for claimed rows: each succeeds, or fails with an error of the package."""
     command = [sys.executable, "-m", "tests.faults.claimed_rows", str(tmp_path), ids]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert 0 == done.returncode, done.stderr[-2000:]

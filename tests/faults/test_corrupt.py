@@ -1,7 +1,7 @@
-"""Damaged files, hundreds of them, and what people see who use the table.
+"""Hundreds of damaged files, and what users of the table see.
 
-All are tried in one process of their own: nothing may hang, nothing but this package's errors may come out, each
-with the name of the file, and nothing small may fill the memory.
+All are tried in one separate process: no use may hang, or raise anything but this package's errors, each of which names
+the file, and no small file may fill the memory.
 """
 
 import json
@@ -52,7 +52,7 @@ def _table(folder: Path) -> Path:
 
 
 def _mutations(table: Path) -> Iterator[tuple[str, Mutation]]:
-    """Damage to every kind of file; every few of them are tried on pylance as well."""
+    """Mutations of every kind of file; a fraction of them is tried on pylance too."""
 
     def some(damage: Iterator[Mutation], every: int) -> Iterator[tuple[str, Mutation]]:
         for number, mutation in enumerate(damage):
@@ -67,7 +67,7 @@ def _mutations(table: Path) -> Iterator[tuple[str, Mutation]]:
     yield from some(of_manifest(*manifest), 3)
     yield from some(by_bytes(*newest("tree/inner"), flips=16), 8)
     for path in sorted((table / "_deletions").iterdir()):
-        # pylance ends the process over some of these, asking for petabytes of memory.
+        # Some of these make pylance abort the process, because it asks for petabytes of memory.
         name, data = str(path.relative_to(table)), path.read_bytes()
         yield from some(by_bytes(name, data, flips=24), 0)
         yield from some(of_deletion(name), 0)
@@ -81,7 +81,7 @@ def _mutations(table: Path) -> Iterator[tuple[str, Mutation]]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """What became of each damaged table, and of the process that used them."""
+    """The outcome for each damaged table, and how the process that used them ended."""
     folder = tmp_path_factory.mktemp("corrupt")
     table = _table(folder)
     wanted, lines = folder / "mutations", folder / "report"
@@ -98,7 +98,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.mark.scaled
 def test_every_damaged_file_is_named_or_harmless(report: Report) -> None:
-    """Whatever is wrong with a file of a table, people are told which file, in one of this package's errors."""
+    """Any damage of a file is harmless, or an error of this package that names the file."""
     tried = [line for line in report if "done" in line]
     assert (1100 if FACTOR else 550) < len(tried)
     assert [] == [(line["done"], line["problems"]) for line in tried if line["problems"]]
@@ -106,14 +106,14 @@ def test_every_damaged_file_is_named_or_harmless(report: Report) -> None:
 
 @pytest.mark.scaled
 def test_no_small_file_fills_the_memory(report: Report) -> None:
-    """A few kilobytes that say they hold gigabytes are refused before they are unpacked."""
+    """A file of a few kilobytes that claims to contain gigabytes is refused before it is unpacked."""
     before, after = report[0]["memory"], report[-1]["mb"]
     assert after < before + MIB
 
 
 @pytest.mark.scaled
 def test_no_file_keeps_anybody_waiting(report: Report) -> None:
-    """Circles among branches and numbers beyond all bounds end soon."""
+    """Cycles of branches and excessive numbers do not cause long loops."""
     slow = [(line["done"], line["seconds"]) for line in report if line.get("seconds", 0) > SECONDS / 20]
     assert [] == slow
 
@@ -127,7 +127,7 @@ def transaction(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def _named_or_harmless(path: str, mutations: Iterable[Mutation], read: Callable[[bytes], object]) -> list[str]:
-    """The mutations over which something else is said than what is wrong with which file."""
+    """The mutations whose error is another one, or does not name the damaged file."""
     wrong = []
     for mutation in mutations:
         try:
@@ -139,7 +139,7 @@ def _named_or_harmless(path: str, mutations: Iterable[Mutation], read: Callable[
 
 
 def test_a_damaged_transaction_is_named_or_harmless(transaction: bytes) -> None:
-    """Where nothing is inline, the transaction file is read; what passes for one can be written again."""
+    """A damaged transaction file is an error that names it, or a transaction that can be written again."""
     path = "_transactions/0-x.txn"
 
     def read(data: bytes) -> None:
@@ -150,21 +150,21 @@ def test_a_damaged_transaction_is_named_or_harmless(transaction: bytes) -> None:
 
 
 def test_a_damaged_index_section_is_named_or_harmless(transaction: bytes) -> None:
-    """The same for what a manifest says about indices."""
+    """A damaged index section of a manifest is an error that names the file, or harmless."""
     damage = by_bytes("x.manifest", transaction[len(transaction) // 2 :], flips=200)
     assert [] == _named_or_harmless("x.manifest", damage, lambda data: decode_indices(data, "x.manifest"))
 
 
 @pytest.mark.parametrize("kind", [ARROW_FILE, BITMAP_FILE])
 def test_a_damaged_deletion_file_is_named_or_harmless(tmp_path: Path, kind: int) -> None:
-    """Both kinds, read as either kind."""
+    """A damaged deletion file of either kind, read as either kind, is an error that names it, or harmless."""
     for path in sorted((_table(tmp_path) / "_deletions").iterdir()):
         damage = (*by_bytes("x", path.read_bytes(), flips=200), *of_deletion("x"))
         assert [] == _named_or_harmless("_deletions/x", damage, lambda data: decode_offsets(kind, data, "_deletions/x"))
 
 
 def test_a_deletion_file_of_another_count_is_damaged(tmp_path: Path) -> None:
-    """Counts come from the manifest, rows from the file: when they differ, one of them is wrong."""
+    """A deletion file with another number of rows than the manifest says is damaged."""
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     table.append(rows(10))
     table.replace_where("value < 3", rows(0))
@@ -179,7 +179,7 @@ def test_a_deletion_file_of_another_count_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/b.txn", "..", "a\0b"])
 def test_a_manifest_cannot_name_a_transaction_elsewhere(tmp_path: Path, name: str) -> None:
-    """Whoever can write to a table cannot make its readers open their own files."""
+    """A manifest cannot name a transaction file elsewhere, so a writer cannot make readers open their own files."""
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     (path,) = (Path(table.uri) / "_versions").glob("*.manifest")
     path.write_bytes(rewritten(path.read_bytes(), lambda message: setattr(message, "transaction_file", name)))
@@ -200,7 +200,7 @@ def test_a_manifest_cannot_name_a_transaction_elsewhere(tmp_path: Path, name: st
     ],
 )
 def test_fields_that_make_no_tree_are_damage(fields: list[tuple[int, int]], said: str) -> None:
-    """A schema in a circle, or deeper than anybody needs, is not followed."""
+    """Fields that form a cycle, or are nested too deeply, are refused as damage."""
     found = [
         Field(id=own, parent_id=parent, name=f"c{place}", logical_type="struct")
         for place, (own, parent) in enumerate(fields)
@@ -210,7 +210,7 @@ def test_fields_that_make_no_tree_are_damage(fields: list[tuple[int, int]], said
 
 
 def test_a_circle_of_branches_is_damage(tmp_path: Path) -> None:
-    """Two branches that name each other as parents are found out by whoever asks what they contain."""
+    """Two branches that name each other as parent are refused as damage when their ancestry is read."""
     path = _table(tmp_path)
     table = LanceTable.open(path)
     for name, parent in (("run", "inner"), ("inner", "run")):
@@ -223,7 +223,7 @@ def test_a_circle_of_branches_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_manifest_under_another_number_is_damage(tmp_path: Path) -> None:
-    """A file that was copied or renamed would make the next version's number one that is taken."""
+    """A manifest whose name has another number than its content is refused as damage."""
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     (path,) = (Path(table.uri) / "_versions").glob("*.manifest")
     (path.parent / f"{2**64 - 3:020d}.manifest").write_bytes(path.read_bytes())
@@ -232,7 +232,7 @@ def test_a_manifest_under_another_number_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_manifest_name_beyond_all_versions_is_no_version(tmp_path: Path) -> None:
-    """Twenty digits can be more than a version's number."""
+    """A manifest name whose twenty digits exceed the range of version numbers is not a version."""
     (tmp_path / "_versions").mkdir()
     (tmp_path / "_versions" / f"{10**20 - 1}.manifest").write_bytes(b"")
     assert [] == Versions(LocalStore(str(tmp_path))).numbers("main")
@@ -240,14 +240,14 @@ def test_a_manifest_name_beyond_all_versions_is_no_version(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "../../etc", "a//b"])
 def test_a_ref_that_cannot_be_is_unknown(tmp_path: Path, name: str) -> None:
-    """A name that no file can have is answered like any other that nobody gave."""
+    """A ref name that no file can have is answered like an unknown name."""
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     with pytest.raises(LookupError, match="no branch or tag"):
         table.at(name)
 
 
 def test_what_pylance_would_crash_on_is_refused_first(tmp_path: Path) -> None:
-    """A row-id sequence of 2^64 ids makes pylance count; it is never given such a manifest."""
+    """A manifest with a row-id sequence of 2^64 ids, over which pylance would loop, is refused before it reads it."""
     path = _table(tmp_path)
     manifest = min((path / "_versions").glob("*.manifest"))
     by_name = {mutation.name: mutation.data for mutation in of_manifest("x", manifest.read_bytes())}

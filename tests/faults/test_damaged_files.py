@@ -1,4 +1,4 @@
-"""Damaged data and index files, which pylance reads: rows, or one error that says how the file is found."""
+"""Damaged data and index files, which pylance reads, give rows, or one error that says how to find the file."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from tests.soak import FACTOR
 from tests.table_factory import entries, new_table
 
 _FEW, _MANY = 3, 40
-# Used in a process of its own, because some damage makes pylance end it. Each line says what became of a use.
+# This runs in a separate process, because some damage makes pylance abort it. Each line is the outcome of one use.
 USE = """
 import json, sys
 from pathlib import Path
@@ -54,7 +54,7 @@ for number, (path, data) in enumerate(mutations):
 
 
 def damaged(path: str, data: bytes) -> Iterator[Mutation]:
-    """Flipped bits and zeroed bytes, mostly where a file describes itself, and the file cut off."""
+    """The file with flipped bits and zeroed bytes, mostly in its footer and metadata, and truncated."""
     chance = random.Random(path.rpartition("/")[0].partition("/")[0] + path.rpartition(".")[2])
 
     def place() -> int:
@@ -75,7 +75,7 @@ def damaged(path: str, data: bytes) -> Iterator[Mutation]:
 @pytest.mark.scaled
 @pytest.mark.parametrize("kind", ["data/*.lance", "_indices/*/page_data.lance", "_indices/*/page_lookup.lance"])
 def test_a_damaged_file_is_one_error_or_rows(kind: str, tmp_path: Path) -> None:
-    """No raw exception; and where a use fails, or ends its process, `verify(deep=True)` names the file."""
+    """A use gives rows or one error; when it fails or its process aborts, `verify(deep=True)` names the file."""
     table = new_table(tmp_path, entries("a", *range(3000)))
     lance.dataset(table.uri).create_scalar_index("value", "BTREE")
     table.branches.create("run")
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_one_error_or_rows(kind: str, tmp_path: Path) -> None:
         told += [(number, name, said) for number, name, said in map(json.loads, done.stdout.splitlines())]
         start = told[-1][0] + 1
         if done.returncode:
-            # By a signal: what Python does not catch.
+            # The process was ended by a signal, which Python does not catch.
             assert done.returncode < 0, done.stderr[-2000:]
             ended.add(told[-1][0])
             largest.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""Damage that makes pylance end the process that reads: what is checked before it reads, and by whom."""
+"""Damage that makes pylance abort the reading process, and the checks that find it before pylance reads."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ for uri in sys.argv[1:]:
 
 
 def used(*tables: LanceTable) -> list[list[str]]:
-    """Use tables in a process of its own; what it reports of each, a line for each use that fails."""
+    """Use tables in a separate process; return its report on each, with a line for each use that fails."""
     command = [sys.executable, "-c", USE, *(table.uri for table in tables)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert 0 == done.returncode, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -57,7 +57,7 @@ def deleted(tmp_path: Path) -> LanceTable:
 
 
 def test_no_damage_of_a_deletion_file_reaches_pylance(deleted: LanceTable, tmp_path: Path) -> None:
-    """Flipped bits all over the file: each use does what the file says, or names the file, and the process lives."""
+    """With flipped bits anywhere in the file, each use works or names the file, and the process survives."""
     (path,) = Path(deleted.uri, "_deletions").iterdir()
     whole = path.read_bytes()
     copies = []
@@ -73,7 +73,7 @@ def test_no_damage_of_a_deletion_file_reaches_pylance(deleted: LanceTable, tmp_p
 
 
 def test_a_deletion_file_is_decoded_once(deleted: LanceTable) -> None:
-    """One read of each Arrow file for an opened table; none with `check_files` set to none."""
+    """An opened table reads each Arrow deletion file once, or never with `check_files` set to `none`."""
     asked: list[str] = []
 
     def script(request: Request) -> object:
@@ -94,7 +94,7 @@ def test_a_deletion_file_is_decoded_once(deleted: LanceTable) -> None:
 
 @pytest.mark.parametrize("damage", [b"\0" * 8, b"\xff" * 8], ids=["zeroed", "set"])
 def test_a_data_file_of_a_damaged_shape_is_not_opened(tmp_path: Path, damage: bytes) -> None:
-    """Eight bytes of the footer or the tables before it, with `check_files` set to shapes."""
+    """With `check_files` set to `shapes`, a data file with a damaged footer or offset tables is not opened."""
     table = new_table(tmp_path, entries("a", *range(1000)))
     (path,) = Path(table.uri, "data").iterdir()
     whole = path.read_bytes()
@@ -111,27 +111,27 @@ def test_a_data_file_of_a_damaged_shape_is_not_opened(tmp_path: Path, damage: by
 
 
 def test_verification_survives_damaged_pages(tmp_path: Path) -> None:
-    """Eight zeroed bytes anywhere: `verify --deep` reads the values in another process, whose end is a finding."""
+    """`verify --deep` reads values in another process, whose abort over eight zeroed bytes is a finding."""
     table = new_table(tmp_path, entries("a", *range(1000)))
     (path,) = Path(table.uri, "data").iterdir()
     whole = path.read_bytes()
     for place in range(0, len(whole) - 72, len(whole) // 12):
         path.write_bytes(whole[:place] + b"\0" * 8 + whole[place + 8 :])
-        # Values may read as others, which only a digest could tell; but nothing ends this process.
+        # The bytes may be read as other values, which only a digest could detect; but this process must survive.
         LanceTable.open(table.uri).maintenance.verify(deep=True)
     path.write_bytes(whole)
     assert () == LanceTable.open(table.uri).maintenance.verify(deep=True).problems
 
 
 def test_other_checks_are_refused(deleted: LanceTable) -> None:
-    """The message has the three that there are."""
+    """The error for an unknown `check_files` names the three known values."""
     with pytest.raises(InvalidInputError, match="it says which files are checked"):
         LanceTable.open(deleted.uri, {"check_files": "all"}).read()
 
 
 def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its end is one error; a read of an undamaged table gives the same rows, and the same errors, as here."""
-    # Restored after the test. Python ignores what is no string in the search path for modules.
+    """When the reading process aborts, there is one error; other rows and errors are the same as in this process."""
+    # The search path is restored after the test. Python ignores entries of it that are not strings.
     monkeypatch.syspath_prepend(str(tmp_path))
     cast("list[object]", sys.path).append(tmp_path)
     table = new_table(tmp_path, entries("a", *range(1000)))
@@ -145,7 +145,7 @@ def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path, monkey
         table.scan(filter=cast("str", b"value = 1"), isolated=True)
     table.append(entries("c" * 1000, *range(20_000)))
     stream = table.scan(columns=["key"], isolated=True)
-    # Killed while it waits for this process to read on, as damage would end it.
+    # The process is killed while it waits for this one to read on, as damage would end it.
     started = [found.parent for found in Path("/proc").glob("[0-9]*/cmdline") if b"isolated_r" in found.read_bytes()]
     (process,) = [int(one.name) for one in started if f"PPid:\t{os.getpid()}" in (one / "status").read_text()]
     os.kill(process, signal.SIGKILL)

@@ -23,10 +23,10 @@ def prepared() -> Iterator[Wire]:
 def test_every_http_request_with_every_fault(
     prepared: Wire, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Whatever the server does to one request, of this package or of pylance: nothing is lost or done twice."""
+    """After any fault of one request, of this package or of pylance, nothing is lost or done twice."""
     found = HttpEnumeration(prepared, name)
     faults = [*faults_of(found.requests)]
-    # One of them is of a write in any case.
+    # At least one of the faults is that of a write.
     writes = [fault for fault in faults if fault.method != "GET"]
     chance = random.Random(name)
     chosen = faults if FACTOR else [chance.choice(writes), *chance.sample(faults, _FEW - 1)]

@@ -1,4 +1,4 @@
-"""Processes that die in the middle of merges, moves of tags and collections."""
+"""Processes that die in the middle of merges, moves of tags and garbage collections."""
 
 import signal
 import uuid
@@ -28,7 +28,7 @@ READS_BETWEEN = 5
 
 
 def seen(table: LanceTable) -> Seen:
-    """The rows behind every name, through pylance alone."""
+    """The rows of every ref, read by pylance alone."""
     options = dict(table.storage_options) or None
     dataset = lance.dataset(table.uri, storage_options=options)
     found = {"main": dataset, **{name: dataset.checkout_version((name, None)) for name in table.branches.list()}}
@@ -39,7 +39,7 @@ def seen(table: LanceTable) -> Seen:
 
 
 class Either(NamedTuple):
-    """What there is to see before an operation, what there is after it, and which versions of main."""
+    """The visible state before an operation and after it, and the versions of main."""
 
     before: Seen
     after: Seen
@@ -47,7 +47,7 @@ class Either(NamedTuple):
 
 
 def undisturbed(folder: Path, operation: str) -> Either:
-    """What an operation does when nothing goes wrong."""
+    """The states before and after an operation that is not interrupted."""
     table = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", operation)
     before = seen(table)
     OPERATIONS[operation].act(table)
@@ -55,7 +55,7 @@ def undisturbed(folder: Path, operation: str) -> Either:
 
 
 def finished(table: LanceTable, operation: str, either: Either) -> None:
-    """The table reads as before or as after; done again, the operation is done once, and nothing is wrong."""
+    """Check that the state is that before or after; and that a repetition gives the state after, without a problem."""
     assert seen(table) in (either.before, either.after)
     again = LanceTable.open(table.uri, table.storage_options)
     OPERATIONS[operation].act(again)
@@ -67,7 +67,7 @@ def finished(table: LanceTable, operation: str, either: Either) -> None:
 
 
 def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: ANN401 - what the job takes
-    """How a process of its own ended."""
+    """The exit status of a separate process."""
     process: BaseProcess = ready_processes().Process(target=target, args=arguments)
     process.start()
     process.join(_PATIENCE)
@@ -75,7 +75,7 @@ def ended(target: Callable[..., None], *arguments: Any) -> int | None:  # noqa: 
 
 
 def steps(run: Callable[[int], int | None], numbers: Iterable[int] | None = None) -> Iterator[int]:
-    """Every step at which a process was killed, until one lived to the end."""
+    """Every step at which a process was killed, until one process completed."""
     for step in numbers or count():
         code = run(step)
         if code == 0:
@@ -88,7 +88,7 @@ def steps(run: Callable[[int], int | None], numbers: Iterable[int] | None = None
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) -> None:
-    """A real process, dead at once wherever it opens, links, renames, makes or deletes a file."""
+    """A process may be killed before any change that it makes to the disk."""
     either = undisturbed(tmp_path, operation)
     made: list[LanceTable] = []
 
@@ -104,7 +104,7 @@ def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", thinned(OPERATIONS, kept=every(len(OPERATIONS))))
 def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, operation: str) -> None:
-    """A real process, dead before any object it reads, lists, puts or deletes, and after the last."""
+    """A process may be killed before any request to an object store, and after the last one."""
     either, options = undisturbed(tmp_path, operation), dict(s3_storage.storage_options)
     reads = requests_before_the_first_write(prepared_on(s3_storage, f"{operation}-counted", operation), operation)
     waiting: list[LanceTable] = []
@@ -114,11 +114,11 @@ def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3
             waiting.append(prepared_on(s3_storage, f"{operation}-{step}", operation))
         return ended(die_at_request, waiting[-1].uri, options, operation, step)
 
-    # Before its first write, an operation leaves nothing behind; a soak kills it there before every request as well.
+    # Before its first write, an operation leaves nothing behind; only a soak kills it before each of those requests.
     reading = range(0, reads, 1 if FACTOR else READS_BETWEEN)
     for step in steps(run, chain(reading, count(reads))):
         if step < reads:
-            # Nothing was written, so it is the same table for the next one to die.
+            # Nothing was written, so the next process uses the same table.
             assert either.before == seen(waiting[-1])
         else:
             finished(waiting.pop(), operation, either)
@@ -126,14 +126,14 @@ def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3
 
 
 def prepared_on(storage: S3Storage, name: str, operation: str) -> LanceTable:
-    """A table in a bucket that an operation is about to be done to."""
+    """Make a table in a bucket for an operation."""
     table = LanceTable.create(f"{storage.uri}/{name}", SCHEMA, storage_options=storage.storage_options)
     OPERATIONS[operation].prepare(table)
     return table
 
 
 def requests_before_the_first_write(table: LanceTable, operation: str) -> int:
-    """How much an operation looks at before it does something."""
+    """The number of requests that an operation makes before its first write."""
     writes: list[bool] = []
 
     def script(request: Request) -> object:
@@ -145,5 +145,5 @@ def requests_before_the_first_write(table: LanceTable, operation: str) -> int:
 
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The same table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(open_store(table.uri, table.storage_options), script)))

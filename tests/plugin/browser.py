@@ -1,4 +1,4 @@
-"""A real browser on a real web UI: what a person clicks, types and reads."""
+"""A real browser on a real web UI, which clicks, types and reads as a person does."""
 
 import base64
 import os
@@ -21,12 +21,12 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 60
 CLICKS = 6
 WINDOW, NAVIGATION_WIDTH, BARS_HEIGHT = (1500, 1100), 240, 143
-# Graphs and notices move for a while after the page has its text.
+# Graphs and notices are animated for a while after the page has its text.
 PICTURE_SECONDS = 3
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # `.ci/run` sets it, after it has installed the browser: there, a missing browser is a failure and not a skip.
 _REQUIRED = "LANCE_DAGSTER_BROWSER_REQUIRED"
-# A folder for pictures of the pages; without it none are taken. docs/testing.md says how they get into docs/pictures.
+# A folder for screenshots; without it none are taken. docs/testing.md says how they get into docs/pictures.
 _PICTURES = "LANCE_DAGSTER_PICTURES"
 # The second half of the *Materialize* button opens the menu.
 _MENU = " | ".join(
@@ -39,18 +39,18 @@ _ENDED = ("RUN_SUCCESS", "RUN_FAILURE", "RUN_CANCELED")
 
 @dataclass(frozen=True)
 class Browser:
-    """A window on the web UI."""
+    """A browser window that shows the web UI."""
 
     driver: webdriver.Chrome
     url: str
 
     @property
     def text(self) -> str:
-        """What stands on the page."""
+        """The text of the page."""
         return self.driver.find_element(By.TAG_NAME, "body").text
 
     def open(self, path: str, *expected: str) -> str:
-        """Open a page, wait until it shows some texts, and return all that it shows."""
+        """Open a page, wait until it shows some texts, and return the whole text of the page."""
         self.driver.get(f"{self.url}/{path}")
         return self.wait_for_text(*expected)
 
@@ -59,7 +59,7 @@ class Browser:
         return self.wait_for(lambda: self.text, lambda text: all(one in text for one in expected), f"{expected}")
 
     def picture(self, name: str, *, height: int, left: int = NAVIGATION_WIDTH) -> None:
-        """Save the upper part of the page, usually without its navigation on the left, where pictures are asked for."""
+        """Save a screenshot of the upper part of the page, usually without the navigation, if a folder is given."""
         if folder := os.environ.get(_PICTURES):
             self.driver.set_window_size(WINDOW[0], height + BARS_HEIGHT)
             time.sleep(PICTURE_SECONDS)
@@ -69,7 +69,7 @@ class Browser:
             self.driver.set_window_size(*WINDOW)
 
     def click(self, label: str, within: str = "button") -> None:
-        """Click the last visible thing of a kind with this label: dialogs come after the page they cover."""
+        """Click the last visible element of a kind with this label: dialogs come after the page that they cover."""
 
         def clicked() -> bool:
             found = [one for one in self.driver.find_elements(By.CSS_SELECTOR, within) if self._reads(one, label)]
@@ -81,9 +81,9 @@ class Browser:
         self.wait_for(clicked, bool, f"{within} {label!r}")
 
     def materialize(self, asset: str) -> str:
-        """Press *Materialize* on the page of an asset and return the log of the run, once it ended."""
+        """Press *Materialize* on the page of an asset, and return the log of the run after its end."""
         self.open(f"assets/{asset}", "Materialize")
-        # A page that is left too early takes the launch with it. The message is gone after some seconds, so the link to
+        # Leaving the page too early cancels the launch. The message disappears after some seconds, so the link to
         # the run is taken from the list of runs.
         short = self._materialized(lambda: _LAUNCHED.findall(self.text))[0]
         self.open("runs", short)
@@ -97,7 +97,7 @@ class Browser:
         self._click_first(_MENU, "the menu of the button")
         self.click("Open launchpad", within="[role=menuitem], .bp5-menu-item, .bp4-menu-item")
         editor = self.wait_for(lambda: self.driver.find_elements(By.CSS_SELECTOR, ".CodeMirror"), bool, "an editor")[0]
-        # The editor keeps its text in a script object: keys sent to it would be completed and indented on the way.
+        # The text is set through the editor's script object: the editor would complete and indent keys sent to it.
         self.driver.execute_script("arguments[0].CodeMirror.setValue(arguments[1])", editor, config)
         self.wait_for_text("No errors")
         if picture:
@@ -106,10 +106,10 @@ class Browser:
         return self._log()
 
     def _materialized(self, launched: Callable[[], T]) -> T:
-        """Click *Materialize* until a run is launched; return what says so.
+        """Click *Materialize* until a run is launched; return the element that says so.
 
-        A click does nothing while another code location is still being loaded, or while the configuration before this
-        one is being validated. While a run is being launched the button reads otherwise, so it is not clicked twice.
+        A click does nothing while another code location is still being loaded, or while an earlier configuration is
+        still being validated. While a run is being launched the button has another label, so it is not clicked twice.
         """
         for _ in range(CLICKS):
             self.click("Materialize")
@@ -125,7 +125,7 @@ class Browser:
         def clicked() -> bool:
             found = self.driver.find_elements(By.XPATH, xpath)
             if found:
-                # By script: a message that slides over the page would take a real click.
+                # The click is made by script: a message that slides over the page would receive a real click.
                 self.driver.execute_script("arguments[0].click()", found[0])
             return bool(found)
 
@@ -135,7 +135,7 @@ class Browser:
         address = self.driver.current_url
 
         def read_again() -> str:
-            # The page follows the log of a run over a socket, which may fall behind; a fresh page reads it from disk.
+            # The page follows the log of a run over a socket, which may lag; a reloaded page reads the log from disk.
             self.driver.get(address)
             time.sleep(2)
             return self.text
@@ -149,7 +149,7 @@ class Browser:
             return False
 
     def wait_for(self, found: Callable[[], T], enough: Callable[[T], object], what: str) -> T:
-        """Look until what is found is enough."""
+        """Repeat a look at the page until it returns a true value."""
         deadline, last = time.monotonic() + PATIENCE_SECONDS, None
         while time.monotonic() < deadline:
             try:
@@ -164,7 +164,7 @@ class Browser:
 
 @contextmanager
 def browser_on(url: str) -> Iterator[Browser]:
-    """A browser without a window, closed at the end; the test is skipped where none is installed."""
+    """A headless browser, closed at the end; the test is skipped when no browser is installed."""
     program = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     driver = shutil.which("chromedriver")
     if program is None or driver is None:
@@ -172,11 +172,11 @@ def browser_on(url: str) -> Iterator[Browser]:
         (pytest.fail if os.environ.get(_REQUIRED) else pytest.skip)(reason)
     options = webdriver.ChromeOptions()
     options.binary_location = program
-    # Without a sandbox, because containers run tests as root; without shared memory, because they have little of it.
+    # The browser has no sandbox, because containers run tests as root, and uses no shared memory: they have little.
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
     options.add_argument(f"--window-size={WINDOW[0]},{WINDOW[1]}")
-    # With its path: selenium would otherwise look for a driver on the network.
+    # The path of the driver is given, because selenium would otherwise look for a driver on the network.
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
         yield Browser(opened, url)

@@ -1,4 +1,4 @@
-"""A folder of tables, and the shop on it, for each test."""
+"""Fixtures that give each test a folder of tables, and the shop over it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +12,13 @@ from tests.plugin.shop import Shop, shop_at
 
 @pytest.fixture
 def lake(tmp_path: Path) -> LanceResource:
-    """The resource over an empty folder."""
+    """A resource whose root is an empty folder."""
     return LanceResource(root=str(tmp_path / "lake"))
 
 
 @pytest.fixture
 def shop(lake: LanceResource) -> Shop:
-    """The shop, with nothing made yet."""
+    """The shop, in which nothing is materialized yet."""
     return shop_at(lake.root)
 
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":
             case "staged":
                 orders.append(orders.table.stage(rows))
             case "plain":
-                # An empty append forks the branch; a program that knows only tables then writes it.
+                # An empty append forks the branch; then a program that knows only tables can write to it.
                 orders.append(rows.slice(0, 0))
                 table = LanceTable.open(orders.table.uri)
                 table.append(rows, branch=orders.branch)

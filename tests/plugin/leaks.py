@@ -1,4 +1,4 @@
-"""Search everything that a run left behind for a text, also where it is compressed or stored in a database."""
+"""Search all files that a run left behind for a text, including compressed content and databases."""
 
 import sqlite3
 import zlib
@@ -9,7 +9,7 @@ _DATABASE = b"SQLite format 3\0"
 
 
 def leaks(folder: Path, *texts: str) -> list[tuple[str, str]]:
-    """Return the files below a folder that hold one of the texts, with the text."""
+    """Return the files below a folder that contain one of the texts, each with the text."""
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         for blob in _contents(path):

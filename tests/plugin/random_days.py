@@ -1,9 +1,9 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
-"""Random days of a team over one table, and a plain model of what its readers may see.
+"""Random operations of a team on one table, and a plain model of the rows that its readers may see.
 
 The model knows nothing of branches, manifests or merges. It knows rows, which run delivered them, and the rule: readers
-see rows that passed every check together with all else that is published, and nothing is withdrawn or brought back
-unless a person says so.
+see rows that passed every check together with all other published rows, and rows are withdrawn or published again only
+when a person says so.
 """
 
 import json
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(COLUMNS)
 
 
 class Unsteady(LanceIOManager):
-    """An IO manager that loses its connection once after a commit, where the script says so."""
+    """An IO manager that loses its connection once after a commit, when the script says so."""
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Store the value, and fail on the first attempt."""
@@ -53,7 +53,7 @@ class Unsteady(LanceIOManager):
 
 
 def assets_of(root: str, kind: Kind, tags: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """The candidate, its checks and a publisher for each tag, and the resources they need."""
+    """The candidate, its checks and a publisher for each tag, with the resources that they need."""
     lance = LanceResource(root=root, repository=is_repository(root))
     metadata: dict[str, Any] = {"lance/write_mode": kind}
     partitions = dg.StaticPartitionsDefinition(list(REGIONS)) if kind == "replace" else None
@@ -76,7 +76,7 @@ def is_repository(root: str) -> bool:
 
 
 def execute(root: str, kind: Kind, tags: Sequence[str], home: str, region: str) -> None:
-    """Run everything in this process, which is killed meanwhile; `region` is empty without partitions."""
+    """Run everything in this process, which is killed while it runs; `region` is empty without partitions."""
     assets, resources = assets_of(root, kind, tags)
     options: dict[str, Any] = {"partition_key": region} if region else {}
     with dg.DagsterInstance.local_temp(home, overrides={"telemetry": {"enabled": False}}) as instance:
@@ -85,7 +85,7 @@ def execute(root: str, kind: Kind, tags: Sequence[str], home: str, region: str) 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What one run delivered, and how far `main` was then."""
+    """The rows that one run delivered, and the version that `main` had then."""
 
     run_id: str
     rows: Rows
@@ -96,7 +96,7 @@ class Candidate:
 
 @dataclass(kw_only=True)
 class Team:
-    """A table, the model of it, and what people do with both."""
+    """A table, the model of it, and the operations of people on both."""
 
     root: str
     kind: Kind
@@ -112,7 +112,7 @@ class Team:
     waiting: list[Candidate] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 
-    # What people do. Each returns after the table was compared with the model.
+    # The operations of people. Each returns after it has compared the table with the model.
 
     def deliver(self) -> None:
         """A run writes rows and publishes them, unless they are bad."""
@@ -143,14 +143,14 @@ class Team:
         if not started:
             return
         results = [self._publisher(tag, candidate.region, ref=f"run/{started}").success for tag in self.tags]
-        # Not clean: the run may have died before its checks, and then the refusal has this reason.
+        # The delivery does not count as clean: the run may have died before its checks, which is a reason for refusal.
         found = replace(candidate, run_id=started, base=-1, passed=any(results) and candidate.passed)
         done = [tag for tag, success in zip(self.tags, results, strict=True) if success]
         self._settle(found, bool(done), done)
 
     def _run_and_kill(self, region: str | None) -> None:
         table = Path(LanceResource(root=self.root).uri_of(KEY))
-        # The rows, the commit on the run branch, the merge, the move of the tag.
+        # The steps are the rows, the commit on the run branch, the merge, and the move of the tag.
         pattern = self.random.choice(["data/*", "tree/run/*/_versions/*", "_versions/*", "_refs/tags/*"])
         before = {path: path.stat().st_mtime_ns for path in table.glob(pattern)}
         process = start(execute, self.root, self.kind, list(self.tags), self.instance.root_directory, region or "")
@@ -172,12 +172,12 @@ class Team:
             self.changes += 1
 
     def roll_back(self) -> None:
-        """A person withdraws what was published last: by a revert, or by holding the tag."""
+        """A person withdraws the last publication, by a revert or by holding the tag."""
         older = sorted(self.published)[:-1]
         if not older or self.held:
             return
         if is_repository(self.root) and self.random.random() < 0.5:
-            # A version of one table cannot be held behind the others; the channel is held where it is.
+            # One table cannot be held at an older version than the others; the channel is held where it is.
             self._note("hold")
             region = REGIONS[0] if self.kind == "replace" else None
             assert self._publisher("production", region, hold=True, reason="wrong prices").success, self.story
@@ -210,33 +210,33 @@ class Team:
     # The rule.
 
     def allowed(self, rows: Rows) -> bool:
-        """Whether rows pass every check together."""
+        """Whether these rows, taken together, pass every check."""
         ids = Counter(number for _, number in rows.elements())
         return bool(rows) and all(number >= 0 and times == 1 for number, times in ids.items())
 
     def merged(self, candidate: Candidate) -> Rows:
-        """What `main` holds when a candidate is merged into it."""
+        """The rows of `main` after a candidate is merged into it."""
         if self.kind == "append":
             return self.main + candidate.rows
         if self.kind == "overwrite":
             return candidate.rows
         return Counter({row: times for row, times in self.main.items() if row[0] != candidate.region}) + candidate.rows
 
-    # How it is done.
+    # The implementation.
 
     @property
     def table(self) -> LanceTable | None:
-        """The table, once there is one."""
+        """The table, if it exists already."""
         uri = LanceResource(root=self.root).uri_of(KEY)
         return LanceTable.open(uri) if LanceTable.exists(uri) else None
 
     @property
     def story(self) -> str:
-        """What was done so far, for the message of a failure."""
+        """The operations so far, for the message of a failure."""
         return f"{self.kind}: " + "; ".join(self.done)
 
     def compare(self) -> None:
-        """Hold the table against the model."""
+        """Compare the table with the model."""
         if self.table is None:
             return
         names = [tag for tag in self.table.tags.list() if not tag.startswith("repository-")]
@@ -252,7 +252,7 @@ class Team:
         return _counted(self.table.read(ref))
 
     def _delivered(self) -> Candidate:
-        """Write what the next run delivers, and return it as it is when nothing goes wrong."""
+        """Write the rows that the next run delivers, and return the candidate that they make if nothing goes wrong."""
         region = self.random.choice(REGIONS) if self.kind == "replace" else None
         bad = self.random.random() < 0.25
         rows = [self._row(region or self.random.choice(REGIONS), bad=bad and not place) for place in range(2)]
@@ -288,10 +288,10 @@ class Team:
         return bool(scoped) and min(number for _, number in scoped) >= 0 and set(ids.values()) == {1}
 
     def _settle(self, candidate: Candidate, published: bool, tags: Sequence[str]) -> None:  # noqa: FBT001
-        """Follow a publication to some tags that was tried, which the rule must allow if it succeeded."""
+        """Update the model after an attempt to publish to some tags; if it succeeded, the rule must allow it."""
         after = self.merged(candidate)
         clean = candidate.base == self.changes
-        # A publisher leaves a held table out and stays green.
+        # A publisher leaves a held table out and succeeds.
         moved = [tag for tag in tags if not (tag == "production" and self.held)]
         published = published and bool(moved)
         if published:
@@ -321,7 +321,7 @@ class Team:
         return dg.materialize(assets, resources=resources, instance=self.instance, raise_on_error=False, **options)
 
     def _row(self, region: str, *, bad: bool) -> tuple[str, int]:
-        # Few ids, so that two runs deliver the same ones now and then.
+        # There are few ids, so that two runs sometimes deliver the same ones.
         return (region, -1 if bad else self.random.randrange(12))
 
     def _note(self, what: str) -> None:
@@ -344,7 +344,7 @@ def _counted(rows: pa.Table) -> Rows:
 
 
 def live(team: Team, days: int) -> None:
-    """Let a team do random things, and hold the table against the model after each."""
+    """Let a team do random operations, and compare the table with the model after each."""
     actions: Iterable[Callable[[Team], None]] = [action for action, _ in ACTIONS]
     weights = [weight for _, weight in ACTIONS]
     for action in team.random.choices(list(actions), weights, k=days):

@@ -1,4 +1,4 @@
-"""A lake whose repository sends every request through a script."""
+"""A lake whose repository passes every storage request to a script."""
 
 from typing import ClassVar
 
@@ -8,9 +8,9 @@ from tests.store.scripted import Script
 
 
 class ScriptedLake(LanceResource):
-    """The newest script of the class is asked about each request to the repository and its tables."""
+    """A resource that asks the newest script of the class about each request to the repository and its tables."""
 
-    # In a list, since a function in a class becomes a method.
+    # The scripts are in a list, because a function that is an attribute of a class becomes a method.
     scripts: ClassVar[list[Script]] = []
 
     def repository_there(self) -> LanceRepository | None:

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 """A small shop for the tests: two candidates, their checks, a publisher and a reader.
 
-What the assets return and how the checks behave stands in a file beside the tables, so that one test can make a run
-fail and the next run of the same definitions succeed, in this process or in others.
+A file beside the tables says what the assets return and how the checks behave, so that one test can make a run fail and
+the next run of the same definitions succeed, in this process or in others.
 """
 
 import json
@@ -43,7 +43,7 @@ MANY = dg.multiprocess_executor.configured(
 
 @dataclass(frozen=True)
 class Script:
-    """What happens in the next run."""
+    """The behaviour of the assets and checks in the next run."""
 
     orders: Sequence[int] = (1, 2, 3)
     customers: Sequence[int] = (10, 20)
@@ -55,14 +55,14 @@ class Script:
 
 @dataclass
 class Shop:
-    """Definitions over one folder of tables, and ways to look at these."""
+    """Definitions over one folder of tables, and methods that run them and inspect the tables."""
 
     lance: LanceResource
     assets: Sequence[Any]
 
     @property
     def definitions(self) -> dg.Definitions:
-        """Everything, with jobs for one process and for many, and a short one."""
+        """All definitions, with a job that runs in one process, one that runs in several, and a short one."""
         short = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)
         return dg.Definitions(
             assets=[one for one in self.assets if not isinstance(one, dg.AssetChecksDefinition)],
@@ -77,15 +77,15 @@ class Shop:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """The resource and the IO manager over it."""
+        """The resource, and the IO manager that uses it."""
         return {"lance": self.lance, "io_manager": LanceIOManager(lance=self.lance)}
 
     def play(self, **changes: Any) -> None:
-        """Write the script for the next run."""
+        """Write the script of the next run."""
         _script_file(self.lance.root).write_text(json.dumps(asdict(Script(**changes))))
 
     def run(self, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
-        """Materialize everything, or what the options select."""
+        """Materialize all assets, or those that the options select."""
         return dg.materialize(self.assets, instance=instance, resources=self.resources, raise_on_error=False, **options)
 
     def execute(
@@ -94,7 +94,7 @@ class Shop:
         options: dg.ReexecutionOptions | None = None,
         job: str = "everything",
     ) -> dg.JobExecutionResult:
-        """Run a job the way Dagster's own processes do, perhaps as a re-execution."""
+        """Execute a job the way Dagster's own processes do, optionally as a re-execution."""
         built = dg.build_reconstructable_job(
             reconstructor_module_name="tests.plugin.shop",
             reconstructor_function_name="job_at",
@@ -103,7 +103,7 @@ class Shop:
         return dg.execute_job(built, instance=instance, reexecution_options=options)
 
     def publish(self, instance: dg.DagsterInstance, *keys: dg.AssetKey, **config: Any) -> dg.ExecuteInProcessResult:
-        """Press the publisher's button, for the orders if not told otherwise."""
+        """Materialize the publisher's nodes as its button does; without an argument, the node of the orders."""
         return self.run(
             instance,
             selection=list(keys or (PRODUCTION_ORDERS,)),
@@ -119,26 +119,26 @@ class Shop:
         return sorted(row["id"] for row in self.table(key).read(ref).to_pylist())
 
     def tag(self, key: dg.AssetKey = ORDERS) -> str | None:
-        """Where production is."""
+        """The version that the tag `production` names."""
         tag = self.table(key).tags.list().get("production")
         return tag.ref if tag else None
 
     @property
     def read_by_mart(self) -> list[list[int]]:
-        """What the reader of production saw, run by run."""
+        """The ids that the reader of production saw, run by run."""
         file = _reads_file(self.lance.root)
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 class Recorded(NamedTuple):
-    """A materialization, with its metadata unwrapped."""
+    """A materialization, whose metadata are plain values."""
 
     metadata: Mapping[str, Any]
     tags: Mapping[str, str]
 
 
 def recorded(instance: dg.DagsterInstance, key: dg.AssetKey) -> Recorded:
-    """The last materialization of an asset."""
+    """The newest materialization of an asset."""
     event = instance.get_latest_materialization_event(key)
     assert event is not None
     assert event.asset_materialization is not None
@@ -164,7 +164,7 @@ def job_at(root: str, name: str) -> dg.JobDefinition:
 
 
 def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = (), **fields: Any) -> Shop:
-    """Build the shop over a folder; `checks` are named to the publisher, `fields` given to the resource."""
+    """Build the shop over a folder; the publisher gets `checks`, and the resource gets `fields`."""
     lance = LanceResource(root=root, **fields)
 
     @dg.asset(key=ORDERS)

@@ -71,7 +71,7 @@ class Store:
             *build_table_checks(totals, [InRange("total", minimum=-999)]),
             *build_table_checks(report, [InRange("paid", minimum=-999)]),
         ]
-        # Not in the order of the lineage, which the publisher has to find.
+        # The order is not that of the lineage, which the publisher has to find.
         self.publisher = build_publisher(tables[::-1], **options)
         self.assets = [*tables, *checks, self.publisher]
 
@@ -125,7 +125,7 @@ def store(lake: LanceResource, instance: dg.DagsterInstance) -> Store:
 
 
 def test_later_runs_read_what_earlier_runs_wrote(store: Store) -> None:
-    """One row by one run, one day of several, and a report over the branches of three runs; published as one."""
+    """A run reads one day, and another one the branches of three runs; all of their results are published at once."""
     store.price, store.amounts = 2, {"mon": 1, "tue": 2, "wed": 3}
     store.load(BACKFILL)
     assert [2, 4, 6] == [row["paid"] for row in store.production("orders")]
@@ -150,7 +150,7 @@ def test_promoted_nodes_follow_the_lineage_of_their_candidates(store: Store) -> 
 
 
 def test_what_was_computed_from_refused_rows_waits(store: Store) -> None:
-    """A day failed its check and the report has read it: the report waits, also when the day is repaired."""
+    """A report that read a day whose check failed waits, even after the day is repaired."""
     store.amounts["mon"] = -1
     assert not store.run("orders", "totals", partition_key="mon").success
     store.amounts["tue"] = 5
@@ -178,7 +178,7 @@ def test_what_was_computed_from_refused_rows_waits(store: Store) -> None:
 
 
 def test_a_run_waits_whole_and_until_it_is_repeated(store: Store) -> None:
-    """The prices were loaded again after the orders had read them: neither orders nor totals are published."""
+    """When the prices are loaded again after the orders read them, neither orders nor totals are published."""
     store.price = 2
     assert store.run("prices").success
     assert store.run("orders", "totals", partition_key="mon").success
@@ -195,7 +195,7 @@ def test_a_run_waits_whole_and_until_it_is_repeated(store: Store) -> None:
 
 
 def test_what_was_computed_from_a_discarded_branch_waits(store: Store) -> None:
-    """The button says why; a person may publish it all the same, with a reason."""
+    """*Materialize* says why the rows wait; a person may publish them anyway, with a reason."""
     store.price = 2
     prices = store.run("prices")
     orders = store.run("orders", partition_key="mon")
@@ -210,13 +210,13 @@ def test_what_was_computed_from_a_discarded_branch_waits(store: Store) -> None:
 
 
 def test_a_run_of_another_backfill_reads_what_is_published(store: Store) -> None:
-    """What another backfill wrote, or a run without one, is not read before it is published."""
+    """A run does not read what another backfill, or a run without a backfill, wrote before it is published."""
     store.price = 2
     assert store.run("prices").success
     for tags in ({"dagster/backfill": "b2"}, {}):
         assert store.run("orders", partition_key="mon", tags=tags).success
     table = store.lake.table(dg.AssetKey([PREFIX, "orders"]))
-    # What another backfill writes since does not hide what this one wrote.
+    # A later write of another backfill does not hide what this one wrote.
     store.price = 7
     assert store.run("prices", tags={"dagster/backfill": "b2"}).success
     for branch in table.branches.list("run/*"):
@@ -255,7 +255,7 @@ def test_a_day_reads_the_day_before_of_the_same_backfill(lake: LanceResource, in
 def test_a_day_waits_for_the_publication_of_the_day_before(
     lake: LanceResource, stored_instance: dg.DagsterInstance
 ) -> None:
-    """Each run publishes its day. The second one starts while the first is between its check and its publisher."""
+    """The publisher of a day waits for the day before, whose run is between its check and its publisher."""
     days = dg.DailyPartitionsDefinition(start_date="2026-01-01", end_date="2026-01-03")
     before = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
     waits = threading.Event()
@@ -296,7 +296,7 @@ def test_a_day_waits_for_the_publication_of_the_day_before(
 def test_the_publisher_waits_for_runs_that_are_at_work(
     lake: LanceResource, stored_instance: dg.DagsterInstance
 ) -> None:
-    """Dagster starts it as soon as the orders are there, while their run has yet to check them and write the totals."""
+    """Dagster starts the publisher when the orders are written, and it waits until their run has done the rest."""
     at_work, goes_on = threading.Event(), threading.Event()
 
     @dg.asset(partitions_def=DAYS, metadata={"lance/partition_expr": "day"})
@@ -327,7 +327,7 @@ def test_the_publisher_waits_for_runs_that_are_at_work(
 
 
 def test_what_was_computed_from_withdrawn_rows_waits(store: Store) -> None:
-    """The prices were published and rolled back before the orders that were computed from them."""
+    """Orders wait when the prices that they were computed from were published and rolled back."""
     store.price = 2
     assert store.run("prices").success
     assert store.run("orders", partition_key="mon").success
@@ -343,7 +343,7 @@ def test_what_was_computed_from_withdrawn_rows_waits(store: Store) -> None:
 
 
 def test_branches_that_conflict_cannot_be_read_together(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Two runs wrote the same key; the error names both and says what to do, and leaves no preview."""
+    """When two runs wrote the same key, the error names both and says what to do, and no preview is left."""
     store = Store(lake, instance)
 
     @dg.asset(
@@ -371,7 +371,7 @@ def test_branches_that_conflict_cannot_be_read_together(lake: LanceResource, ins
 
 
 def test_days_that_a_branch_did_not_write_come_from_main(store: Store) -> None:
-    """The day that the backfill wrote is read from its branch, and the others as they were published since its fork."""
+    """The day that the backfill wrote is read from its branch, and other days from `main`, though it moved since."""
     store.amounts["mon"] = 1
     assert store.run("orders", partition_key="mon").success
     store.amounts["tue"] = 2

@@ -40,7 +40,7 @@ def failed(shop: Shop, instance: dg.DagsterInstance) -> str:
 
 
 def test_branch_of_a_failed_run_is_kept_and_then_deleted(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """People re-execute a failed run from its failure for some days; after them the branch goes."""
+    """The branch of a failed run is kept for some days, in which people may re-execute the run, and then deleted."""
     run_id = failed(shop, stored_instance)
     said = text(shop, stored_instance)
     assert "nothing to delete; 2 kept, because a run is unfinished or may be re-executed" == said
@@ -54,7 +54,7 @@ def test_branch_of_a_failed_run_is_kept_and_then_deleted(shop: Shop, stored_inst
 
 
 def test_the_tables_of_a_run_stay_together(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A table of a run that waits keeps its branch although `main` has it; alone it goes, table by table."""
+    """A merged branch is kept while another table of its run waits; without a repository it is deleted."""
     run_id = shop.run(instance, selection=[ORDERS, CUSTOMERS]).run_id
     shop.table().merge(f"run/{run_id}")
     said = text(shop, instance)
@@ -68,7 +68,7 @@ def test_the_tables_of_a_run_stay_together(shop: Shop, instance: dg.DagsterInsta
 def test_branches_of_a_chain_stay_while_a_run_of_it_is_unfinished(
     shop: Shop, stored_instance: dg.DagsterInstance
 ) -> None:
-    """A re-execution that waits in the queue reads the branch of the run that it continues."""
+    """A branch is kept while a queued re-execution, which will read it, continues the run."""
     run_id = failed(shop, stored_instance)
     parent = stored_instance.get_run_by_id(run_id)
     assert parent is not None
@@ -79,7 +79,7 @@ def test_branches_of_a_chain_stay_while_a_run_of_it_is_unfinished(
             parent_run_id=run_id,
             root_run_id=run_id,
             status=dg.DagsterRunStatus.NOT_STARTED,
-            # Without the tag of its root, as a re-execution from Python.
+            # The run lacks the tag of its root run, like a re-execution from Python.
         )
     )
     assert "2 kept" in text(shop, stored_instance, **AT_ONCE)
@@ -88,7 +88,7 @@ def test_branches_of_a_chain_stay_while_a_run_of_it_is_unfinished(
 
 
 def test_branch_that_an_unfinished_run_names_stays(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """A run of another root may read a branch because its tag `lance/branch` says so."""
+    """A branch is kept while an unfinished run of another root names it in the tag `lance/branch`."""
     run_id = failed(shop, stored_instance)
     stored_instance.add_run(
         dg.DagsterRun(
@@ -102,14 +102,14 @@ def test_branch_that_an_unfinished_run_names_stays(shop: Shop, stored_instance: 
 
 
 def test_run_that_dagster_will_retry_keeps_its_branch(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """The daemon starts the retry seconds later; no run of the chain is unfinished until then."""
+    """A branch is kept until the daemon starts the retry some seconds later, though no run is unfinished till then."""
     run_id = failed(shop, stored_instance)
     stored_instance.add_run_tags(run_id, {"dagster/will_retry": "true"})
     assert "2 kept" in text(shop, stored_instance, **AT_ONCE)
 
 
 def test_cancelled_run(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """Dagster's failure sensors do not see cancelled runs; the sweeper does."""
+    """The sweeper treats a cancelled run, which Dagster's failure sensors do not see, as a failed one."""
     run_id = dg_run_id(3)
     run = stored_instance.add_run(dg.DagsterRun(job_name="job", run_id=run_id, status=dg.DagsterRunStatus.STARTED))
     table = LanceTable.create(shop.lance.uri_of(ORDERS), rows().schema)
@@ -121,12 +121,12 @@ def test_cancelled_run(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
 
 
 def test_full_reexecution_supersedes_a_failed_run(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """The re-execution did the work again and published it, so nobody needs the first attempt for a week."""
+    """The branch of a failed run is deleted when a full re-execution has done and published the work again."""
     run_id = failed(shop, stored_instance)
     shop.play(orders=[1])
     again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=run_id))
     assert again.success
-    # Runs from the UI have this tag, runs from Python lack it.
+    # Runs from the UI have this tag; runs from Python lack it.
     stored_instance.add_run_tags(again.run_id, {"dagster/root_run_id": run_id})
     assert f"shop/orders run/{run_id[:8]} (the run failed, and a full re-execution of it succeeded)" in text(
         shop, stored_instance
@@ -135,7 +135,7 @@ def test_full_reexecution_supersedes_a_failed_run(shop: Shop, stored_instance: d
 
 
 def test_published_branch_is_deleted_at_once(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """A publisher was killed between its merge and its clean-up."""
+    """A merged branch that a killed publisher left behind is deleted at once."""
     run_id = waiting_run(shop, stored_instance)
     shop.table().merge(f"run/{run_id}")
     assert f"shop/orders run/{run_id[:8]} (main contains it)" in text(shop, stored_instance)
@@ -143,7 +143,7 @@ def test_published_branch_is_deleted_at_once(shop: Shop, stored_instance: dg.Dag
 
 
 def test_waiting_branch_is_never_deleted(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """The run is green, so people expect its rows; the tick names the branch, and reports it once on request."""
+    """The waiting branch of a successful run is never deleted; the tick names it, and reports it once on request."""
     run_id = waiting_run(shop, stored_instance)
     said = text(shop, stored_instance, **AT_ONCE)
     assert f"nothing to delete; waiting to be published: 1 branch: shop/orders run/{run_id[:8]}" == said
@@ -154,12 +154,12 @@ def test_waiting_branch_is_never_deleted(shop: Shop, stored_instance: dg.Dagster
     assert f"run/{run_id}@2" == event.metadata["lance/waiting"].value
     assert [] == sweep(shop, stored_instance, first.cursor, **alert).asset_events
     assert [f"run/{run_id}"] == branches(shop)
-    # Younger than an hour: its publisher may be on its way.
+    # The branch is younger than an hour: its publisher may be about to run.
     assert [] == sweep(shop, stored_instance, waiting="alert").asset_events
 
 
 def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The page of a candidate says that a green run of it is not published; the check blocks nothing."""
+    """The check warns on the candidate's page that a successful run is not published, and blocks nothing."""
 
     def checked(after: timedelta) -> tuple[bool, dg.AssetCheckSeverity, str]:
         made = build_waiting_checks([ORDERS, CUSTOMERS], after=after)
@@ -178,7 +178,7 @@ def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -
 
 
 def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """One request for all tables of the run names its branch; it publishes what the run wrote, and is made once."""
+    """One request publishes all tables of the waiting run; a repeated one has the same key and starts no second run."""
     run_id = waiting_run(shop, stored_instance)
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
     options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
@@ -193,7 +193,7 @@ def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInst
 
 
 def test_tables_of_one_run_are_published_together(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """A run that wrote two tables waits as one: there is one request, not one for each table."""
+    """For a run that wrote two tables there is one request, not one for each table."""
     shop.play()
     assert shop.run(stored_instance, selection=[ORDERS, CUSTOMERS]).success
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
@@ -204,7 +204,7 @@ def test_tables_of_one_run_are_published_together(shop: Shop, stored_instance: d
 
 
 def test_branch_of_an_unknown_run_stays(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """It may belong to another deployment over the same tables; only a setting lets it go."""
+    """The branch of a run that may belong to another deployment is deleted only if a setting allows it."""
     table = LanceTable.create(shop.lance.uri_of(ORDERS), rows().schema)
     table.branches.create(f"run/{dg_run_id(4)}")
     table.append(rows(), branch=f"run/{dg_run_id(4)}")
@@ -215,7 +215,7 @@ def test_branch_of_an_unknown_run_stays(shop: Shop, stored_instance: dg.DagsterI
 
 
 def test_branch_that_a_tag_names_is_kept(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """Somebody tagged a version of the branch to look at it later."""
+    """A branch is kept while a tag names one of its versions."""
     run_id = failed(shop, stored_instance)
     shop.table().tags.create("look", f"run/{run_id}")
     said = text(shop, stored_instance, **AT_ONCE)
@@ -225,7 +225,7 @@ def test_branch_that_a_tag_names_is_kept(shop: Shop, stored_instance: dg.Dagster
 
 
 def test_previews_of_crashed_publishers_are_deleted(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """A preview is deleted after a day, and before the branch that it shows; other branches of the name are not."""
+    """A preview is deleted after a day, before the branch that it previews; other branches of the name are kept."""
     run_id = waiting_run(shop, stored_instance)
     table = shop.table()
     table.branches.preview(f"run/{run_id}")

@@ -1,4 +1,4 @@
-"""A day in the web UI, in a browser: materialize, a failed check, promotion, rollback, hold, a sensor's tick."""
+"""Operations in the web UI, in a browser: materialize, a failed check, promotion, rollback, hold, a tick."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
 SENSOR = "locations/location.py/sensors/watch"
-# Beside the graph of all assets stands the tree of its groups.
+# The tree of the groups is beside the graph of all assets.
 TREE_RIGHT = 540
 CANDIDATE, PROMOTED = "shop/orders", "production/shop/orders"
 DAGSTER_YAML = """
@@ -40,9 +40,9 @@ defs = dg.Definitions.merge(
     shop_at(ROOT).definitions, dg.Definitions(sensors=[watch], executor=dg.in_process_executor)
 )
 """
-# What the graph of all assets shows: `main` is a group of nodes beside it, and the shop has a group `production` too.
+# The texts in the graph of all assets: `main` is a group of nodes beside it, and the shop has a group `production` too.
 SHOWN = 'code_location:"example.py" and not group:"main"'
-# The example without its sensors, which the daemon would run.
+# This is the example without its sensors, which the daemon would run.
 EXAMPLE = """
 import dagster as dg
 from example_project.definitions import build_definitions
@@ -57,13 +57,13 @@ defs = graph()
 
 @dataclass(frozen=True)
 class Desk:
-    """A browser in front of the web UI of the shop."""
+    """A browser that shows the web UI of the shop."""
 
     shop: Shop
     browser: Browser
 
     def publish(self, *, picture: str = "", **config: str) -> str:
-        """Publish from the launchpad of the promoted orders; the log of the run."""
+        """Publish from the launchpad of the promoted orders; return the log of the run."""
         lines = "".join(f"      {name}: {value}\n" for name, value in config.items())
         return self.browser.launch(PROMOTED, f"ops:\n  publish_production:\n    config:\n{lines}", picture=picture)
 
@@ -100,7 +100,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 
 def test_a_day_at_the_desk(desk: Desk) -> None:
-    """One story, because every step of it starts from what the step before has published."""
+    """Each operation in the web UI has its effect; all are in one test, as each starts where the last one ended."""
     shop, browser = desk.shop, desk.browser
     shop.play(orders=[1, 2, 3])
     assert "RUN_SUCCESS" in browser.materialize(CANDIDATE)
@@ -146,7 +146,7 @@ def test_a_day_at_the_desk(desk: Desk) -> None:
     assert "RUN_SUCCESS" in desk.publish(release="true", ref="main@3", reason="the prices were right")
     assert [4, 5] == shop.ids("production")
 
-    # What the cursor shows: a promotion, a promotion, the rollback, its release, and the promotion after it.
+    # The cursor counts a promotion, a promotion, the rollback, its release, and the promotion after it.
     again = lake.channels.get("production")
     browser.open(f"{SENSOR}", "Latest tick", f'"production":[5,"{again.commit}"]')
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
-"""Faults that users reported of the IO managers for other table formats, each with the promise that holds here.
+"""Bugs that users reported for the IO managers of other table formats, each with the behaviour that holds here.
 
 A docstring names the thread where the fault was reported.
 """
@@ -21,7 +21,7 @@ ON_ONE_BRANCH = {"lance/branch": "dev"}
 
 
 def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
-    """Materialize some assets, all runs on one branch."""
+    """Materialize some assets; all runs use one branch."""
     tags = {**ON_ONE_BRANCH, **options.pop("tags", {})}
     resources = {"io_manager": LanceIOManager(lance=lake)}
     return dg.materialize(list(assets), resources=resources, tags=tags, **options)

@@ -1,4 +1,4 @@
-"""A candidate, what one run wrote under one publisher, is published whole or not at all."""
+"""A candidate, which is what one run wrote to the tables of one publisher, is published whole or not at all."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def production(location: Location) -> tuple[list[int], list[int]]:
 
 
 def test_a_failed_check_keeps_the_other_tables_of_its_run(strict: Strict) -> None:
-    """*Materialize* alone publishes nothing of a run in which one table failed, also where only the other is chosen."""
+    """*Materialize* alone publishes no table of a run in which one failed, even if only the other one is selected."""
     broken = strict.run(-2)
     assert not broken.success
     for selection in ([], [dg.AssetKey(["production", "shop", "orders"])]):
@@ -54,14 +54,14 @@ def test_a_failed_check_keeps_the_other_tables_of_its_run(strict: Strict) -> Non
 
 
 def test_a_table_of_a_failed_run_is_published_when_it_is_asked_for(strict: Strict) -> None:
-    """By naming the run and selecting the node."""
+    """A person publishes one table of a failed run by naming the run and selecting the node."""
     broken = strict.run(-2)
     assert strict.act(dg.AssetKey(["production", "shop", "orders"]), ref=f"run/{broken.run_id}").success
     assert ([1, 2], [1]) == production(strict)
 
 
 def test_a_run_that_died_before_a_table_keeps_the_others(strict: Strict) -> None:
-    """A table that was to be written and was not counts as failed."""
+    """A table that its run planned to write, and did not write, counts as failed."""
     strict.break_lines = True
     assert not strict.run(2).success
     assert strict.act().success
@@ -69,7 +69,7 @@ def test_a_run_that_died_before_a_table_keeps_the_others(strict: Strict) -> None
 
 
 def test_other_runs_are_published_meanwhile(strict: Strict) -> None:
-    """What waits keeps back its own run only."""
+    """A table that waits keeps back only the tables of its own run."""
     assert not strict.run(-2).success
     assert strict.run(3, publish=False).success
     assert strict.act().success
@@ -77,7 +77,7 @@ def test_other_runs_are_published_meanwhile(strict: Strict) -> None:
 
 
 def test_a_tag_that_is_held_keeps_the_whole_run(strict: Strict) -> None:
-    """In the job and by the button; after the release both tables are published."""
+    """A held tag stops both tables, in the job and by *Materialize*; after the release both are published."""
     table = LanceTable.open(strict.lance.uri_of(KEYS[0]))
     table.tags.hold("production", reason="under audit")
     assert "it waits with shop/orders" in failure(strict.run(2))
@@ -89,7 +89,7 @@ def test_a_tag_that_is_held_keeps_the_whole_run(strict: Strict) -> None:
 
 
 def test_a_candidate_is_discarded_whole(strict: Strict) -> None:
-    """From the node of one table the branches of all are deleted."""
+    """A discard from the node of one table deletes the branches of all tables of the run."""
     broken = strict.run(-2)
     assert strict.act(dg.AssetKey(["production", "shop", "lines"]), discard=broken.run_id, reason="wrong").success
     for key in KEYS:
@@ -97,7 +97,7 @@ def test_a_candidate_is_discarded_whole(strict: Strict) -> None:
 
 
 def test_without_a_repository_each_table_is_published_by_itself(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """What passed is published, as it was asked for with `repository=False`."""
+    """With `repository=False` a table that passed is published although another one of its run failed."""
     alone = Strict(tmp_path / "lake", instance, repository=False)
     assert not alone.run(-2).success
     assert alone.act().success

@@ -1,4 +1,4 @@
-"""A sensor over a repository reports what its channel did, from the log of the channel."""
+"""A sensor over a repository reports the moves of its channel, from the log of the channel."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_only_what_changed_is_reported(root: Path, instance: dg.DagsterInstance)
 
 
 def test_an_unchanged_channel_costs_one_look(root: Path, instance: dg.DagsterInstance) -> None:
-    """However many tables are watched: the marker of the repository, one listing and one read."""
+    """A tick takes one request for the marker of the repository, one listing and one read, however many tables."""
     names = [f"t{number}" for number in range(40)]
     repository_of(root, *names)
     ticks = watching(root, instance, *names)
@@ -98,7 +98,7 @@ def test_an_unchanged_channel_costs_one_look(root: Path, instance: dg.DagsterIns
 
 
 def test_what_a_publisher_promoted_is_not_reported_twice(root: Path, instance: dg.DagsterInstance) -> None:
-    """It materializes the nodes of its tables; tables of others that a rollback moved are left to the sensor."""
+    """A publisher materializes the nodes of its own tables; the sensor reports other tables that a rollback moved."""
     both, orders = Location(root, instance=instance), Location(root, "orders", instance=instance)
     ticks = watching(root, instance)
     assert [] == ticks.announced()
@@ -110,7 +110,7 @@ def test_what_a_publisher_promoted_is_not_reported_twice(root: Path, instance: d
 
 
 def test_a_root_that_becomes_a_repository(root: Path, instance: dg.DagsterInstance) -> None:
-    """Tags are watched before; the adoption of what they name is no news."""
+    """Tags are watched before there is a repository; the adoption of their versions is not reported."""
     before = Location(root, instance=instance, repository=False)
     assert before.run(1).success
     ticks = watching(root, instance)
@@ -123,7 +123,7 @@ def test_a_root_that_becomes_a_repository(root: Path, instance: dg.DagsterInstan
 
 
 def test_one_run_for_an_entry(root: Path, instance: dg.DagsterInstance) -> None:
-    """With a job, the newest entry requests one run for all tables, with a key that starts no second one."""
+    """With a job, the newest entry requests one run for all tables, whose key prevents a second run."""
     repository = repository_of(root)
 
     @dg.job
@@ -150,7 +150,7 @@ def test_one_run_for_an_entry(root: Path, instance: dg.DagsterInstance) -> None:
     ],
 )
 def test_a_hostile_cursor_stops_nothing(root: Path, instance: dg.DagsterInstance, channels: object) -> None:
-    """An entry that is not there, a commit that never was, or no mark at all: later promotions are reported."""
+    """Later promotions are reported after a cursor that names a missing entry or commit, or that is unreadable."""
     repository = repository_of(root)
     ticks = watching(root, instance)
     ticks.cursor = json.dumps({"format": 2, "next": 0, "all": False, "seen": {}, "channels": channels})
@@ -160,7 +160,7 @@ def test_a_hostile_cursor_stops_nothing(root: Path, instance: dg.DagsterInstance
 
 
 def test_an_old_cursor_goes_on(root: Path, instance: dg.DagsterInstance) -> None:
-    """A cursor from before there were channels knows the tables, so what the channel did is news."""
+    """A cursor from before channels existed knows the tables, so the moves of the channel are reported."""
     repository_of(root)
     ticks = watching(root, instance)
     ticks.cursor = json.dumps({"format": 2, "next": 0, "all": False, "seen": {"shop/orders": {}, "shop/lines": {}}})

@@ -54,7 +54,7 @@ ROWS = pa.table(
 
 @pytest.fixture
 def audit(lake: LanceResource) -> Audit:
-    """A table with something wrong in every column, and the customers it speaks of."""
+    """A table with a mistake in every column, and the table of customers that it refers to."""
     LanceTable.create(lake.uri_of(ORDERS), ROWS.schema).append(ROWS)
     customers = pa.table({"id": pa.array([10, 20], pa.int32())})
     LanceTable.create(lake.uri_of(CUSTOMERS), customers.schema).append(customers)
@@ -125,13 +125,13 @@ def audit(lake: LanceResource) -> Audit:
 def test_checks_say_what_they_found_and_what_is_allowed(
     audit: Audit, check: TableCheck, *, passed: bool, description: str
 ) -> None:
-    """Pass or fail, in words that can be acted on."""
+    """The outcome of a check says what was found and what is allowed."""
     outcome: CheckOutcome = check.evaluate(audit)
     assert (passed, description) == (outcome.passed, outcome.description)
 
 
 def test_keys_of_two_integer_types(lake: LanceResource) -> None:
-    """Keys of the other table that the type of the candidate cannot hold are keys that the candidate lacks."""
+    """Keys of the other table that are out of range for the candidate's type are keys that the candidate lacks."""
     for key, ids in ((ORDERS, pa.array([1, 2], pa.int32())), (CUSTOMERS, pa.array([1, 2, 2**40], pa.int64()))):
         table = LanceTable.create(lake.uri_of(key), pa.schema({"id": ids.type}))
         table.append(pa.table({"id": ids}))
@@ -144,7 +144,7 @@ def test_keys_of_two_integer_types(lake: LanceResource) -> None:
 
 
 def test_bounds_with_a_time_zone(audit: Audit) -> None:
-    """An instant is compared as an instant, in whatever zone it is written."""
+    """A bound with a time zone is compared as an instant, in whatever zone it is written."""
     berlin = dt.timezone(dt.timedelta(hours=1))
     last = dt.datetime(2024, 1, 5, 1, tzinfo=berlin)
     assert InRange("at", maximum=last).evaluate(audit).passed
@@ -152,7 +152,7 @@ def test_bounds_with_a_time_zone(audit: Audit) -> None:
 
 
 def test_newest_value_decides_about_freshness(audit: Audit) -> None:
-    """The age is that of the newest instant or day; a column without values is not fresh."""
+    """The age of a table is that of its newest instant or day; a column without values is not fresh."""
     age = dt.datetime.now(dt.UTC) - dt.datetime(2024, 1, 5, tzinfo=dt.UTC)
     hour = dt.timedelta(hours=1)
     for column in ("at", "day"):
@@ -174,7 +174,7 @@ def test_braces_in_values(audit: Audit) -> None:
 
 @pytest.mark.parametrize("check", [NotNull("nmae"), InRange("nmae", minimum=1), Unique("nmae")])
 def test_column_that_is_not_there(audit: Audit, check: TableCheck) -> None:
-    """The check breaks, which counts as failed, and names the columns there are."""
+    """The check of a missing column raises, which counts as failed, and names the existing columns."""
     with pytest.raises(InvalidInputError, match=r"about column 'nmae'; .* has id, price"):
         check.evaluate(audit)
 
@@ -190,7 +190,7 @@ def test_column_that_is_not_there(audit: Audit, check: TableCheck) -> None:
     ],
 )
 def test_check_that_makes_no_sense(make: Callable[[], TableCheck]) -> None:
-    """Refused where it is written."""
+    """A check with contradictory arguments is refused when it is created."""
     with pytest.raises(InvalidInputError):
         make()
 
@@ -239,7 +239,7 @@ def test_two_checks_of_one_name() -> None:
 
 
 def test_user_function_becomes_a_check_with_a_value(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The function gets the candidate of the run, and any later run of the definitions finds the value by the key."""
+    """The function gets the candidate of the run, and any later run finds the value of the check by its key."""
 
     @table_check(asset=ORDERS, reads=[CUSTOMERS])
     def few(orders: PinnedTable, customers: PinnedTable) -> CheckOutcome:
@@ -289,7 +289,7 @@ def test_partitions_are_judged_one_by_one(lake: LanceResource, instance: dg.Dags
 def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
     shop: Shop, stored_instance: dg.DagsterInstance
 ) -> None:
-    """The candidate failed for want of a customer; the customer comes, the check passes, the candidate is published."""
+    """A candidate whose customer was missing is published once the customer exists and the check has passed alone."""
     checks = build_table_checks(ORDERS, [KeysExist("id", in_table="shop/customers", key="id")])
     all_of_it = replace(shop, assets=[*shop.assets, *checks])
     shop.play(orders=[1, 5], customers=[1])
@@ -312,7 +312,7 @@ def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
 
 
 def test_check_of_a_candidate_that_is_chosen(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """Two candidates wait; a tag of the run that executes the check names the older one."""
+    """When two candidates wait, a tag of the run that executes the check chooses the older one."""
     (check,) = build_table_checks(ORDERS, [NotNull("id")])
     all_of_it = replace(shop, assets=[*shop.assets, check])
     shop.play(orders=[-1, -2])
@@ -328,7 +328,7 @@ def test_check_of_a_candidate_that_is_chosen(shop: Shop, stored_instance: dg.Dag
 
 
 def test_input_of_a_check_that_is_executed_alone(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """A check that takes the rows of its asset as an input gets those of the candidate, and other readers do not."""
+    """A check that has its asset as an input gets the rows of the candidate, and other readers do not."""
 
     @dg.asset_check(asset=ORDERS)
     def three(orders: pa.Table) -> dg.AssetCheckResult:
@@ -365,7 +365,7 @@ def test_result_of_a_check_that_ran_alone_later_counts(shop: Shop, stored_instan
 
 
 def test_table_without_a_blocking_check_is_refused(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Nothing audited it; the publisher has to be told that this is wanted."""
+    """A table without a blocking check is published only if the publisher is told to."""
 
     @dg.asset(key=ORDERS)
     def orders() -> pa.Table:
@@ -384,7 +384,7 @@ def test_table_without_a_blocking_check_is_refused(lake: LanceResource, instance
 
 
 def test_definition_of_several_assets() -> None:
-    """The error says what to give instead."""
+    """The error for a definition of several assets says what to pass instead."""
 
     @dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right")])
     def both() -> Iterator[dg.MaterializeResult[Any]]:
@@ -425,7 +425,7 @@ def probed(root: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def probe_job(root: str) -> dg.JobDefinition:
-    """A job of the probe alone, which leaves out the orders and their checks, in processes of its own."""
+    """A job that runs only the probe, without the orders and their checks, in processes of its own."""
     assets, resources = probed(root)
     checks = [one for one in assets if isinstance(one, dg.AssetChecksDefinition)]
     others = [one for one in assets if not isinstance(one, dg.AssetChecksDefinition)]
@@ -435,7 +435,7 @@ def probe_job(root: str) -> dg.JobDefinition:
 
 
 def test_values_of_checks_are_found_in_any_process(lake: LanceResource, stored_instance: dg.DagsterInstance) -> None:
-    """A job that leaves the checks out finds them, in another process and in copies with resources."""
+    """A job that leaves the checks out finds their values, in another process and in copies with resources."""
     LanceTable.create(lake.uri_of(ORDERS), pa.schema({"id": pa.int64()})).append(pa.table({"id": [1, 2]}))
     job = dg.build_reconstructable_job(
         reconstructor_module_name="tests.plugin.test_checks",
@@ -451,7 +451,7 @@ def test_values_of_checks_are_found_in_any_process(lake: LanceResource, stored_i
 
 
 def test_change_against_what_is_published(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A first publication has nothing to be compared with; then half of the rows may not vanish."""
+    """A first publication passes without a comparison; after it, a version that lost half of the rows fails."""
     checks = build_table_checks(ORDERS, [RowCountChange(minimum=-0.5), NoSchemaChange()])
     all_of_it = replace(shop, assets=[*shop.assets, *checks])
     shop.play(orders=[1, 2, 3, 4])
@@ -467,7 +467,7 @@ def test_change_against_what_is_published(shop: Shop, instance: dg.DagsterInstan
 
 
 def test_check_that_breaks_counts_as_failed(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Its message is the description of the result, and nothing is published."""
+    """When a check raises, the message is the description of its result, and nothing is published."""
 
     @table_check(asset=ORDERS)
     def broken(orders: PinnedTable) -> bool:
@@ -493,7 +493,7 @@ def test_check_that_breaks_counts_as_failed(shop: Shop, instance: dg.DagsterInst
     ],
 )
 def test_what_a_function_may_not_return(audit: Audit, returned: object, said: str) -> None:
-    """Neither a text that counts as true nor the result of another check lets rows through."""
+    """Neither a truthy text nor the result of another check counts as a pass."""
     check = FunctionCheck(name="odd", description="", scope="table", reads=(), function=lambda _: returned)  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidInputError, match=said):
         check.evaluate(audit)
@@ -514,7 +514,7 @@ def test_results_of_dagster_are_taken(audit: Audit) -> None:
 
 @pytest.mark.parametrize("reads", [(), (CUSTOMERS, "shop/products")])
 def test_function_takes_each_table(reads: tuple[Any, ...]) -> None:
-    """A function with another number of parameters is refused where it is decorated."""
+    """A function with the wrong number of parameters is refused when it is decorated."""
     with pytest.raises(InvalidInputError, match=f"table check 'both' must take {1 + len(reads)} PinnedTable arguments"):
 
         @table_check(asset=ORDERS, reads=reads)
@@ -523,7 +523,7 @@ def test_function_takes_each_table(reads: tuple[Any, ...]) -> None:
 
 
 def test_unknown_scope() -> None:
-    """It is refused where it is written."""
+    """An unknown scope is refused when the check is created."""
     with pytest.raises(InvalidInputError, match="scope of table check 'any_rows' is 'partition'"):
 
         @table_check(asset=ORDERS, scope="partition")  # type: ignore[arg-type]
@@ -538,7 +538,7 @@ DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-05")
 
 
 def test_partition_of_the_run_is_what_a_check_sees(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """The definition is found by the key of one asset of several; whole-table checks see the other days too."""
+    """A check of one asset of a multi-asset sees the run's partition; a whole-table check sees the other days too."""
     place = {"lance/table": "raw/events", "lance/partition_expr": "day"}
     specs = [dg.AssetSpec("clicks", metadata=place, partitions_def=DAYS), dg.AssetSpec("other", partitions_def=DAYS)]
     rows: dict[str, list[int | None]] = {"2024-01-01": [1, None], "2024-01-02": [1], "2024-01-03": []}
@@ -568,7 +568,7 @@ def test_partition_of_the_run_is_what_a_check_sees(lake: LanceResource, instance
         chosen = [check for check in checks if not selected or check.check_key.name in selected]
         selection = dg.AssetSelection.checks(*chosen) if selected else None
         result = dg.materialize([events, *checks], selection=selection, tags={"dagster/partition": day}, **options)
-        # Merged by hand, whatever the checks say.
+        # The branch is merged directly, whatever its checks say.
         table = lake.table("raw/events")
         for branch in table.branches.list("run/*"):
             table.merge(branch)
@@ -589,13 +589,13 @@ def test_partition_of_the_run_is_what_a_check_sees(lake: LanceResource, instance
     } == outcomes("2024-01-02")
     third = outcomes("2024-01-03")
     assert ((False, 0), (True, 3)) == (third["row_count"], third["whole"])
-    # Everything is on `main` now, whose commits name no partition; the run of the check does.
+    # All rows are on `main` now, whose commits name no partition; the run of the check names one.
     assert {"row_count": (True, 2)} == outcomes("2024-01-01", "row_count")
 
 
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_many_partitions_are_counted_in_one_scan(lake: LanceResource, *, dictionary: bool) -> None:
-    """The counts are those of a count for each partition, for a column and for an SQL expression."""
+    """One scan gives the same counts as one count for each partition, for a column and for an SQL expression."""
     regions = pa.array(["eu", "us", "eu", None, "asia", "us"])
     rows = pa.table({"region": regions.dictionary_encode() if dictionary else regions, "id": [1, None, None, 4, 5, 6]})
     table = LanceTable.create(lake.uri_of(ORDERS), rows.schema)

@@ -1,4 +1,4 @@
-"""A check that reads another table speaks for the version of it that it read."""
+"""The result of a check that reads another table holds only for the version of that table that it read."""
 
 from typing import Any
 
@@ -73,14 +73,14 @@ class Shop:
 
 @pytest.fixture(params=[True, False], ids=["repository", "table by table"])
 def shop(request: pytest.FixtureRequest, lake: LanceResource, instance: dg.DagsterInstance) -> Shop:
-    """Order 1 and a line of it, published."""
+    """A shop in which order 1 and a line of it are published."""
     made = Shop(LanceResource(root=lake.root, repository=request.param), instance)
     assert made.run(ORDERS, LINES).success
     return made
 
 
 def test_the_other_table_moved_after_the_check(shop: Shop) -> None:
-    """The line passed against order 1, which another run took away before the line was published."""
+    """A line is refused whose order another run removed after the check had passed."""
     waiting = shop.run(LINES, publish=False)
     assert waiting.success
     shop.orders = [2]
@@ -95,7 +95,7 @@ def test_the_other_table_moved_after_the_check(shop: Shop) -> None:
 
 
 def test_the_other_table_of_the_run_is_not_published_with_it(shop: Shop) -> None:
-    """The line is of an order that the same run wrote, and that readers would not have."""
+    """A line is refused whose order the same run wrote, when that order is not published with it."""
     shop.orders, shop.lines = [1, 5], [5]
     waiting = shop.run(ORDERS, LINES, publish=False)
     assert waiting.success
@@ -105,7 +105,7 @@ def test_the_other_table_of_the_run_is_not_published_with_it(shop: Shop) -> None
 
 
 def test_without_movement_nothing_is_evaluated_again(shop: Shop) -> None:
-    """Tables that are published as the checks saw them cost no second evaluation."""
+    """Tables that are published as the checks saw them are not evaluated a second time."""
     shop.evaluated = 0
     shop.orders, shop.lines = [1, 6], [6]
     assert shop.run(ORDERS, LINES).success
@@ -141,7 +141,7 @@ def test_the_other_table_is_published_just_before_the_commit(
 
 
 def test_readers_get_the_other_table_as_the_check_saw_it(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """An order that no commit names, or that the channel does not name, does not let a line of it through."""
+    """A line is refused while its order is only in a version that the repository or its channel does not name."""
     shop = Shop(lake, instance)
     assert shop.run(ORDERS, LINES).success
     lake.table(ORDERS).append(pa.table({"id": [7]}))

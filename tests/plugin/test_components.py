@@ -20,7 +20,7 @@ from lance_dagster import (
 )
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS
 
-# Dagster's loader of projects calls functions that pydantic deprecates and that Dagster calls beta or preview.
+# Dagster's loader of projects calls functions that pydantic deprecates, and functions that Dagster marks as beta.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
     pytest.mark.filterwarnings("ignore:.*is currently in (beta|preview)"),
@@ -39,7 +39,7 @@ OPERATED = {"watch": True, "keep_failed_days": 7, "maintenance": "0 3 * * 0"}
 
 
 def tables(*checks: Mapping[str, object], **more: object) -> dict[str, object]:
-    """The file of a component over the orders."""
+    """The YAML file of a component for the orders."""
     attributes = {"tables": [{"key": "shop/orders", "checks": [dict(one) for one in checks]}], **more}
     return {"type": "lance_dagster.LanceTablesComponent", "attributes": attributes}
 
@@ -62,7 +62,7 @@ def defs(tmp_path: Path) -> Iterator[dg.Definitions]:
 
 
 def test_components_make_a_pipeline(defs: dg.Definitions, instance: dg.DagsterInstance) -> None:
-    """The rows of the asset are checked and published; sensors, job and schedule are there."""
+    """The rows of the asset are checked and published, and the sensors, the job and the schedule exist."""
     dg.Definitions.validate_loadable(defs)
     assert 2 == len(defs.resolve_asset_graph().asset_check_keys)
     assert {"lance_refs", "lance_sweeper"} == {one.name for one in defs.sensors or []}
@@ -116,7 +116,7 @@ def _resource(options: dict[str, str], environment: dict[str, str]) -> LanceReso
 
 
 def test_every_check_has_a_kind() -> None:
-    """YAML knows the built-in checks, except the one whose argument is a schema; a duration is in hours."""
+    """Every built-in check has a name in YAML, except the one that takes a schema; a duration is in hours."""
     checks = [
         {"kind": "row_count_change", "settings": {"minimum": -0.5}},
         {"kind": "is_in", "settings": {"column": "state", "values": ["open", "done"]}},
@@ -135,7 +135,7 @@ def test_every_check_has_a_kind() -> None:
 
 
 def test_partitions_and_policy_of_a_publisher() -> None:
-    """The promoted nodes have the partitions; what does not fit together is refused."""
+    """The promoted nodes have the partitions of the publisher; contradictory attributes are refused."""
     given = {
         "tables": ["shop/orders"],
         "stale_checks": "accept",

@@ -30,7 +30,7 @@ class Ticks:
         self.requested()
 
     def requested(self) -> int:
-        """Evaluate once; the number of requested runs of the reader."""
+        """Evaluate once; return the number of requested runs of the reader."""
         result = dg.evaluate_automation_conditions(
             self.definitions, self.instance, cursor=self.cursor, asset_selection=dg.AssetSelection.assets(READER)
         )
@@ -69,7 +69,7 @@ def test_candidate_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
 
 
 def test_newer_than(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The other asset is no dependency; one run for each of its materializations, none for those of other assets."""
+    """Each materialization of the named asset, which is not a dependency, requests a run; other assets request none."""
     ticks = Ticks(shop, instance, newer_than("shop/orders"))
     assert shop.run(instance, selection=[CUSTOMERS]).success
     assert 0 == ticks.requested()

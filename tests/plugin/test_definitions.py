@@ -52,7 +52,7 @@ def definitions(
 
 
 def findings(defs: dg.Definitions) -> list[str]:
-    """What validation says, line by line; nothing when it accepts."""
+    """The lines of the validation error; empty when the definitions are accepted."""
     try:
         assert defs is validate_definitions(defs)
     except InvalidInputError as error:
@@ -69,7 +69,7 @@ def only(defs: dg.Definitions) -> str:
 
 
 def test_definitions_without_a_mistake_are_returned() -> None:
-    """With partitions, a publisher, checks, sensors, external nodes, and assets that this package does not store."""
+    """Definitions with partitions, publisher, checks, sensors, external nodes and foreign assets are accepted."""
     orders = asset("shop/orders", {"lance/write_mode": "append", "owner": "shop", "dagster/x": 1})
     days = asset("days", {"lance/partition_expr": "day"}, partitions_def=DAYS)
 
@@ -115,14 +115,14 @@ def test_definitions_without_a_mistake_are_returned() -> None:
     ],
 )
 def test_settings_of_an_asset_that_are_not_understood_are_refused(metadata: dict[str, Any], says: str) -> None:
-    """Each with the asset, and the nearest name."""
+    """The finding for an unknown setting names the asset and the nearest known setting."""
     found = only(definitions(asset("shop/orders", metadata)))
     assert found.startswith("asset shop/orders: ")
     assert says in found
 
 
 def test_settings_of_inputs_that_are_not_understood_are_refused() -> None:
-    """Also those of an input of a check; each with the input and its reader."""
+    """The finding for a wrong setting of an input names the input and its reader, which may be a check."""
 
     @dg.asset(ins={"rows": dg.AssetIn(["shop", "orders"], metadata={"column": ["id"]})})
     def report(rows: pa.Table) -> None:
@@ -147,7 +147,7 @@ def test_settings_of_inputs_that_are_not_understood_are_refused() -> None:
 
 
 def test_two_assets_on_one_table_are_refused() -> None:
-    """Also an asset on the table of another one's promoted node; not assets below different roots."""
+    """Two assets may not share a table, nor use that of a promoted node; below different roots they may."""
     orders = asset("shop/orders")
     copy = asset("gold/orders", {"lance/schema": "shop"})
     said = "several assets are on one table, shop/orders below /lake: gold/orders, shop/orders; each would replace"
@@ -173,13 +173,13 @@ def test_two_assets_on_one_table_are_refused() -> None:
     ],
 )
 def test_partitioned_assets_that_would_lose_rows_are_refused(metadata: dict[str, Any], manager: str, says: str) -> None:
-    """Without a partition column nothing can be replaced, and an overwrite deletes the other partitions."""
+    """A partitioned asset needs a partition column, and may not overwrite, which would delete other partitions."""
     days = asset("days", metadata, partitions_def=DAYS)
     assert says in only(definitions(days, resources={"io_manager": LanceIOManager(lance=LAKE, write_mode=manager)}))
 
 
 def test_publisher_of_a_table_without_a_blocking_check_is_refused() -> None:
-    """A check that does not block is not enough; `unchecked` or a check that the publisher names is."""
+    """A table needs a blocking check, a check that the publisher names, or `unchecked`."""
     orders = asset("shop/orders")
     soft = build_table_checks(orders, [RowCount(minimum=1)], blocking=False)
     found = only(definitions(orders, build_publisher([orders]), checks=soft))
@@ -190,7 +190,7 @@ def test_publisher_of_a_table_without_a_blocking_check_is_refused() -> None:
 
 
 def test_nodes_that_look_elsewhere_are_refused() -> None:
-    """A builder that got only the key of an asset with a place of its own, and builders with another root."""
+    """Builders are refused that have only the key of an asset with its own place, or that have another root."""
     orders = asset("shop/orders", {"lance/table": "raw/orders"})
     found = only(definitions(orders, build_publisher(["shop/orders"], unchecked=True)))
     assert "asset production/shop/orders reads another table than shop/orders writes, raw/orders; give" in found
@@ -204,7 +204,7 @@ def test_nodes_that_look_elsewhere_are_refused() -> None:
 
 
 def test_missing_resources_are_refused() -> None:
-    """Those of assets, of checks and of sensors, each with its name."""
+    """The resources that assets, checks and sensors lack are named."""
     orders = asset("shop/orders")
     found = findings(
         definitions(
@@ -223,7 +223,7 @@ def test_missing_resources_are_refused() -> None:
 
 
 def test_everything_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line for each finding; no variable of the environment is read."""
+    """The error has one line for each finding, and no environment variable is read."""
     monkeypatch.delenv("LAKE", raising=False)
     lance = LanceResource(root=dg.EnvVar("LAKE"))
     defs = definitions(
@@ -240,7 +240,7 @@ def test_everything_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("manager_only", [True, False])
 def test_secrets_as_text_are_refused(*, manager_only: bool) -> None:
-    """Dagster's page of a resource shows them; the value of a variable is never shown."""
+    """Secrets as plain text are refused, since Dagster shows them; the value of a variable is not shown."""
     said = "has a secret, aws_secret_access_key, as text"
     for fields in (
         {"storage_options": {"aws_secret_access_key": "hush"}},
@@ -257,7 +257,7 @@ def test_secrets_as_text_are_refused(*, manager_only: bool) -> None:
 
 
 def test_loading_a_code_location_brings_nothing_heavy() -> None:
-    """Definitions of every kind load without Arrow, the format, the merge and the engines; a run imports these."""
+    """Definitions of every kind load without Arrow, the format, the merge and the engines, which only a run imports."""
     program = """
 import sys
 import dagster as dg

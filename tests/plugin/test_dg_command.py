@@ -42,7 +42,7 @@ LAKE = "type: lance_dagster.LanceResourceComponent\nattributes: {root: /data/lak
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `dg`, installed beside this environment: it brings more packages than all tests together use."""
+    """The folder of `dg`, installed in its own environment: it brings more packages than all tests together use."""
     folder = tmp_path_factory.mktemp("dg")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -53,7 +53,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
-    """A scaffolded file lacks its tables, which both checks say; with them, and a resource, both pass."""
+    """Both checks of `dg` report that a scaffolded file lacks its tables, and pass with tables and a resource."""
     module = tmp_path / "src" / "shop_project"
     (module / "defs" / "lake").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
@@ -66,7 +66,7 @@ def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
         done = subprocess.run(
             [commands / "dg", *arguments],
             cwd=tmp_path,
-            # A home of its own: the command writes settings, and asks for telemetry once.
+            # The command has its own home folder: it writes settings, and asks for telemetry once.
             env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": f"{HERE}:{tmp_path / 'src'}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

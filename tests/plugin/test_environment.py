@@ -13,18 +13,18 @@ from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, Shop, shop_at
 
 
 def of_branch(lake: LanceResource) -> Shop:
-    """The shop as a branch deployment sees it."""
+    """The shop in a branch deployment."""
     return shop_at(lake.root, environment="feature/prices")
 
 
 def contents(folder: str) -> dict[str, int]:
-    """Every file of the shared tables, with the time of its last change."""
+    """Every file of the shared tables, with its modification time."""
     files = [path for path in Path(folder).rglob("*") if path.is_file() and ".environments" not in path.parts]
     return {str(path): path.stat().st_mtime_ns for path in files}
 
 
 def test_story_of_a_branch_deployment(lake: LanceResource, shop: Shop, instance: dg.DagsterInstance) -> None:
-    """It reads what production has, writes, checks, publishes and rolls back, and production does not change."""
+    """A branch deployment reads production, writes, publishes and rolls back, and production does not change."""
     assert shop.run(instance).success
     branch, own = of_branch(lake), dg.DagsterInstance.ephemeral()
     assert [1, 2, 3] == branch.ids("production")
@@ -43,7 +43,7 @@ def test_story_of_a_branch_deployment(lake: LanceResource, shop: Shop, instance:
     assert not branch.run(own).success
     assert [1, 2, 3] == branch.ids("production")
     assert before == {path: at for path, at in contents(lake.root).items() if path in before}
-    # What keeps the files of the fork.
+    # These references keep the files of the fork.
     added = sorted(set(contents(lake.root)) - set(before))
     assert [] == [path for path in added if "_refs/" not in path]
     assert {"production"} == {name for name in shop.table().tags.list() if not name.startswith("clone-")}
@@ -51,7 +51,7 @@ def test_story_of_a_branch_deployment(lake: LanceResource, shop: Shop, instance:
 
 
 def test_production_goes_on(lake: LanceResource, shop: Shop, instance: dg.DagsterInstance) -> None:
-    """What production publishes later does not reach the environment, and cleaning up takes no file from it."""
+    """Later publications of production do not reach the environment, and garbage collection keeps its files."""
     assert shop.run(instance).success
     branch = of_branch(lake)
     assert [1, 2, 3] == branch.ids("main")
@@ -64,7 +64,7 @@ def test_production_goes_on(lake: LanceResource, shop: Shop, instance: dg.Dagste
 
 
 def test_fork_at_a_tag(lake: LanceResource, shop: Shop, instance: dg.DagsterInstance) -> None:
-    """An environment may begin with what readers see, and not with the head of main."""
+    """An environment may fork the version that a tag names instead of the head of main."""
     assert shop.run(instance).success
     shop.table().append(shop.table().read())
     assert [1, 1, 2, 2, 3, 3] == of_branch(lake).ids("main")
@@ -84,7 +84,7 @@ def test_table_that_only_the_environment_has(lake: LanceResource, shop: Shop, in
 
 
 def test_many_processes_fork_one_table(lake: LanceResource, shop: Shop, instance: dg.DagsterInstance) -> None:
-    """All of them get the same fork."""
+    """Processes that fork a table at the same time get the same fork."""
     assert shop.run(instance).success
     branch = of_branch(lake)
     with ThreadPoolExecutor(8) as pool:
@@ -94,7 +94,7 @@ def test_many_processes_fork_one_table(lake: LanceResource, shop: Shop, instance
 
 
 def test_repository_of_an_environment(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """The commits of an environment are in a repository of its own."""
+    """An environment has a repository of its own, with its own commits."""
     shared = shop_at(lake.root)
     assert shared.run(instance).success
     repository = shared.lance.open_repository()
@@ -109,7 +109,7 @@ def test_repository_of_an_environment(lake: LanceResource, instance: dg.DagsterI
 
 
 def test_names_of_environments() -> None:
-    """Git branches whose names differ have folders that differ, and no name leaves the root."""
+    """Git branches with different names have different folders, and no name leads out of the root."""
     names = ["feature/x", "feature-x", "feature.x", "../..", "ä", "pr-1"]
     folders = {environment_folder(name) for name in names}
     assert len(names) == len(folders)

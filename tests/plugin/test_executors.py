@@ -1,4 +1,4 @@
-"""Partitions, retries, skipped outputs and cancelled runs, with one process for all steps and with one for each."""
+"""Partitions, retries, skipped outputs and cancelled runs, with one process for all steps and with one per step."""
 
 import os
 import signal
@@ -144,7 +144,7 @@ def run(
     *,
     tags: Mapping[str, str] | None = None,
 ) -> dg.JobExecutionResult:
-    """Run the job of a case; tags are those of Dagster, without its prefix."""
+    """Run the job of a case; the tags are Dagster's, without their prefix."""
     job = dg.build_reconstructable_job(
         reconstructor_module_name="tests.plugin.test_executors",
         reconstructor_function_name="job_of",
@@ -155,7 +155,7 @@ def run(
 
 
 def cells(root: str) -> dict[tuple[str, str], str]:
-    """Which run wrote each partition that readers see."""
+    """The run that wrote each partition that readers see."""
     rows = LanceTable.open(f"{root}/events.lance").read("production").to_pylist()
     found = {(f"{row['day']:%Y-%m-%d}", row["region"]): row["run"] for row in rows}
     assert len(rows) == len(found)
@@ -201,14 +201,14 @@ def test_a_range_in_one_run(lake: LanceResource, stored_instance: dg.DagsterInst
 def test_a_step_that_is_repeated_after_its_commit(
     lake: LanceResource, stored_instance: dg.DagsterInstance, executor: str, mode: str
 ) -> None:
-    """What the failed attempt committed is replaced, in every mode."""
+    """The retry of a step replaces what its failed attempt committed, in every mode."""
     assert run(lake.root, stored_instance, executor, mode).success
     rows = LanceTable.open(f"{lake.root}/events.lance").read("production").to_pylist()
     assert [{"id": 1, "attempt": 1}, {"id": 2, "attempt": 1}] == sorted(rows, key=lambda row: row["id"])
 
 
 def test_a_skipped_output(lake: LanceResource, stored_instance: dg.DagsterInstance, executor: str) -> None:
-    """Its sibling is published."""
+    """When one output is skipped, the other one is published."""
     assert run(lake.root, stored_instance, executor, "skipped").success
     assert 1 == LanceTable.open(f"{lake.root}/a.lance").count_rows("production")
 

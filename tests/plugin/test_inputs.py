@@ -45,7 +45,7 @@ def error_of(result: dg.ExecuteInProcessResult) -> str:
 
 
 def reader(seen: list[Any], kind: Any, key: dg.AssetKey = NUMBERS, **options: Any) -> dg.AssetsDefinition:
-    """An asset that keeps what it reads, of the type given."""
+    """An asset that keeps its input, which is annotated with the given type."""
     definition = options.pop("partitions_def", None)
 
     def read(rows: Any) -> None:
@@ -73,7 +73,7 @@ def published(lake: LanceResource) -> LanceTable:
 
 
 def ids(value: Any) -> Sequence[int]:
-    """The ids in a value of any library, sorted."""
+    """The sorted ids in a value of any library."""
     if isinstance(value, list):
         return sorted(row["id"] for row in value)
     if isinstance(value, pl.LazyFrame):
@@ -158,12 +158,12 @@ def test_unknown_setting_of_an_input(lake: LanceResource) -> None:
     assert "lance/columns" in said
 
 
-# What is missing
+# Missing tables and rows
 
 
 @pytest.mark.parametrize("kind", [pa.Table, Any])
 def test_candidate_that_was_never_published_is_not_read(lake: LanceResource, kind: Any) -> None:
-    """The rows of a run that nobody published are no empty table for another run."""
+    """A table whose rows were never published is an error for another run, not an empty table."""
     run(lake, returned(ROWS))
     said = error_of(run(lake, dg.AssetSpec(NUMBERS), reader([], kind)))
     assert f"input 'rows' reads lab/numbers at main@1 of {lake.uri_of(NUMBERS)}, and nothing was published" in said
@@ -185,7 +185,7 @@ def test_missing_rows_are_allowed(lake: LanceResource) -> None:
 
 
 def test_table_that_does_not_exist(lake: LanceResource) -> None:
-    """Only an optional input can do without the table, because nothing tells its columns."""
+    """Only an optional input may lack its table, because the columns of an empty frame would be unknown."""
     seen: list[Any] = []
     assert run(lake, dg.AssetSpec(NUMBERS), reader(seen, pa.Table | None)).success
     assert run(lake, dg.AssetSpec(NUMBERS), reader(seen, dict[str, pa.Table] | None)).success is False
@@ -195,7 +195,7 @@ def test_table_that_does_not_exist(lake: LanceResource) -> None:
 
 
 def test_rows_that_are_not_promoted_are_not_read(lake: LanceResource) -> None:
-    """Without its tag, a promoted node has no rows, whatever main has."""
+    """A promoted node without its tag has no rows, even if main has some."""
     published(lake)
     node = dg.AssetSpec(NUMBERS, metadata={"lance/ref": "production"})
     assert "nothing was published there" in error_of(run(lake, node, reader([], pa.Table)))
@@ -208,7 +208,7 @@ def test_rows_that_are_not_promoted_are_not_read(lake: LanceResource) -> None:
 
 
 def test_published_asset_without_rows_is_read(lake: LanceResource) -> None:
-    """No rows that somebody published are rows to read; settings of a table publish nothing."""
+    """A publication without rows is read as an empty table; a commit of settings is not a publication."""
     table = LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
     table.config.set({"a": "b"})
     assert "nothing was published there" in error_of(run(lake, dg.AssetSpec(NUMBERS), reader([], pa.Table)))
@@ -219,7 +219,7 @@ def test_published_asset_without_rows_is_read(lake: LanceResource) -> None:
 
 
 def test_run_reads_its_own_rows(lake: LanceResource) -> None:
-    """Within the run that writes them, rows need not be published, not even when there are none."""
+    """A run reads what it wrote before it is published, even if that is no row."""
     seen: list[Any] = []
     assert run(lake, returned(ROWS), reader(seen, pa.Table)).success
     assert run(lake, returned(ROWS.slice(0, 0)), reader(seen, pa.Table)).success
@@ -264,7 +264,7 @@ def test_values_by_partition(lake: LanceResource, kind: Any) -> None:
 
 
 def test_dict_of_an_asset_without_partitions(lake: LanceResource) -> None:
-    """There is nothing to take the keys from."""
+    """A dict of an asset without partitions is refused, because there are no keys."""
     published(lake)
     said = error_of(run(lake, dg.AssetSpec(NUMBERS), reader([], dict[str, pa.Table])))
     assert "annotated as a dict by partition, and lab/numbers has no partitions" in said
@@ -297,7 +297,7 @@ def test_self_dependency_from_the_first_partition_on(lake: LanceResource, kind: 
 
 
 def test_partitioned_reader_of_a_node_without_partitions(lake: LanceResource) -> None:
-    """It reads every partition, unless the input or the node says which column has its own partitions."""
+    """A partitioned reader reads all rows, unless the input or the node names the column of the reader's partitions."""
     partitioned(lake, 1, 2, 3)
     seen: list[Any] = []
     options: dict[str, Any] = {"partitions_def": DAYS, "metadata": BY_DAY}
@@ -334,7 +334,7 @@ def test_handles_are_written(lake: LanceResource, make: Any, mode: str) -> None:
 
 
 def test_narrowed_handle_is_written_narrowed(lake: LanceResource) -> None:
-    """A view has fewer columns and rows than its table."""
+    """A narrowed handle is written with only its own columns and rows."""
     table = published(lake)
     view = PinnedTable(table=table, version=table.head(), columns=("id",), filter="id > 1")
     result = run(lake, returned(view, COPY))
@@ -342,7 +342,7 @@ def test_narrowed_handle_is_written_narrowed(lake: LanceResource) -> None:
 
 
 def test_table_is_rewritten_from_its_own_version(lake: LanceResource) -> None:
-    """An asset may return a view of its own table: a version does not change while it is read."""
+    """An asset may return a view of its own table, since a version does not change while it is read."""
     table = published(lake)
     view = PinnedTable(table=table, version=table.head(), filter="id <> 2")
     result = run(lake, returned(view))
@@ -361,7 +361,7 @@ def test_dictionaries_with_different_keys(lake: LanceResource) -> None:
 
 @pytest.mark.filterwarnings("ignore::polars.exceptions.CategoricalRemappingWarning")
 def test_polars_enum_and_categorical_are_text(lake: LanceResource) -> None:
-    """They are stored as text, in lists and structs too."""
+    """Enum and categorical columns of Polars are stored as text, in lists and structs too."""
     kind = pl.Enum(["a", "b"])
     frame = pl.DataFrame(
         {"e": pl.Series(["a", "b"], dtype=kind), "c": pl.Series(["x", "x"], dtype=pl.Categorical)},
@@ -414,7 +414,7 @@ def test_node_that_is_not_recognised(lake: LanceResource) -> None:
 
 
 def test_table_at_the_whole_key_comes_first(lake: LanceResource) -> None:
-    """An asset of that key with a table of its own is no promoted node."""
+    """An asset with a table at its whole key is read as that table, not as a promoted node."""
     published(lake).tags.create("production", "main")
     LanceTable.create(lake.uri_of(PROMOTED), ROWS.schema).append(ROWS.slice(0, 1))
     seen: list[Any] = []
@@ -423,7 +423,7 @@ def test_table_at_the_whole_key_comes_first(lake: LanceResource) -> None:
 
 
 def test_promoted_spec_equals_the_publishers_node(lake: LanceResource) -> None:
-    """Both code locations agree about the key and the metadata of a table at a place of its own."""
+    """Both code locations agree on the key and the metadata of a table at its own place."""
     table = dg.AssetSpec(NUMBERS, metadata={"lance/table": "raw/numbers", **BY_DAY})
     (made,) = build_publisher([table], partitions_def=DAYS).specs
     spec = promoted_asset_spec(table, partitions_def=DAYS)

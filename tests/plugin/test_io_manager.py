@@ -27,7 +27,7 @@ ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", None]})
 
 
 class FailsAfterWriting(LanceIOManager):
-    """Loses the answer of the first attempt's commit."""
+    """An IO manager that fails after the first attempt's commit, as if its answer were lost."""
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Write, then fail once."""
@@ -53,7 +53,7 @@ def error_of(result: dg.ExecuteInProcessResult) -> str:
 
 
 def written(lake: LanceResource, result: dg.ExecuteInProcessResult) -> pa.Table:
-    """What the run wrote, as its branch has it."""
+    """The rows that the run wrote, read from its branch."""
     return lake.table(NUMBERS).read(f"run/{result.run_id}")
 
 
@@ -69,7 +69,7 @@ def written(lake: LanceResource, result: dg.ExecuteInProcessResult) -> pa.Table:
     ids=["table", "batch", "pandas", "polars", "lazy"],
 )
 def test_values_of_every_library_are_stored_alike(lake: LanceResource, value: object) -> None:
-    """The library an asset uses does not show in its table."""
+    """The same rows give the same table, whatever library the asset uses."""
 
     @dg.asset(key=NUMBERS)
     def numbers() -> Any:
@@ -81,7 +81,7 @@ def test_values_of_every_library_are_stored_alike(lake: LanceResource, value: ob
 
 
 def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:
-    """A reader is consumed once, and its rows are counted on the way."""
+    """A record batch reader is consumed once, and its rows are counted while they are written."""
 
     @dg.asset(
         key=NUMBERS, partitions_def=dg.StaticPartitionsDefinition(["a"]), metadata={"lance/partition_expr": "name"}
@@ -97,7 +97,7 @@ def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:
 
 
 def test_staged_files_are_committed_as_they_are(lake: LanceResource) -> None:
-    """Rows that are already data files of the table are only named."""
+    """Staged files become part of the table without being copied."""
 
     @dg.asset(key=NUMBERS)
     def numbers() -> StagedFiles:
@@ -147,7 +147,7 @@ def rows_of(value: Any) -> list[int]:
 
 @pytest.mark.slow
 def test_spark_frames_go_both_ways(lake: LanceResource, spark: SparkSession) -> None:
-    """Executors write and read; an array named as a vector is stored with a fixed length, and stays so."""
+    """Executors write and read; an array that is declared as a vector is stored with a fixed length, also later."""
     seen: list[list[int]] = []
 
     @dg.asset(key=NUMBERS, metadata={"lance/vectors": {"embedding": 2}})
@@ -169,7 +169,7 @@ def test_spark_frames_go_both_ways(lake: LanceResource, spark: SparkSession) -> 
 @pytest.mark.parametrize("make", [lambda: pa.table({"v": [[1.0, 2.0]]}), lambda: pd.DataFrame({"v": [[1.0, 2.0]]})])
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
 def test_vectors_get_a_fixed_length(lake: LanceResource, make: Any, mode: str) -> None:
-    """The same metadata works for lists of every library, when the table is made and later."""
+    """The metadata for vectors works for lists of every library, when the table is created and later."""
 
     @dg.asset(key=NUMBERS, metadata={"lance/vectors": {"v": 2}, "lance/write_mode": mode})
     def numbers() -> Any:
@@ -182,7 +182,7 @@ def test_vectors_get_a_fixed_length(lake: LanceResource, make: Any, mode: str) -
 
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
 def test_retried_step_leaves_no_row_twice(lake: LanceResource, mode: str) -> None:
-    """The first attempt commits and dies; the second does the same again."""
+    """When the first attempt commits and dies, the second one does not add the rows twice."""
 
     @dg.asset(
         key=NUMBERS,
@@ -204,7 +204,7 @@ def test_retried_step_leaves_no_row_twice(lake: LanceResource, mode: str) -> Non
 
 
 def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
-    """The table's own log answers where rows come from, without Dagster."""
+    """The log of the table names the run and the step that made a commit."""
     partitions = dg.StaticPartitionsDefinition(["a", "b"])
 
     @dg.asset(key=NUMBERS, partitions_def=partitions, metadata={"lance/partition_expr": "name"})
@@ -224,7 +224,7 @@ def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
 
 
 def test_output_metadata_overrides_the_assets_write_mode(lake: LanceResource) -> None:
-    """The mode can be chosen at run time."""
+    """The write mode in the metadata of an output takes precedence over that of its asset."""
 
     @dg.asset(key=NUMBERS, metadata={"lance/write_mode": "overwrite"})
     def numbers(context: dg.AssetExecutionContext) -> pa.Table:
@@ -236,7 +236,7 @@ def test_output_metadata_overrides_the_assets_write_mode(lake: LanceResource) ->
 
 
 def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
-    """An overwrite is the whole table, its schema included."""
+    """An overwrite that may replace the columns replaces the schema too."""
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
 
     @dg.asset(key=NUMBERS, metadata={"lance/schema_evolution": "replace"})
@@ -247,7 +247,7 @@ def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
 
 
 def test_rows_that_do_not_fit_are_refused(lake: LanceResource) -> None:
-    """An append with another column names it, and the branch has no new version."""
+    """The error for an append with another column names the column, and the branch has no new version."""
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
 
     @dg.asset(key=NUMBERS, metadata={"lance/write_mode": "append"})
@@ -287,13 +287,13 @@ def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
 def test_output_that_cannot_work_is_refused_before_anything_is_written(
     lake: LanceResource, asset: dg.AssetsDefinition, says: str
 ) -> None:
-    """One clear error, and no table."""
+    """An output that cannot work is one error, and no table is created."""
     assert says in error_of(run(lake, asset))
     assert not LanceTable.exists(lake.uri_of(NUMBERS))
 
 
 def test_output_of_a_plain_op_is_refused(lake: LanceResource) -> None:
-    """Without an asset there is no table to store it in."""
+    """The output of a plain op is refused, because there is no asset whose table could store it."""
 
     @dg.op
     def make() -> int:
@@ -314,7 +314,7 @@ def test_output_of_a_plain_op_is_refused(lake: LanceResource) -> None:
     ],
 )
 def test_wrong_field_is_refused_where_it_is_written(lake: LanceResource, fields: dict[str, Any], says: str) -> None:
-    """A misspelt field would be ignored silently by pydantic."""
+    """A misspelt field, which pydantic would ignore, is refused where it is written."""
     with pytest.raises(InvalidInputError) as caught:
         LanceIOManager(lance=lake, **fields)
     assert says in str(caught.value)
@@ -349,7 +349,7 @@ def test_input_can_be_pinned_and_narrowed(lake: LanceResource) -> None:
 
 
 def test_input_of_a_table_nobody_wrote(lake: LanceResource) -> None:
-    """The error names the table and where it should be."""
+    """The error for a missing table names the table and the place where it should be."""
     result, _ = read_with(lake, pa.Table)
     assert f"no table lab/numbers at {lake.uri_of(NUMBERS)}: no run has written it yet" in error_of(result)
 
@@ -364,14 +364,14 @@ def test_runs_own_branch_is_named_by_a_tag(lake: LanceResource) -> None:
 
 
 def test_run_that_is_told_to_write_main(lake: LanceResource) -> None:
-    """What nobody audited does not get to main through a tag."""
+    """A run whose tag tells it to write main is refused, since nothing would audit its rows."""
     result = run(lake, returned(ROWS), tags={"lance/branch": "main"})
     assert "tag lance/branch names main" in error_of(result)
     assert lake.table(NUMBERS).count_rows() == 0
 
 
 def test_direct_calls_write_and_read_main(lake: LanceResource) -> None:
-    """Outside of a run, as in a unit test, there is no branch to write to."""
+    """Calls outside of a run, as in a unit test, write and read main, since there is no run branch."""
     manager = LanceIOManager(lance=lake)
     manager.handle_output(dg.build_output_context(asset_key=NUMBERS), ROWS)
     assert rows_of(manager.load_input(dg.build_input_context(asset_key=NUMBERS))) == [1, 2, 3]
@@ -383,7 +383,7 @@ def test_direct_calls_write_and_read_main(lake: LanceResource) -> None:
 
 
 def test_value_is_loaded_outside_of_a_run(lake: LanceResource) -> None:
-    """`load_asset_value` has no run and reads the resource's ref."""
+    """`load_asset_value`, which has no run, reads the ref of the resource."""
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
     definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
     assert ROWS == definitions.load_asset_value(NUMBERS, python_type=pa.Table)

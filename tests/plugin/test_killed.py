@@ -12,7 +12,7 @@ MERGED, TAGGED = "_versions/*.manifest", "_refs/tags/*.json"
 
 
 def execute(root: str, home: str) -> None:
-    """Run the shop's job in this process, which is killed meanwhile."""
+    """Run the shop's job in this process, which is killed while it runs."""
     with dg.DagsterInstance.local_temp(home, overrides={"telemetry": {"enabled": False}}) as instance:
         shop_at(root).execute(instance)
 
@@ -43,7 +43,7 @@ def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, pattern: st
 def test_killed_publisher_is_finished(
     shop: Shop, tmp_path: Path, key: dg.AssetKey, pattern: str, *, files: int, by_hand: bool
 ) -> None:
-    """A publisher that is killed for good leaves nothing that the next one does not put right."""
+    """The next publisher completes whatever a killed publisher has left."""
     home = tmp_path / "dagster"
     home.mkdir()
     killed_when(shop, home, key, pattern, files=files)

@@ -34,7 +34,7 @@ def load(defs: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProc
 
 
 def test_one_call_writes_checks_and_publishes(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """Rows that pass reach production with a reader merged in; rows that do not pass stay on their branch."""
+    """Rows that pass reach production and its reader; rows that do not pass stay on their branch."""
     root = str(tmp_path / "lake")
 
     @dg.asset(ins={"orders": dg.AssetIn(["production", "shop", "orders"])})
@@ -60,7 +60,7 @@ def test_one_call_writes_checks_and_publishes(tmp_path: Path, instance: dg.Dagst
 
 
 def test_publish_job_rolls_back(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """The second job promotes by hand, with the configuration of the publisher."""
+    """The second job, which takes the configuration of the publisher, rolls back."""
     root = str(tmp_path / "lake")
     for ids in ([1], [1, 2]):
         defs = lance_assets([orders_of(ids), customers], root=root, checks=CHECKS, tag="gold")
@@ -72,7 +72,7 @@ def test_publish_job_rolls_back(tmp_path: Path, instance: dg.DagsterInstance) ->
 
 
 def test_two_roots_in_one_code_location(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """Each call has resources, jobs and a sensor of its own; each root is given once."""
+    """Each call makes its own resources, jobs and sensor; giving the same root twice is refused."""
     eu = lance_assets([orders_of([1]), customers], root=str(tmp_path / "eu"), checks=CHECKS)
 
     @dg.asset(key=["us", "orders"], io_manager_key="us_io")
@@ -97,7 +97,7 @@ def test_two_roots_in_one_code_location(tmp_path: Path, instance: dg.DagsterInst
 
 
 def test_schedules_of_the_usual_case() -> None:
-    """A cron expression, or the end of each partition; a cron expression cannot name partitions."""
+    """A schedule is a cron expression or the end of each partition; partitions cannot have a cron expression."""
     day = dg.DailyPartitionsDefinition("2026-01-01")
 
     @dg.asset(partitions_def=day, metadata={"lance/partition_expr": "day"})
@@ -115,7 +115,7 @@ def test_schedules_of_the_usual_case() -> None:
 
 
 def test_mistakes_in_the_one_call_are_refused() -> None:
-    """A check of an unknown asset, a table without a check, an option that does not exist."""
+    """A check of an unknown asset, a table without a check and an unknown option are refused."""
     with pytest.raises(InvalidInputError, match="'customer', which is none of the assets; did you mean 'customers'"):
         lance_assets([customers], root="/lake", checks={"customer": [RowCount()]})
     with pytest.raises(InvalidInputError, match="publishes customers without one blocking check"):
@@ -125,7 +125,7 @@ def test_mistakes_in_the_one_call_are_refused() -> None:
 
 
 def test_several_kinds_of_partitions_in_one_call_are_refused() -> None:
-    """Dagster would say so when the job is first looked at, and not what to do."""
+    """Several kinds of partitions are refused at once with advice; Dagster would fail later and without advice."""
 
     def named(name: str, keys: list[str]) -> dg.AssetsDefinition:
         @dg.asset(
@@ -144,7 +144,7 @@ def test_several_kinds_of_partitions_in_one_call_are_refused() -> None:
 def test_root_of_the_environment_is_read_in_the_run(
     tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Definitions load without the variable."""
+    """The environment variable of the root is read in the run; definitions load without it."""
     monkeypatch.delenv("LAKE", raising=False)
     defs = lance_assets([customers], root=dg.EnvVar("LAKE"), checks={"customers": [RowCount()]})
     monkeypatch.setenv("LAKE", str(tmp_path))

@@ -27,12 +27,12 @@ ALL_BUT_THE_MART = [
     params=["everything", pytest.param("everything_in_processes", marks=[pytest.mark.slow, pytest.mark.soak])]
 )
 def job(request: pytest.FixtureRequest) -> str:
-    """The job that runs in this process, and in `make soak` the one whose steps have a process each."""
+    """The job that runs in this process; in `make soak` also the job that runs each step in its own process."""
     return str(request.param)
 
 
 def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Written, audited, merged, promoted, retired; the reader of the promoted node gets the new rows."""
+    """A good run writes, audits, merges, promotes and retires, and the reader of the promoted node gets the rows."""
     assert shop.run(instance).success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.ids("production", CUSTOMERS) == [10, 20]
@@ -41,7 +41,7 @@ def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance
 
 
 def test_events_name_the_versions(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The candidate's event speaks of the run branch, the promoted node's of main; both carry Dagster's own keys."""
+    """The candidate's event names the run branch, and the promoted node's names main; both have Dagster's own keys."""
     run_id = shop.run(instance).run_id
     candidate = recorded(instance, ORDERS)
     assert candidate.metadata["lance/branch"] == f"run/{run_id}"
@@ -60,7 +60,7 @@ def test_events_name_the_versions(shop: Shop, instance: dg.DagsterInstance) -> N
 
 @pytest.mark.parametrize("what", [{"orders": [1, -2]}, {"check_raises": True}, {"orders": []}])
 def test_failed_audit_publishes_nothing(shop: Shop, instance: dg.DagsterInstance, what: dict[str, object]) -> None:
-    """A blocking check that fails or raises leaves main and the tag alone; the branch stays to be looked at."""
+    """When a blocking check fails or raises, main and the tag do not move, and the branch is kept for inspection."""
     shop.run(instance)
     shop.play(**what)
     result = shop.run(instance)
@@ -72,7 +72,7 @@ def test_failed_audit_publishes_nothing(shop: Shop, instance: dg.DagsterInstance
 
 
 def test_checks_that_only_warn_do_not_block(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """As in Dagster: a check that is not blocking, and a blocking one that fails with a warning."""
+    """As in Dagster, a check that is not blocking, or that fails with severity WARN, does not block."""
 
     @dg.asset_check(asset=ORDERS)
     def not_blocking() -> dg.AssetCheckResult:
@@ -87,7 +87,7 @@ def test_checks_that_only_warn_do_not_block(shop: Shop, instance: dg.DagsterInst
 
 
 def test_deselected_checks_block_publishing(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Without the checks in the run nothing holds the publisher back but the publisher itself; it lists them all."""
+    """When the checks are deselected, the publisher itself refuses, and lists every check that was not run."""
     result = shop.run(instance, selection=dg.AssetSelection.all().without_checks())
     assert not result.success
     text = failure(result)
@@ -98,13 +98,13 @@ def test_deselected_checks_block_publishing(shop: Shop, instance: dg.DagsterInst
 
 
 def test_named_checks_count_as_blocking(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A check the publisher is told about has to pass, even if no definition has it."""
+    """A check that the publisher names has to pass, even if no definition has it."""
     named = shop_at(shop.lance.root, checks=[dg.AssetCheckKey(ORDERS, "seen_by_hand")])
     assert "blocking check 'seen_by_hand' was not run" in failure(named.run(instance))
 
 
 def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
-    """From failure: what the parent wrote and audited is published together with what the child wrote."""
+    """A re-execution from failure publishes what the parent wrote and audited with what the child wrote."""
     shop.play(customers_fail=True, mode="append")
     failed = shop.execute(stored_instance, job=job)
     assert not failed.success
@@ -130,7 +130,7 @@ def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.
 
 
 def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
-    """A publisher that was cut off between deleting two branches is resumed by what it published, not by the older."""
+    """A publisher that died between two branch deletions resumes from what it published, not from the older branch."""
     shop.play(check_raises=True)
     first = shop.execute(stored_instance, job=job)
     shop.play(orders=[4, 5])
@@ -138,7 +138,7 @@ def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg
     second = shop.execute(stored_instance, options, job)
     assert shop.ids("production") == [4, 5]
     assert shop.table().branches.list("run/*") == {}
-    # As it was before: the branch of the run that was never published itself.
+    # This restores the branch of the parent run, which was never published itself.
     shop.table().branches.create(f"run/{first.run_id}", at="main@1")
     shop.table().append(pa.table({"id": [1]}), branch=f"run/{first.run_id}")
     shop.play()
@@ -149,7 +149,7 @@ def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg
 
 
 def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
-    """All steps again: the rows the parent appended on its branch are not taken over."""
+    """A full re-execution does not take over the rows that its parent appended on its branch."""
     shop.play(customers_fail=True, mode="append")
     failed = shop.execute(stored_instance, job=job)
     shop.play(mode="append", orders=[7])
@@ -162,7 +162,7 @@ def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterIn
 def test_repeated_step_of_a_resumed_run_replaces_its_rows(
     shop: Shop, stored_instance: dg.DagsterInstance, job: str
 ) -> None:
-    """Chosen steps: an append that the parent did already is taken out by the one that repeats it."""
+    """A re-execution of an append step replaces the rows that the parent's step appended."""
     shop.play(customers_fail=True, mode="append")
     failed = shop.execute(stored_instance, job=job)
     shop.play(mode="append", orders=[4, 5])
@@ -172,7 +172,7 @@ def test_repeated_step_of_a_resumed_run_replaces_its_rows(
 
 
 def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
-    """Chosen steps: an append that the parent published cannot be taken out any more, and is not done twice."""
+    """A re-execution of an append step whose rows are published already does not append them a second time."""
     shop.play(mode="append", mart_fails=True)
     failed = shop.execute(stored_instance, job=job)
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
@@ -185,7 +185,7 @@ def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.Dagste
 def test_reader_that_failed_after_publication_is_resumed(
     shop: Shop, stored_instance: dg.DagsterInstance, job: str
 ) -> None:
-    """The branches are gone by then; the reader goes by the tag."""
+    """A reader that failed after the publication is resumed: it reads the tag, since the branches are deleted."""
     shop.play(mart_fails=True)
     failed = shop.execute(stored_instance, job=job)
     assert shop.ids("production") == [1, 2, 3]
@@ -209,7 +209,7 @@ def test_second_run_builds_on_the_first(shop: Shop, instance: dg.DagsterInstance
 
 @pytest.mark.slow
 def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """With the multiprocess executor nothing is shared but the tables and the event log."""
+    """The multiprocess executor works, whose steps share only the tables and the event log."""
     with shop.execute(stored_instance, job="in_processes") as result:
         assert result.success
     assert shop.ids("production") == [1, 2, 3]
@@ -223,7 +223,7 @@ def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.Dags
 def test_failed_audit_in_a_process_of_its_own(
     shop: Shop, stored_instance: dg.DagsterInstance, what: dict[str, object]
 ) -> None:
-    """The publisher finds in the event log what another process reported."""
+    """The publisher finds in the event log the failed check that another process reported."""
     everything = "everything_in_processes"
     assert shop.execute(stored_instance, job=everything).success
     assert shop.ids("production", CUSTOMERS) == [10, 20]

@@ -89,9 +89,9 @@ def test_one_damaged_table_does_not_stop_the_others(lake: LanceResource, instanc
 
 
 def test_publication_beside_maintenance(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A run branch that was forked before `main` was compacted and collected is published without a conflict.
+    """A run branch that was forked before `main` was compacted and cleaned up is published without a conflict.
 
-    One of its checks is a plain function, which the publisher cannot evaluate again: no row of `main` changed.
+    One of its checks is a plain function, which the publisher cannot evaluate again, and need not: no row changed.
     """
     for number in range(1, 5):
         shop.play(orders=[number], mode="append")

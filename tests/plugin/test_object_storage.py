@@ -1,4 +1,4 @@
-"""The loop on an object store, and where the credentials do not go."""
+"""Writing, auditing and publishing on an object store, without leaving the credentials anywhere."""
 
 from pathlib import Path
 

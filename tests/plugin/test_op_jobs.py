@@ -32,7 +32,7 @@ def error_of(result: Any) -> str:
 
 
 def resources(lake: LanceResource) -> dict[str, Any]:
-    """The resource and the IO manager over it."""
+    """The resource, and the IO manager that uses it."""
     return {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
 
 
@@ -92,7 +92,7 @@ def test_output_of_an_op_without_a_table_is_refused(lake: LanceResource) -> None
 
 
 def test_op_cannot_write_the_table_of_an_asset(lake: LanceResource) -> None:
-    """The table names its owner, whoever comes second."""
+    """An op and an asset cannot write the same table; whichever comes second is refused with the owner's name."""
 
     @dg.asset(key=["shop", "raw"])
     def raw() -> pa.Table:
@@ -187,7 +187,7 @@ def test_dynamic_outputs_that_would_replace_each_other(
 
 
 def test_mapping_key_of_a_plain_op(lake: LanceResource) -> None:
-    """There is no key to put into the name."""
+    """A plain op has no mapping key, so a table name with a placeholder for it is refused."""
 
     @dg.op(out=dg.Out(metadata=BY_NAME))
     def extract() -> pa.Table:

@@ -14,7 +14,7 @@ REGIONS = dg.StaticPartitionsDefinition(["a", "b", "c", "d"])
 
 
 def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
-    """Materialize on one branch for all runs, so that a test sees what several of them left."""
+    """Materialize on one branch for all runs, so that a test sees the rows of several runs."""
     tags = {"lance/branch": "dev", **options.pop("tags", {})}
     manager = LanceIOManager(lance=lake, **options.pop("fields", {}))
     return dg.materialize(list(assets), resources={"io_manager": manager}, tags=tags, **options)
@@ -58,7 +58,7 @@ FRAMES: dict[str, Any] = {
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
 @pytest.mark.parametrize("frame", FRAMES)
 def test_rows_of_other_partitions_are_never_committed(lake: LanceResource, frame: str, mode: str) -> None:
-    """Runs for a, b and b again, each with rows of both, must not leave a row of a several times."""
+    """Runs for a, b and b again, each with rows of both, leave each row of a once."""
     keys = {"keys": ["n"]} if mode == "upsert" else {}
     run(lake, events_of(FRAMES[frame](rows("a")), write_mode=mode, **keys), partition_key="a")
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_rows_of_other_partitions_are_never_committed(lake: LanceResource, frame
 
 
 def test_an_overwrite_of_one_run_is_held_to_its_partitions(lake: LanceResource) -> None:
-    """An overwrite that a run asks for starts the table anew, with the rows of its partitions and no others."""
+    """An overwrite that one run asks for replaces the table, and may have rows of the run's partitions only."""
     run(lake, events_of(rows("a")), partition_key="a")
 
     def anew(*regions: str) -> Any:
@@ -91,7 +91,7 @@ def test_an_overwrite_of_one_run_is_held_to_its_partitions(lake: LanceResource) 
 
 @pytest.mark.parametrize("where", ["asset", "manager"])
 def test_lasting_overwrite_of_a_partitioned_asset_is_refused(lake: LanceResource, where: str) -> None:
-    """The run of one partition would delete all others."""
+    """A partitioned asset may not overwrite in every run, as the run of one partition would delete all others."""
     run(lake, events_of(rows("a")), partition_key="a")
     metadata = {"write_mode": "overwrite"} if where == "asset" else {}
     fields = {"write_mode": "overwrite"} if where == "manager" else {}
@@ -112,7 +112,7 @@ def test_lasting_overwrite_of_a_partitioned_asset_is_refused(lake: LanceResource
     ids=["empty", "objects", "floats", "polars"],
 )
 def test_columns_without_a_value_take_the_types_of_the_table(lake: LanceResource, value: Any) -> None:
-    """A frame of pandas cannot say the type of a column that has no value."""
+    """A pandas column without a value, which has no type, takes the type of the table's column."""
     run(lake, events_of(rows("a")), partition_key="a")
     run(lake, events_of(value), partition_key="b")
     assert rows("a").schema == lake.table(EVENTS).schema("dev")
@@ -120,7 +120,7 @@ def test_columns_without_a_value_take_the_types_of_the_table(lake: LanceResource
 
 
 def test_lazy_frame_is_computed_in_parts(lake: LanceResource) -> None:
-    """The rows pass through in batches, and the plan runs once."""
+    """A lazy frame is written batch by batch, and its plan runs once."""
     calls = []
 
     def seen(frame: pl.DataFrame) -> pl.DataFrame:
@@ -153,7 +153,7 @@ def test_each_partition_of_a_run_has_its_own_row_count(lake: LanceResource, fram
 
 
 def test_several_dimensions_are_counted_and_held(lake: LanceResource) -> None:
-    """A run over cells of a grid knows the rows of each cell."""
+    """A run over several cells of a grid counts the rows of each cell, and refuses rows of other cells."""
     grid = dg.MultiPartitionsDefinition(
         {"region": dg.StaticPartitionsDefinition(["a", "b"]), "day": dg.StaticPartitionsDefinition(["1", "2"])}
     )
@@ -175,7 +175,7 @@ SCHEMA = dg.TableSchema(
 
 
 def test_descriptions_of_the_definition_reach_the_table_and_the_event(lake: LanceResource) -> None:
-    """The user's words stand beside the real types, and the table has them too."""
+    """The event and the table have the descriptions of the definition together with the real column types."""
     lineage = dg.TableColumnLineage({"n": [dg.TableColumnDep(dg.AssetKey("raw"), "n")]})
 
     @dg.asset(key=EVENTS, metadata={"dagster/column_schema": SCHEMA, "dagster/column_lineage": lineage})
@@ -196,7 +196,7 @@ def test_descriptions_of_the_definition_reach_the_table_and_the_event(lake: Lanc
 
 
 def test_column_lineage_of_a_run_passes_through(lake: LanceResource) -> None:
-    """What the asset says at run time is on the event."""
+    """Column lineage that the asset returns at run time is in the event."""
     lineage = dg.TableColumnLineage({"n": [dg.TableColumnDep(dg.AssetKey("raw"), "n")]})
 
     def value(context: dg.AssetExecutionContext) -> pa.Table:
@@ -210,7 +210,7 @@ def test_column_lineage_of_a_run_passes_through(lake: LanceResource) -> None:
 
 
 def test_descriptions_reach_a_table_that_exists(lake: LanceResource) -> None:
-    """They are set when they differ, and not again when they do not."""
+    """Descriptions are set on an existing table when they differ, and not again when they do not."""
     table = LanceTable.create(lake.uri_of(EVENTS), rows().schema)
     table.append(rows("a"))
 
@@ -239,7 +239,7 @@ def test_descriptions_reach_a_table_that_exists(lake: LanceResource) -> None:
 def test_settings_that_cannot_work_are_refused_when_rows_are_written(
     lake: LanceResource, metadata: dict[str, Any], says: str
 ) -> None:
-    """Nothing is created."""
+    """Settings that cannot work are refused when rows are written, and no table is created."""
 
     @dg.asset(key=EVENTS, partitions_def=REGIONS, metadata={"lance/partition_expr": "region", **metadata})
     def events() -> pa.Table:
@@ -252,7 +252,7 @@ def test_settings_that_cannot_work_are_refused_when_rows_are_written(
 
 
 def test_misspelt_metadata_of_a_run_is_refused(lake: LanceResource) -> None:
-    """The same holds for what the asset adds at run time."""
+    """Misspelt metadata that an asset adds at run time is refused too."""
 
     def value(context: dg.AssetExecutionContext) -> pa.Table:
         context.add_output_metadata({"lance/write_mod": "append"})

@@ -52,7 +52,7 @@ def test_assets_with_the_same_last_parts_have_a_table_each(tmp_path: Path, insta
 
 
 def test_other_code_location_cannot_write_the_table_of_an_asset(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """The refusal names both assets, the table and the remedies, and leaves no branch; a hand-over lets it pass."""
+    """The refusal names both assets, the table and the remedies, and leaves no branch; a hand-over allows the write."""
     first = location(str(tmp_path), "eu/shop/orders", metadata={"lance/table": "orders"})
     second = location(str(tmp_path), "us/shop/orders", value=2, metadata={"lance/table": "orders"})
     assert run(first, instance).success
@@ -70,7 +70,7 @@ def test_other_code_location_cannot_write_the_table_of_an_asset(tmp_path: Path, 
 
 
 def test_promoted_node_of_one_asset_is_no_place_for_another(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """An asset that names the table of another one's promoted node is refused when it writes."""
+    """An asset is refused when it writes the table of another asset's promoted node."""
     lance = LanceResource(root=str(tmp_path))
     assert run(location(str(tmp_path), "shop/orders"), instance).success
     publisher = build_publisher(["shop/orders"])
@@ -83,7 +83,7 @@ def test_promoted_node_of_one_asset_is_no_place_for_another(tmp_path: Path, inst
 def test_table_of_another_program_gets_its_owner_on_the_branch_of_the_run(
     tmp_path: Path, instance: dg.DagsterInstance
 ) -> None:
-    """The owner reaches main with the rows; a run of another asset that was begun before conflicts with it."""
+    """The owner reaches main with the rows; an earlier started run of another asset then conflicts."""
     table = LanceTable.create(str(tmp_path / "orders.lance"), pa.schema({"id": pa.int64()}))
     runs = [
         run(location(str(tmp_path), name, metadata={"lance/table": "orders", "lance/write_mode": "append"}), instance)
@@ -103,7 +103,7 @@ def test_table_of_another_program_gets_its_owner_on_the_branch_of_the_run(
 
 
 def test_table_is_created_with_a_config(tmp_path: Path) -> None:
-    """The first version has it; a table that exists keeps its own."""
+    """A new table gets the config in its first version; an existing table keeps its own config."""
     uri, schema = str(tmp_path / "t.lance"), pa.schema({"id": pa.int64()})
     table = LanceTable.create(uri, schema, config={"dagster/asset": "a"}, message="made")
     assert ({"dagster/asset": "a"}, 1) == (table.config.get("main@1"), table.head().number)

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(COLUMNS)
 
 
 def selected(keys: Sequence[str], definition: Any = None, expr: object = None) -> PartitionFilter:
-    """What some partitions select, over the columns above."""
+    """The selection of some partitions, over the columns above."""
     return partition_filter(keys, SCHEMA, definition=definition, partition_expr=expr, asset="log/events")
 
 
@@ -43,7 +43,7 @@ def predicate(keys: Sequence[str], definition: Any = None, expr: object = None) 
 
 
 def both(day: str, region: str) -> dg.MultiPartitionKey:
-    """A cell of two dimensions."""
+    """The key of a cell in two dimensions."""
     return dg.MultiPartitionKey({"day": day, "region": region})
 
 
@@ -90,7 +90,7 @@ def both(day: str, region: str) -> dg.MultiPartitionKey:
     ],
 )
 def test_keys_become_a_predicate(keys: list[str], definition: Any, expr: str, expected: str) -> None:
-    """Values are listed, neighbouring windows joined, quotes doubled, column names quoted."""
+    """In a predicate, values are listed, adjacent windows are joined, quotes doubled and column names quoted."""
     assert expected == predicate(keys, definition, expr)
 
 
@@ -102,7 +102,7 @@ def test_keys_become_a_predicate(keys: list[str], definition: Any, expr: str, ex
     ],
 )
 def test_time_zone_of_the_partitions(column: str, expected: str) -> None:
-    """Instants are compared as instants, over a change to summer time too; naive times as the clock shows them."""
+    """Instants are compared as instants, also across a change to summer time; naive times as local clock times."""
     berlin = dg.DailyPartitionsDefinition("2024-03-01", timezone="Europe/Berlin")
     assert expected == predicate(["2024-03-31"], berlin, column)
 
@@ -120,7 +120,7 @@ def test_time_zone_of_the_partitions(column: str, expected: str) -> None:
     ],
 )
 def test_local_times_when_clocks_change(keys: list[str], first: str, last: str) -> None:
-    """A local time that occurs twice belongs to its first hour; one that does not occur to the hour before it."""
+    """A local time that occurs twice belongs to its first hour; one that does not occur belongs to the hour before."""
     hours = dg.HourlyPartitionsDefinition("2024-03-01-00:00", timezone="Europe/Berlin")
     day = keys[0][:10]
     expected = f"`local` >= timestamp '{day} {first}:00' AND `local` < timestamp '{day} {last}:00'"
@@ -130,7 +130,7 @@ def test_local_times_when_clocks_change(keys: list[str], first: str, last: str) 
 
 
 def test_sets_of_two_dimensions() -> None:
-    """A full rectangle is one AND; what has equal rests shares a term; the rest is OR."""
+    """A full rectangle becomes one AND; cells that agree in one dimension share a term; terms are joined by OR."""
     expr = {"day": "day", "region": "text"}
     square = [both(day, region) for day in ("2024-01-01", "2024-01-02") for region in ("eu", "us")]
     two_days = "(`day` >= date '2024-01-01' AND `day` < date '2024-01-03')"
@@ -160,7 +160,7 @@ def test_sets_of_two_dimensions() -> None:
     ],
 )
 def test_partition_expr_that_does_not_fit(definition: Any, expr: object, says: str) -> None:
-    """One error that names the asset or the column, and what would be right."""
+    """The error for a wrong `partition_expr` names the asset or the column, and what would be right."""
     with pytest.raises(InvalidInputError) as caught:
         predicate(["eu"] if definition is REGIONS else [both("2024-01-01", "eu")], definition, expr)
     assert says in str(caught.value)
@@ -173,7 +173,7 @@ def test_hours_need_a_timestamp() -> None:
 
 
 def test_quoting() -> None:
-    """Every name but one with a backtick can be quoted."""
+    """Every column name can be quoted, except one with a backtick."""
     assert quote_name("Order Id") == "`Order Id`"
     assert quote_text("a'b") == "'a''b'"
     with pytest.raises(InvalidInputError, match="backtick"):
@@ -181,7 +181,7 @@ def test_quoting() -> None:
 
 
 def test_predicates_select_in_lance_what_they_say(tmp_table_uri: str) -> None:
-    """Lance reads the literals as they are meant, for each type of column."""
+    """A predicate selects the intended rows in Lance, for each type of column."""
     noon = dt.datetime(2024, 1, 2, 12, tzinfo=dt.UTC)
     hours = [noon - dt.timedelta(hours=hour) for hour in (36, 12, 11, 0)] + [noon + dt.timedelta(hours=12)]
     schema = pa.schema([SCHEMA.field(name) for name in ("at", "local", "day")])
@@ -197,7 +197,7 @@ def test_predicates_select_in_lance_what_they_say(tmp_table_uri: str) -> None:
 
 
 def test_rows_outside_are_counted() -> None:
-    """Arrow says the same as Lance about which rows belong to the partitions; a row without a value does not."""
+    """Arrow and Lance agree which rows belong to the partitions; a row without a value belongs to none."""
     days = [dt.date(2024, 1, 1), dt.date(2024, 1, 2), None, dt.date(2024, 1, 5)]
     rows = pa.table({"day": days, "text": ["eu", "us", "eu", None], "n": pa.array([1, 2, 3, None], pa.int32())})
     assert selected(["2024-01-01", "2024-01-05"], DAYS, "day").outside(rows) == 2
@@ -208,7 +208,7 @@ def test_rows_outside_are_counted() -> None:
 
 
 def test_rows_outside_of_an_expression_are_counted() -> None:
-    """Lance evaluates an SQL expression over rows in memory as over a table, also beside plain columns."""
+    """Lance evaluates an SQL expression over rows in memory as over a table, also combined with plain columns."""
     days = [dt.date(2024, 1, 1), dt.date(2024, 1, 2), None]
     rows = pa.table({"day": days, "region": ["EU", "eu", "eu"], "x": [1.0, 2.0, 3.0]})
     assert selected(["eu"], REGIONS, "lower(region)").outside(rows) == 0
@@ -223,7 +223,7 @@ def test_rows_outside_of_an_expression_are_counted() -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["table", "stream"])
 @pytest.mark.parametrize("mode", ["replace", "append"])
 def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *, stream: bool) -> None:
-    """They would be there twice once their own partition is written; nothing is written instead."""
+    """Rows of another partition, which would be duplicated later, are refused, and nothing is written."""
 
     @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/partition_expr": "day", "lance/write_mode": mode})
     def events() -> Any:
@@ -237,7 +237,7 @@ def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *
 
 
 def test_an_append_without_a_partition_column_is_refused(lake: LanceResource) -> None:
-    """Nothing could tell whether its rows are in the partitions of the run."""
+    """An append without a partition column is refused, as its rows cannot be assigned to partitions."""
 
     @dg.asset(key=EVENTS, partitions_def=DAYS, metadata={"lance/write_mode": "append"})
     def events() -> Any:
@@ -271,7 +271,7 @@ def test_rows_of_another_partition_in_staged_files_are_refused(
 
 
 def rows_for(context: dg.AssetExecutionContext) -> pa.Table:
-    """One row per partition key, as of this run."""
+    """One row per partition key, with the id of this run."""
     keys = context.partition_keys
     days = [dt.date.fromisoformat(key.split("|")[0][:10]) for key in keys]
     regions = [key.split("|")[-1] for key in keys]
@@ -282,7 +282,7 @@ def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProces
     """Materialize some assets."""
     resources = {"io_manager": LanceIOManager(lance=lake)}
     """Materialize some assets."""
-    # One branch for all runs, so that each test can look at what several of them left.
+    # There is one branch for all runs, so that each test can see the rows of several runs.
     tags = {"lance/branch": "dev", **options.pop("tags", {})}
     return dg.materialize(list(assets), resources=resources, tags=tags, **options)
 
@@ -355,7 +355,7 @@ def test_partitions_by_an_expression(lake: LanceResource, *, wrong: bool) -> Non
 
 
 def test_hour_that_clocks_repeat(lake: LanceResource) -> None:
-    """A column without a time zone has the repeated hour once: in its first partition, and in both together."""
+    """In a column without a time zone a repeated hour is in the first of its two partitions, and in both together."""
     hours = dg.HourlyPartitionsDefinition("2024-10-27-00:00", end_date="2024-10-27-06:00", timezone="Europe/Berlin")
 
     @dg.asset(key=EVENTS, partitions_def=hours, metadata={"lance/partition_expr": "at"})
@@ -395,7 +395,7 @@ def test_dynamic_partitions(lake: LanceResource, instance: dg.DagsterInstance) -
 
 
 def test_inputs_see_their_partitions(lake: LanceResource) -> None:
-    """A day reads its day; a mapping with gaps reads just these days, in one scan; no partitions read all."""
+    """A day reads its day, a mapping with gaps reads only its days in one scan, and an asset without partitions all."""
     events = partitioned(DAYS, "day")
     for day in ("2024-01-01", "2024-01-02", "2024-01-05"):
         run(lake, events, partition_key=day)

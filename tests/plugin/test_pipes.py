@@ -26,7 +26,7 @@ from tests.forked_program import run_program
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, recorded
 from tests.soak import FACTOR
 
-# Dagster's Pipes client calls methods that Dagster deprecates or previews.
+# Dagster's Pipes client calls methods that Dagster marks as deprecated or as a preview.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AssetExecutionContext:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*expected_writer_count"),
@@ -36,10 +36,10 @@ CHECK = dg.AssetCheckSpec("ids_are_positive", asset=ORDERS, blocking=True)
 
 
 class ForkedClient(dg.PipesClient):
-    """Runs a program of Python as Dagster's client for processes does, in one that has loaded the package already."""
+    """Runs a Python program as Dagster's subprocess client does, in a forked process that has loaded the package."""
 
     def run(self, *, context: Any, extras: Any = None, **given: Any) -> Any:
-        """Run the command, and take in what the process reports."""
+        """Run the command, and process the messages that it reports."""
         injector, reader = dg.PipesEnvContextInjector(), dg.PipesTempFileMessageReader()
         with dg.open_pipes_session(context, injector, reader, extras=extras) as session:
             environment = {**os.environ, **session.get_bootstrap_env_vars(), **given["env"]}
@@ -121,7 +121,7 @@ def test_check_of_the_process_stops_the_publisher(lake: LanceResource, instance:
 
 @pytest.mark.slow
 def test_repeated_step_appends_once(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Dagster starts the process again after it broke; the rows of its first attempt are replaced."""
+    """When Dagster starts a failed process again, the rows of its first attempt are replaced."""
     result = run(lake, instance, ids=[1, 2], mode="append", fails=True, retries=1)
     assert result.success
     assert [1, 2] == ids(lake)
@@ -129,7 +129,7 @@ def test_repeated_step_appends_once(lake: LanceResource, instance: dg.DagsterIns
 
 @pytest.mark.slow
 def test_process_that_writes_nothing_fails(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """A green run without rows would publish what another run wrote."""
+    """A process that writes nothing fails, because a successful run would publish what another run wrote."""
     LanceTable.create(lake.uri_of(ORDERS), schema_of_orders())
     assert not run(lake, instance, ids=[1], mode="nothing").success
 
@@ -141,7 +141,7 @@ REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 @pytest.mark.slow
 @pytest.mark.scaled
 def test_rows_of_another_partition_are_refused(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """However the process writes them, the step fails, nothing is materialized, and production stays as it is."""
+    """For rows of another partition, however written, the step fails, and nothing is materialized or published."""
     assert run(lake, instance, partition="us", partitions=REGIONS, ids=[1], regions=["us"]).success
     rows: dict[str, Any] = {"ids": [2, 3, 4], "regions": ["eu", "us", ""]}
     said = (
@@ -194,7 +194,7 @@ def test_changed_rows_are_held_to_the_partitions(lake: LanceResource, instance: 
 
 @pytest.mark.slow
 def test_partitions_that_share_a_branch(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """On a branch that a tag names, a run answers for its own rows, and not for those of other runs."""
+    """On a branch that several runs share by a tag, only a run's own rows are held to its partitions."""
     tags = {"lance/branch": "fix"}
     first = run(lake, instance, partition="us", tags=tags, partitions=REGIONS, ids=[1], regions=["us"], mode="append")
     second = run(lake, instance, partition="eu", tags=tags, partitions=REGIONS, ids=[2], regions=["eu"], mode="append")
@@ -221,7 +221,7 @@ SCHEMA = pa.schema(FIELDS)
     ],
 )
 def test_partitions_of_another_process(keys: list[str], definition: Any, expression: Any) -> None:
-    """The process makes the filter that the IO manager makes from the definition, which it does not have."""
+    """The process, which does not have the definition, makes the same filter as the IO manager."""
     given = PartitionPoints.of(keys, definition).encoded()
     found = PartitionPoints.decoded(json.loads(json.dumps(given))).filter(SCHEMA, expression, "orders")
     wanted = partition_filter(keys, SCHEMA, definition=definition, partition_expr=expression, asset="orders")
@@ -245,7 +245,7 @@ def latest_partition(instance: dg.DagsterInstance) -> str | None:
 
 
 def reported_error(instance: dg.DagsterInstance, run_id: str) -> str:
-    """What the event log of a run says about its errors, as its page shows them."""
+    """The errors in the event log of a run, as its page shows them."""
     return "\n".join(str(one.dagster_event) for one in instance.all_logs(run_id) if one.dagster_event)
 
 
@@ -256,5 +256,5 @@ def test_process_without_extras() -> None:
 
 
 def schema_of_orders() -> Any:
-    """One column."""
+    """A schema with one column."""
     return pa.schema([("id", pa.int64())])

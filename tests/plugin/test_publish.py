@@ -30,20 +30,20 @@ PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
 
 
 def reasons(result: dg.ExecuteInProcessResult) -> str:
-    """Why the publisher refused."""
+    """The reasons with which the publisher refused."""
     assert not result.success
     return failure(result)
 
 
 def candidates(shop: Shop, instance: dg.DagsterInstance) -> str:
-    """Write and audit both tables and leave them on their branches; the id of the run."""
+    """Write and audit both tables without a publication; return the id of the run."""
     result = shop.run(instance, selection=CANDIDATES)
     assert result.success
     return result.run_id
 
 
 def publications(shop: Shop) -> list[Publication]:
-    """Both tables, before anything was looked up."""
+    """The publications of both tables, before anything is looked up for them."""
     nodes = ((ORDERS, PRODUCTION_ORDERS), (CUSTOMERS, PRODUCTION_CUSTOMERS))
     return [
         Publication(candidate=candidate, promoted=promoted, table=shop.table(candidate))
@@ -52,7 +52,7 @@ def publications(shop: Shop) -> list[Publication]:
 
 
 def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Audited versions of main can be promoted in any order, and the event says from where, to where and why."""
+    """Audited versions of main can be promoted in any order, and the event names both versions and the reason."""
     shop.run(instance)
     first = shop.tag()
     shop.play(orders=[4, 5])
@@ -70,7 +70,7 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
 
 
 def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Merging and promoting is how a protected main and a protected tag move; what is not audited does not."""
+    """The publisher may move a protected main and a protected tag, but only to audited versions."""
     shop.run(instance)
     first = shop.tag()
     for candidate in (ORDERS, CUSTOMERS):
@@ -89,7 +89,7 @@ def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstanc
 
 
 def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Foreign commits and the empty first version are refused, unless somebody takes the blame."""
+    """Foreign commits and the empty first version are refused, unless a person ignores this with a reason."""
     shop.run(instance)
     before = shop.tag()
     foreign = shop.table().append(pa.table({"id": [99]}))
@@ -105,7 +105,7 @@ def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterI
 
 
 def test_branch_that_was_left_behind(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A run without a publisher leaves branches; naming the run publishes them, once."""
+    """Naming a run without a publisher publishes the branches that it left behind, once."""
     run_id = candidates(shop, instance)
     assert shop.table().tags.list() == {}
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_branch_that_was_left_behind(shop: Shop, instance: dg.DagsterInstance) -
 
 
 def test_branch_whose_check_failed(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Naming its branch does not help a run that failed its audit; the reasons are those of the checks."""
+    """Naming the branch of a run that failed its audit is refused, with the reasons of the checks."""
     shop.play(orders=[-1])
     run_id = shop.run(instance).run_id
     text = reasons(shop.publish(instance, ref=f"run/{run_id}"))
@@ -126,7 +126,7 @@ def test_branch_whose_check_failed(shop: Shop, instance: dg.DagsterInstance) -> 
 
 
 def test_head_newer_than_what_was_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Rows that came to the branch after the checks are not published with the others."""
+    """Rows that were committed to a branch after the checks are not published with the audited ones."""
     run_id = candidates(shop, instance)
     shop.table().append(pa.table({"id": [-5]}), branch=f"run/{run_id}")
     text = reasons(shop.publish(instance, ref=f"run/{run_id}"))
@@ -137,7 +137,7 @@ def test_head_newer_than_what_was_audited(shop: Shop, instance: dg.DagsterInstan
 
 
 def test_check_of_another_version_does_not_count(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A check that says it looked at the published version says nothing about the branch."""
+    """A check that names the published version as the one it evaluated does not count for the branch."""
 
     @dg.asset_check(asset=ORDERS, blocking=True, name="ids_are_positive")
     def lazy_check() -> dg.AssetCheckResult:
@@ -151,7 +151,7 @@ def test_check_of_another_version_does_not_count(shop: Shop, instance: dg.Dagste
 
 
 def test_dry_run_moves_nothing(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """It asks the gate and stops; the promoted node is not materialized."""
+    """A dry run verifies the audit and stops, and the promoted node is not materialized."""
     run_id = candidates(shop, instance)
     assert shop.publish(instance, ref=f"run/{run_id}", dry_run=True).success
     assert shop.table().tags.list() == {}
@@ -160,7 +160,7 @@ def test_dry_run_moves_nothing(shop: Shop, instance: dg.DagsterInstance) -> None
 
 
 def test_nothing_to_publish(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The button alone is red where no run ever wrote the table; else it stays green, as there is nothing new."""
+    """*Materialize* fails when no run ever wrote the table; else it succeeds although there is nothing new."""
     assert "no table shop/orders" in reasons(shop.publish(instance))
     shop.run(instance)
     assert shop.publish(instance).success
@@ -168,7 +168,7 @@ def test_nothing_to_publish(shop: Shop, instance: dg.DagsterInstance) -> None:
 
 
 def test_table_that_the_run_did_not_write_is_left_out(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A table of slow dimensions does not keep the facts from being published."""
+    """A table that the run did not write is left out, and does not keep the other one from being published."""
     shop.run(instance)
     before = shop.tag(CUSTOMERS)
     shop.play(orders=[8])
@@ -181,7 +181,7 @@ def test_table_that_the_run_did_not_write_is_left_out(shop: Shop, instance: dg.D
 
 
 def test_materialized_without_a_branch(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """An asset that went around the IO manager is not taken for one that had nothing to say."""
+    """A table that the run materialized without a branch is an error, not a table without news."""
 
     @dg.asset(key=ORDERS)
     def orders() -> dg.MaterializeResult[Any]:
@@ -200,7 +200,7 @@ STEPS = ["nothing", "merge one", "merge all", "tag one", "tag all", "retire one"
 
 @pytest.mark.parametrize("done", range(len(STEPS)), ids=STEPS)
 def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.DagsterInstance, done: int) -> None:
-    """Wherever a publisher dies, the next one ends where it would have ended, with one merge in each table."""
+    """Wherever a publisher dies, the next one reaches the same final state, with one merge in each table."""
     run_id = candidates(shop, instance)
     chain = RunChain.of(instance.get_run_by_id(run_id), instance)
     found = [
@@ -219,7 +219,7 @@ def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.Dagst
 
 
 def test_run_that_was_overtaken_does_not_move_the_tag_back(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Cut off before its tag moved, and a later run is published meanwhile: resumed, it leaves the tag there."""
+    """A publisher that died before its tag moved, and resumes after a later publication, does not move the tag back."""
     shop.play(mode="append")
     run_id = candidates(shop, instance)
     chain = RunChain.of(instance.get_run_by_id(run_id), instance)
@@ -237,7 +237,7 @@ def test_run_that_was_overtaken_does_not_move_the_tag_back(shop: Shop, instance:
 
 
 def test_leftover_branch_does_not_move_the_tag_back(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Naming a run that was published long ago is no rollback; naming its version is."""
+    """Naming a run that was published long ago does not roll the tag back; naming its version does."""
     run_id = shop.run(instance).run_id
     shop.play(orders=[4])
     shop.run(instance)
@@ -272,7 +272,7 @@ def months(lake: LanceResource) -> list[str]:
 def test_two_runs_at_once(
     lake: LanceResource, instance: dg.DagsterInstance, second_month: str, *, success: bool
 ) -> None:
-    """Both fork from the same version. The same month is refused, with who was first; other months join."""
+    """Of two runs on the same version, the second is refused for the same month, and merged for another month."""
     assets, resources = sales_of(lake, partitioned=True)
     options: dict[str, Any] = {"instance": instance, "resources": resources, "raise_on_error": False}
     first = dg.materialize(assets, selection=[SALES], partition_key="2024-01", **options)
@@ -312,7 +312,7 @@ def test_partitioned_publisher_works_in_every_run(lake: LanceResource, instance:
 
 
 def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Unpartitioned, it finds the branches of all runs of its backfill, and of no other; twice is once."""
+    """An unpartitioned publisher publishes the branches of all runs of its backfill, no others, and only once."""
     assets, resources = sales_of(lake, partitioned=False)
     options: dict[str, Any] = {"instance": instance, "resources": resources, "raise_on_error": False}
     for month, backfill in (("2024-01", "bf"), ("2024-02", "bf"), ("2024-01", "other")):
@@ -330,7 +330,7 @@ def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.Dagste
 
 
 def test_publisher_without_tables() -> None:
-    """Each table once, and at least one."""
+    """A publisher needs at least one table, and each only once."""
     for tables in ([], [ORDERS, ORDERS]):
         with pytest.raises(InvalidInputError, match="each table once"):
             build_publisher(tables)
@@ -340,7 +340,7 @@ def test_publisher_without_tables() -> None:
 
 @pytest.mark.parametrize("tag", ["main", "published/0a1b2c3d", "run/4f2a", "two words"])
 def test_a_publisher_of_a_branch_is_refused(tag: str) -> None:
-    """Readers follow a tag: the name of a branch, or one that no tag can have, is refused when definitions load."""
+    """The name of a branch, or one that is not valid for a tag, is refused when definitions load."""
     with pytest.raises(InvalidInputError, match="tag"):
         build_publisher([ORDERS], tag=tag)
 
@@ -349,7 +349,7 @@ GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(
 
 
 def test_promoted_nodes_point_at_their_candidates() -> None:
-    """Lineage per table, the tag as first part of the key, metadata that inputs and pages read."""
+    """A promoted node has the tag as the first part of its key, lineage to its candidate, and metadata for inputs."""
     publisher = build_publisher(["shop/orders", dg.AssetSpec("events", metadata={"lance/schema": "raw"})], tag="gold")
     orders, events = publisher.specs_by_key[GOLD_ORDERS], publisher.specs_by_key[GOLD_EVENTS]
     assert publisher.node_def.name == "publish_gold"
@@ -364,7 +364,7 @@ def test_promoted_nodes_point_at_their_candidates() -> None:
 
 
 def test_promoted_nodes_inherit_from_their_candidates() -> None:
-    """A multi-asset stands for all its tables; owners, tags, kinds and column descriptions come along."""
+    """Promoted nodes have the owners, tags, kinds and column descriptions of all tables of a multi-asset."""
     columns = dg.TableSchema(columns=[dg.TableColumn("id", description="number of the order")])
     about: dict[str, Any] = {"owners": ["team:shop"], "tags": {"domain": "sales"}, "kinds": {"python", "spark"}}
 
@@ -387,7 +387,7 @@ def test_promoted_nodes_inherit_from_their_candidates() -> None:
 
 @pytest.mark.parametrize("known", [True, False], ids=["definition", "keys"])
 def test_an_optional_output_that_is_skipped(lake: LanceResource, instance: dg.DagsterInstance, known: bool) -> None:  # noqa: FBT001
-    """The sibling is published where the definition says that outputs are optional; else it waits for the button."""
+    """When one output is skipped, the other is published if the definition says `skippable`, and waits otherwise."""
 
     @dg.multi_asset(outs={"a": dg.AssetOut(is_required=False), "b": dg.AssetOut(is_required=False)})
     def both() -> Iterator[dg.Output[pa.Table]]:

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
-"""Random backfills over three tables: what a run reads, and that results are published with their sources."""
+"""Random backfills over three tables: a run reads the right versions, and results are published with their sources."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ HISTORIES = soak.examples(1)
 
 @dataclass(kw_only=True)
 class _Made:
-    """What a run wrote for one day, or for a table without partitions, and from which values it was computed."""
+    """The value that a run wrote for one day, or for an unpartitioned table, and the values it was computed from."""
 
     run_id: str
     value: int
@@ -31,7 +31,7 @@ class _Made:
 
 @dataclass(kw_only=True)
 class Office:
-    """Three tables, and a plain model of what the runs of a backfill read.
+    """Three tables, and a plain model of the values that the runs of a backfill read.
 
     Every value is used once, so a row tells which run wrote it: `value` is the run's own, and `sources` are the values
     that it has read. A negative value fails its check.
@@ -81,16 +81,16 @@ class Office:
         checks = [check for table in tables for check in build_table_checks(table, [InRange("value", minimum=0)])]
         self.assets = [*tables, *checks, self.publisher]
 
-    # What people and the daemon do.
+    # The operations of people and of the daemon.
 
     def start(self) -> None:
-        """Another backfill begins; an earlier one may go on later."""
+        """Start another backfill; an earlier one may continue later."""
         self.last += 1
         self.backfill = self.last
         self.done.append(f"backfill {self.backfill}")
 
     def go_on(self) -> None:
-        """An earlier backfill goes on, such as by a run that is executed again."""
+        """Continue an earlier backfill, as by a run that is executed again."""
         self.backfill = self.random.randint(0, self.last)
         self.done.append(f"go on with {self.backfill}")
 
@@ -117,7 +117,7 @@ class Office:
         self.done.append("press the button")
 
     def discard(self) -> None:
-        """A person gives up what a run wrote."""
+        """A person discards what a run wrote."""
         key = self.random.choice([PRICES, ORDERS, REPORT])
         if branches := self._branches(key):
             config = {"discard": self.random.choice(branches), "reason": "wrong"}
@@ -128,7 +128,7 @@ class Office:
     # The rules.
 
     def compare(self) -> None:
-        """Hold production against the rules: no bad value, and no result without its sources."""
+        """Check the rules on production: it has no bad value, and no result without its sources."""
         now = {key: self._production(key) for key in (PRICES, ORDERS, REPORT)}
         for key, rows in now.items():
             self.seen.setdefault(key, set()).update(row["value"] for row in rows)
@@ -138,7 +138,7 @@ class Office:
             assert used <= self.seen[source], f"{self.story}: {key.path[-1]} is computed from what was never published"
 
     def _expected(self, source: dg.AssetKey) -> frozenset[int]:
-        """Return the values that a run has to read: those of its backfill that wait, and else those of `main`."""
+        """Return the values that a run has to read: those of its backfill that wait, otherwise those of `main`."""
         main = {row["day"]: row["value"] for row in self._rows(source, "main")}
         waiting = self._branches(source)
         for (backfill, key, day), made in self.newest.items():
@@ -147,7 +147,7 @@ class Office:
         return frozenset(main.values())
 
     def _conflicts(self, source: dg.AssetKey) -> bool:
-        """Whether what a run has to read of its backfill cannot be merged."""
+        """Whether the branches that a run has to read of its backfill cannot be merged."""
         table, waiting = self.lake.table(source), self._branches(source)
         made = [one for (backfill, key, _), one in self.newest.items() if (backfill, key) == (self.backfill, source)]
         refs = [f"run/{one.run_id}" for one in made if f"run/{one.run_id}" in waiting]
@@ -155,10 +155,10 @@ class Office:
 
     @property
     def story(self) -> str:
-        """What was done so far, for the message of a failure."""
+        """The operations so far, for the message of a failure."""
         return "; ".join(self.done)
 
-    # How it is done.
+    # The implementation.
 
     def _write(self, key: dg.AssetKey, day: str, source: dg.AssetKey | None) -> None:
         if source is not None and not self.lake_has(source):
@@ -224,7 +224,7 @@ ACTIONS: tuple[tuple[Callable[[Office], None], int], ...] = (
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_results_are_published_with_their_sources(lake: LanceResource, instance: dg.DagsterInstance, seed: int) -> None:
-    """Twenty-five random acts; the model says what each run reads, and what production may hold."""
+    """After each of 25 random operations, every run has read, and production holds, what the model says."""
     office = Office(lake=lake, instance=instance, random=random.Random(seed))
     actions, weights = zip(*ACTIONS, strict=True)
     for act in office.random.choices(actions, weights, k=25):

@@ -1,4 +1,4 @@
-"""What readers see always equals what a plain model of "audited and published" says."""
+"""Readers always see the rows that a plain model of "audited and published" predicts."""
 
 import random
 from itertools import product
@@ -11,7 +11,7 @@ from tests import soak
 from tests.plugin.random_days import Kind, Team, live
 
 HISTORIES = soak.examples(1)
-# Without a repository, one kind serves for all: they differ in what they write, and that is published in one way.
+# Without a repository one kind is enough: the kinds differ in what they write, which is published in the same way.
 ROOTS = soak.thinned(
     product(["lake", "repository"], ["append", "overwrite", "replace"]),
     kept={("repository", "append"), ("repository", "overwrite"), ("lake", "replace")}.__contains__,
@@ -26,7 +26,7 @@ ROOTS = soak.thinned(
 def test_readers_see_what_was_audited(
     tmp_path: Path, stored_instance: dg.DagsterInstance, root: str, kind: Kind, seed: int
 ) -> None:
-    """Ten random acts: runs, retries, kills, bad rows, foreign commits, rollbacks, holds, one or two publishers."""
+    """Readers see only audited rows through ten random runs, kills, foreign commits, rollbacks and holds."""
     chance = random.Random(f"{kind} {seed} {root}")
     tags = chance.choice([("production",), ("production", "gold")])
     team = Team(root=str(tmp_path / root), kind=kind, instance=stored_instance, random=chance, tags=tags)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
-"""What is audited is what is published, also when `main` moved since the audit."""
+"""The published version is the audited one, also when `main` moved since the audit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ DAYS = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
 
 
 class Stall:
-    """A table of items that a run appends to, with checks that the test chooses."""
+    """A table of items to which runs append, with checks that the test chooses."""
 
     def __init__(
         self, lake: LanceResource, checks: Sequence[Any] = (), *, days: bool = False, once: bool = False, **options: Any
@@ -76,7 +76,7 @@ class Stall:
         return sorted(row["id"] for row in self.table.read("production").to_pylist())
 
     def previews(self) -> list[str]:
-        """The branches of previews."""
+        """The names of the preview branches."""
         return list(self.table.branches.list("preview/*"))
 
 
@@ -96,7 +96,7 @@ def stall(lake: LanceResource, instance: dg.DagsterInstance) -> Stall:
 
 
 def test_ids_that_two_runs_appended_are_not_doubled(stall: Stall, instance: dg.DagsterInstance) -> None:
-    """Each branch is unique by itself; the merge of the second is not, so nothing of it is published."""
+    """When two branches have unique ids, but their merge does not, nothing of the second one is published."""
     first, second = stall.write(instance, 7), stall.write(instance, 7)
     assert stall.publish(instance, first).success
     text = failure(refused := stall.publish(instance, second))
@@ -112,7 +112,7 @@ def test_ids_that_two_runs_appended_are_not_doubled(stall: Stall, instance: dg.D
 def test_a_foreign_row_after_the_fork_is_audited(
     stall: Stall, instance: dg.DagsterInstance, foreign: int, published: list[int]
 ) -> None:
-    """A wrong one stops the publication; a right one is published with the run's rows, and named."""
+    """A foreign row that fails a check stops the publication; one that passes is published, and its commit is named."""
     branch = stall.write(instance, 7)
     stall.table.append(pa.table({"id": [foreign]}))
     result = stall.publish(instance, branch)
@@ -133,7 +133,7 @@ def test_a_foreign_row_after_the_fork_is_audited(
 
 
 def test_without_movement_nothing_is_audited_again(stall: Stall, instance: dg.DagsterInstance) -> None:
-    """The usual case merges the run branch itself, and the checks ran once."""
+    """When `main` did not move, the run branch itself is merged, and the checks are evaluated once."""
     branch = stall.write(instance, 7)
     assert stall.publish(instance, branch).success
     assert "lance/audited_again" not in recorded(instance, PRODUCTION_ITEMS).metadata
@@ -168,7 +168,7 @@ def test_a_plain_check_cannot_be_evaluated_again(lake: LanceResource, instance: 
 
 
 def test_a_foreign_version_of_main_is_audited_when_it_is_chosen(stall: Stall, instance: dg.DagsterInstance) -> None:
-    """By hand, `main@n` with rows of another program passes when the checks pass on it."""
+    """A person may publish `main@n` with rows of another program when the checks pass on it."""
     stall.table.append(pa.table({"id": [50]}))
     assert stall.publish(instance, "main@3").success
     again = recorded(instance, PRODUCTION_ITEMS).metadata["lance/audited_again"]
@@ -181,7 +181,7 @@ def test_a_foreign_version_of_main_is_audited_when_it_is_chosen(stall: Stall, in
 
 
 def test_foreign_rows_outside_of_the_partitions_are_audited(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """They were on main before the fork, and the checks of the run saw its own partition only."""
+    """Foreign rows of other partitions, which the run's checks did not see, are audited, though older than the fork."""
     stall = Stall(lake, [InRange("id", minimum=0)], days=True)
     assert stall.run(instance, partition_key="mon").success
     stall.table.append(pa.table({"id": [-5], "day": ["mon"]}))
@@ -193,7 +193,7 @@ def test_foreign_rows_outside_of_the_partitions_are_audited(lake: LanceResource,
 
 
 def test_other_partitions_that_landed_meanwhile_do_not_count(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """When another run moved main, the checks judge the partitions of the run that is published, as in its audit."""
+    """When another run moved main, the checks evaluate only the partitions of the run that is published."""
     stall = Stall(lake, [RowCount(maximum=2)], days=True)
     assert stall.run(instance, partition_key="mon").success
     branches = {day: stall.write(instance, 7, 8, partition_key=day) for day in ("tue", "wed")}
@@ -203,7 +203,7 @@ def test_other_partitions_that_landed_meanwhile_do_not_count(lake: LanceResource
 
 
 def test_a_backfill_is_audited_and_published_as_one(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """One commit on main for all its runs; each run is found as published later."""
+    """A backfill is one commit on main for all its runs, and each of them is found as published later."""
     stall = Stall(lake, [Unique("id")], days=True, once=True)
     tags = {"dagster/backfill": "bf"}
     days = enumerate(("mon", "tue", "wed"))
@@ -221,7 +221,7 @@ def test_a_backfill_is_audited_and_published_as_one(lake: LanceResource, instanc
 
 
 def test_main_that_moves_while_it_is_audited(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """The row that lands between the audit and the merge is audited too, before anything is published."""
+    """A row that lands on main between the audit and the merge is audited before anything is published."""
     landing = [[50], [51], [-5]]
 
     @table_check(asset=ITEMS)
@@ -244,7 +244,7 @@ def test_main_that_moves_while_it_is_audited(lake: LanceResource, instance: dg.D
 
 
 def test_previews_of_a_killed_publisher_are_removed(stall: Stall, instance: dg.DagsterInstance) -> None:
-    """They are known by the run that made them. Those of a person stay, and those of another deployment's runs."""
+    """Previews of a killed publisher are deleted; those of a person or of another deployment's runs are kept."""
     branch = stall.write(instance, 7)
     stall.table.append(pa.table({"id": [50]}))
     finished = {"dagster/published_by": branch.removeprefix("run/")}
@@ -257,7 +257,7 @@ def test_previews_of_a_killed_publisher_are_removed(stall: Stall, instance: dg.D
 
 
 def test_an_override_is_recorded_with_the_version(stall: Stall, instance: dg.DagsterInstance) -> None:
-    """What was ignored stays against the version, so that it is not promoted again unseen."""
+    """Reasons that were ignored are recorded with the version, so that it is not promoted again unnoticed."""
     branch = stall.write(instance, 7)
     stall.table.append(pa.table({"id": [-5]}))
     assert stall.publish(instance, branch, ignore_failed_checks=True, reason="known").success

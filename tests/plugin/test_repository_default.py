@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
-"""What the repository, which is the default, means for tables that were there before, and for those who only read."""
+"""The repository, which is the default, beside tables that are older than it, and for code that only reads."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Location:
         return self._execute([*self.assets, *self.checks, *([self.publisher] if publish else [])])
 
     def act(self, *selection: dg.AssetKey, **config: object) -> dg.ExecuteInProcessResult:
-        """Press the publisher's button."""
+        """Materialize the promoted nodes, as *Materialize* does."""
         return self._execute(
             [*self.assets, *self.checks, self.publisher],
             selection=list(selection or self.publisher.keys),
@@ -60,7 +60,7 @@ class Location:
         )
 
     def seen(self, name: str = "orders") -> list[int]:
-        """The ids that a run which reads the tag sees."""
+        """The ids that a run sees when it reads the tag."""
         table = self.lance.table(f"shop/{name}")
         return ids_of(table.read(self.lance.version_at(table, self.tag, None)))
 
@@ -76,12 +76,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def repository_at(root: Path) -> LanceRepository:
-    """The repository of a root, which must be there."""
+    """The repository of a root, which must exist."""
     return LanceRepository.open(root)
 
 
 def test_tables_that_were_published_before_are_adopted(root: Path, instance: dg.DagsterInstance) -> None:
-    """The channel begins where the tags are, so a rollback leads back there; the log says so once; nothing moves."""
+    """The channel starts at the tags' versions, so a rollback can return there; the log says so; no tag moves."""
     before = Location(root, instance=instance, repository=False)
     assert before.run(1).success
     assert before.run(2).success
@@ -102,7 +102,7 @@ def test_tables_that_were_published_before_are_adopted(root: Path, instance: dg.
 
 
 def test_a_table_that_nobody_published_is_left_alone(root: Path, instance: dg.DagsterInstance) -> None:
-    """Tables of others below the root are neither registered nor changed, and are read at their own tags."""
+    """Unpublished tables below the root are neither registered nor changed, and are read at their own tags."""
     assert Location(root, "lines", instance=instance, repository=False).run(1).success
     files = sorted(path for path in (root / "shop" / "lines.lance").rglob("*") if path.is_file())
     orders = Location(root, "orders", instance=instance)
@@ -113,7 +113,7 @@ def test_a_table_that_nobody_published_is_left_alone(root: Path, instance: dg.Da
 
 
 def test_whoever_only_reads_makes_no_repository(root: Path, instance: dg.DagsterInstance) -> None:
-    """Neither reading a tag nor a dry run writes below the root."""
+    """Neither reading a tag nor a dry run creates a repository or writes below the root."""
     assert Location(root, instance=instance, repository=False).run(1).success
     location = Location(root, instance=instance)
     assert [1] == location.seen()
@@ -123,10 +123,10 @@ def test_whoever_only_reads_makes_no_repository(root: Path, instance: dg.Dagster
 
 
 def test_a_reader_without_the_right_to_write(root: Path, instance: dg.DagsterInstance) -> None:
-    """The mark that keeps the steps of a run together cannot be written, so each step reads the channel itself."""
+    """A reader that cannot write the pin of its run reads the channel anew in each step."""
     location = Location(root, instance=instance)
     assert location.run(1).success
-    # A file in place of the folder: whoever runs the tests may have every right.
+    # A file takes the place of the folder, since permissions would not stop tests that run as root.
     for one in (pins := root / "_repository" / "pins").glob("*"):
         one.unlink()
     pins.rmdir()
@@ -136,7 +136,7 @@ def test_a_reader_without_the_right_to_write(root: Path, instance: dg.DagsterIns
 
 
 def test_a_table_that_the_channel_went_back_before_is_not_read(root: Path, instance: dg.DagsterInstance) -> None:
-    """Its tag is what the rollback left behind, and names rows that were withdrawn."""
+    """A table that the channel no longer has after a rollback is not read at its tag, which names withdrawn rows."""
     first, both = Location(root, "orders", instance=instance), Location(root, instance=instance)
     assert first.run(1).success
     assert both.run(2).success
@@ -147,7 +147,7 @@ def test_a_table_that_the_channel_went_back_before_is_not_read(root: Path, insta
 
 
 def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: dg.DagsterInstance) -> None:
-    """Readers of the channel would never see it; the error says how to go on, and that works."""
+    """A publication that the channel's readers would not see is refused; the advice in the error works."""
     assert Location(root, instance=instance).run(1).success
     alone = Location(root, instance=instance, repository=False)
     said = failure(alone.run(2))
@@ -161,7 +161,7 @@ def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: d
 
 
 def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:
-    """Other channels may be ahead: what they published later is not promoted with it."""
+    """A promotion takes the chosen version, and not a later one that another channel has published."""
     staging = Location(root, instance=instance, tag="staging")
     for number in (1, 2, 3):
         assert staging.run(number).success
@@ -175,7 +175,7 @@ def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.
 
 
 def test_a_commit_of_the_repository_is_a_ref(root: Path, instance: dg.DagsterInstance) -> None:
-    """Its id promotes or rolls back all tables, and further back while the channel is held."""
+    """The id of a commit promotes all tables or rolls them back, and further back while the channel is held."""
     location = Location(root, instance=instance)
     commits = []
     for number in (1, 2, 3):
@@ -192,7 +192,7 @@ def test_a_commit_of_the_repository_is_a_ref(root: Path, instance: dg.DagsterIns
 
 
 def test_a_branch_deployment_has_a_repository_of_its_own(root: Path, instance: dg.DagsterInstance) -> None:
-    """What it publishes reaches neither the shared channel nor the shared tables."""
+    """Publications of a branch deployment reach neither the shared channel nor the shared tables."""
     shared = Location(root, instance=instance)
     assert shared.run(1).success
     preview = Location(root, instance=instance, environment="pr-17")

@@ -1,4 +1,4 @@
-"""With a repository, the tables of a run are published as one commit, and readers see one moment."""
+"""With a repository, the tables of a run are published as one commit, and readers see all of them at one commit."""
 
 import logging
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def ids_of(rows: pa.Table) -> list[int]:
 
 
 class Shop:
-    """Two tables that belong together: each run adds one row with its number to both."""
+    """Two related tables: each run adds one row with its number to both."""
 
     def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
         """Make the definitions over a root."""
@@ -73,7 +73,7 @@ class Shop:
         return dg.materialize(assets, resources=self.resources, instance=self.instance, raise_on_error=False)
 
     def act(self, selection: list[dg.AssetKey] = PROMOTED, **config: object) -> dg.ExecuteInProcessResult:
-        """What a person does with the publisher's button."""
+        """Materialize the promoted nodes with a configuration, as a person does."""
         return dg.materialize(
             [self.written, *self.checks, self.publisher],
             selection=selection,
@@ -89,7 +89,7 @@ class Shop:
         return LanceRepository.open(self.root)
 
     def production(self) -> tuple[list[int], list[int]]:
-        """What readers of the channel see of both tables, which is what readers of the tags see."""
+        """The ids that readers of the channel see in both tables, which equal those that readers of the tags see."""
         view = self.repository.at("production")
         found = [ids_of(view[name].read()) for name in ("shop/orders", "shop/lines")]
         for name, rows in zip(("orders", "lines"), found, strict=True):
@@ -124,7 +124,7 @@ def test_a_run_is_one_commit_and_one_promotion(shop: Shop) -> None:
 
 
 def test_a_failed_check_of_one_table_publishes_neither(shop: Shop) -> None:
-    """A duplicate in one table keeps the other from readers too."""
+    """A duplicate in one table prevents the publication of the other one too."""
     assert shop.run(1).success
     assert not shop.run(1).success
     assert ([1], [1]) == shop.production()
@@ -139,7 +139,7 @@ def test_a_reader_after_the_publisher_sees_what_it_published(shop: Shop) -> None
 
 
 def test_a_foreign_commit_is_audited_and_published(shop: Shop) -> None:
-    """What another program wrote to main is audited with the planned merge, or stops the publication of all."""
+    """Foreign rows on main are audited in the planned merge, and stop the publication of all tables if they fail."""
     assert shop.run(1).success
     table = LanceTable.open(shop.root / "shop" / "lines.lance")
     table.append(pa.table({"id": [7]}))
@@ -185,7 +185,7 @@ def test_a_rollback_of_all_tables_by_a_revert(shop: Shop) -> None:
 
 
 def test_a_hold_of_one_table_only_is_refused(shop: Shop) -> None:
-    """A channel names one commit of all tables, so one table alone cannot be held behind."""
+    """A hold of a single table is refused, because a channel names one commit of all tables."""
     for number in (1, 2):
         assert shop.run(number).success
     done = shop.act(ref="main@2", rollback="hold", reason="wrong")
@@ -203,7 +203,7 @@ def test_a_hold_stops_every_table(shop: Shop) -> None:
 
 
 def test_the_steps_of_a_run_read_one_moment(shop: Shop) -> None:
-    """A run that read the channel before sees the same commit in its next step, whatever was published meanwhile."""
+    """All steps of a run that reads the channel see the same commit, whatever is published meanwhile."""
     assert shop.run(1).success
     resource = shop.resources["lance"]
     assert isinstance(resource, LanceResource)
@@ -217,7 +217,7 @@ def test_the_steps_of_a_run_read_one_moment(shop: Shop) -> None:
 
 
 def test_maintenance_collects_commits(shop: Shop) -> None:
-    """The maintenance job lets old commits of the repository go, and the last promotions stay readable."""
+    """The maintenance job collects old commits of the repository, and the last promotions stay readable."""
     for number in (1, 2, 3):
         assert shop.run(number).success
     job = build_maintenance_job([ORDERS, LINES], collect=timedelta(0)).job
@@ -229,7 +229,7 @@ def test_maintenance_collects_commits(shop: Shop) -> None:
 
 
 def test_a_check_reads_the_same_moment(shop: Shop) -> None:
-    """What a check or an op opens by the name of the channel is what the inputs of its run see."""
+    """A check or an op that opens the channel by name sees the same commit as the inputs of its run."""
     assert shop.run(1).success
     resource = shop.resources["lance"]
     assert isinstance(resource, LanceResource)
@@ -250,7 +250,7 @@ def test_a_check_reads_the_same_moment(shop: Shop) -> None:
 
 
 def test_other_tables_are_not_promoted_unaudited(shop: Shop) -> None:
-    """What a person commits of one table is not promoted by a publisher of another one, which does not audit it."""
+    """A publisher does not promote a commit of another table, which it has not audited."""
     assert shop.run(1).success
     table = LanceTable.open(shop.root / "shop" / "lines.lance")
     table.append(pa.table({"id": [1]}))
@@ -267,7 +267,7 @@ def test_other_tables_are_not_promoted_unaudited(shop: Shop) -> None:
 
 
 def test_a_second_revert_of_the_same_reason_goes_back_no_further(shop: Shop) -> None:
-    """A rollback that is executed again changes nothing; one for another reason goes one promotion further back."""
+    """A rollback repeated with the same reason changes nothing; with another reason it goes one promotion further."""
     for number in (1, 2, 3):
         assert shop.run(number).success
     assert shop.act(ref="production~1", reason="3 is wrong").success
@@ -300,7 +300,7 @@ def test_a_release_by_hand_releases_the_tags_too(shop: Shop) -> None:
 
 
 def test_the_page_names_the_other_tables_of_the_commit(shop: Shop) -> None:
-    """The promoted node of a table lists the others with their versions, also those that it was not published with."""
+    """The page of a promoted node lists all other tables of the commit with their versions."""
     assert shop.run(1).success
     waiting = shop.run(2, publish=False)
     assert shop.act(PROMOTED[:1], ref=f"run/{waiting.run_id}").success
@@ -315,7 +315,7 @@ def test_the_page_names_the_other_tables_of_the_commit(shop: Shop) -> None:
 
 
 def test_many_uncollected_publications_are_reported(shop: Shop) -> None:
-    """A publisher says when nobody collects what old publications left in the tables."""
+    """A publisher warns when the branches of many old publications were not collected."""
     assert shop.run(1).success
     for held in shop.root.glob("shop/*.lance/_refs/branches/published*"):
         for number in range(700):
@@ -326,7 +326,7 @@ def test_many_uncollected_publications_are_reported(shop: Shop) -> None:
 
 
 def test_a_publication_takes_its_number_of_requests(shop: Shop) -> None:
-    """The publisher of a run reads nothing twice that the tables of its repository keep."""
+    """A publication takes a fixed number of requests, as the repository's tables cache what they read."""
     assert shop.run(1).success
     asked: list[Request] = []
 
@@ -335,9 +335,9 @@ def test_a_publication_takes_its_number_of_requests(shop: Shop) -> None:
         return request.send()
 
     ScriptedLake.scripts.append(script)
-    # Candidates are written and checked through tables of their own, whose requests the script does not see.
+    # Candidates are written and checked through other table objects, whose requests the script does not see.
     shop.resources["lance"] = ScriptedLake(root=str(shop.root))
     assert shop.run(2).success
     of_tables = [request for request in asked if not request.key.startswith("_repository/")]
-    # One more for both: a listing tells how many old publications wait for a collection.
+    # One more request for both tables is a listing, which counts the old publications that wait for a collection.
     assert 2 * 90 + 1 >= len(of_tables)

@@ -33,7 +33,7 @@ from tests.plugin.shop import ORDERS, Shop
     ],
 )
 def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) -> None:
-    """Metadata, then the whole asset key; a promoted node is where its candidate is."""
+    """The place of a table comes from metadata, else from the asset key; a promoted node has its candidate's place."""
     lake = LanceResource(root="/lake")
     assert f"/lake/{expected}.lance" == lake.uri_of(key, metadata)
     assert lake.uri_of(dg.AssetKey(key.split("/")), metadata) == lake.uri_of(key, metadata)
@@ -53,14 +53,14 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) 
     ],
 )
 def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
-    """One error that says which field, and what would be right."""
+    """The error for a wrong field names the field and what would be right."""
     with pytest.raises(InvalidInputError) as caught:
         LanceResource(**fields)
     assert says in str(caught.value)
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither by repr nor by the error about a wrong value."""
+    """Neither the repr nor the error for a wrong value shows a secret."""
     lake = LanceResource(root="s3://bucket/lake", storage_options={"aws_secret_access_key": "hush"})
     assert "hush" not in repr(lake) + str(lake) + repr(LanceIOManager(lance=lake))
     with pytest.raises(ValueError, match="storage_options") as caught:
@@ -69,7 +69,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_root_and_options_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing about them has to be known when the definitions are loaded."""
+    """Root and options come from environment variables, which need not be set when the definitions are loaded."""
     monkeypatch.setenv("LAKE", str(tmp_path / "lake"))
     lake = LanceResource(root=dg.EnvVar("LAKE"))
     assert "dagster/uri" not in lake.definition_metadata(ORDERS)
@@ -84,7 +84,7 @@ def test_root_and_options_from_the_environment(tmp_path: Path, monkeypatch: pyte
 
 
 def test_wrong_root_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found when it is used, by the same words."""
+    """A wrong root from the environment is reported when it is used, with the same message."""
     monkeypatch.setenv("LAKE", "lake")
 
     @dg.asset
@@ -98,7 +98,7 @@ def test_wrong_root_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_open_pins_what_the_run_sees(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Inside of the run its own branch, outside of it main; neither moves while it is looked at."""
+    """A table is opened on the branch of the run, or on main outside of a run, and stays at its version."""
     shop.run(instance)
     seen: list[object] = []
 
@@ -122,7 +122,7 @@ def test_open_pins_what_the_run_sees(shop: Shop, instance: dg.DagsterInstance) -
 
 
 def test_read_ref_for_runs_without_a_branch(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A resource that reads production never sees what is on main only."""
+    """A resource whose `read_ref` is production never sees rows that are only on main."""
     shop.run(instance)
     shop.table().append(pa.table({"id": [9]}))
     reader = LanceResource(root=shop.lance.root, read_ref="production")
@@ -131,7 +131,7 @@ def test_read_ref_for_runs_without_a_branch(shop: Shop, instance: dg.DagsterInst
 
 
 def test_table_that_is_not_there(lake: LanceResource) -> None:
-    """The name, the place, and why it may be missing."""
+    """The error for a missing table has the name, the place, and possible reasons."""
     with pytest.raises(TableNotFoundError, match=r"no table shop/orders at .*: no run has written it yet"):
         lake.table(ORDERS)
 
@@ -157,7 +157,7 @@ def test_table_that_is_not_there(lake: LanceResource) -> None:
 def test_table_cannot_leave_the_root(
     lake: LanceResource, key: list[str], metadata: dict[str, object], says: str
 ) -> None:
-    """Neither by the key of the asset nor by its metadata, and no table lies in another one."""
+    """Neither the key nor the metadata of an asset leads out of the root or into another table."""
     with pytest.raises(InvalidInputError, match="no table can be at") as caught:
         lake.uri_of(dg.AssetKey(key), metadata)
     assert says in str(caught.value)
@@ -165,7 +165,7 @@ def test_table_cannot_leave_the_root(
 
 @pytest.mark.slow
 def test_spark_session_is_started_when_asked_for(spark: object) -> None:
-    """The resource gives the session of the process."""
+    """The resource returns the Spark session of the process."""
     assert SparkResource(app_name="x").session is spark
     with pytest.raises(InvalidInputError, match="did you mean 'master'"):
         SparkResource(maste="local")
@@ -185,7 +185,7 @@ def test_a_table_is_opened_at_a_version_or_a_ref_expression(tmp_path: Path) -> N
 
 
 def test_typed_options_of_azure_and_google() -> None:
-    """Each becomes options of pylance; secrets are in no text, and a root has one provider."""
+    """Typed options become pylance's options; no text has their secrets, and a root has only one provider."""
     azure = AzureOptions(account_name="lake", account_key="hush", use_azure_cli=True)
     google = GoogleOptions(service_account_key="hush", anonymous=True)
     lakes = [LanceResource(root="az://c/x", azure=azure), LanceResource(root="gs://b/x", google=google)]
@@ -204,7 +204,7 @@ def test_typed_options_of_azure_and_google() -> None:
 
 
 def test_typed_options_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They become options of pylance, with the values of variables in a run; a wrong name is refused at once."""
+    """Typed options of S3 become pylance's options; variables are read in a run, and a wrong name is refused."""
     monkeypatch.setenv("HUSH", "hush")
     options = S3Options(region="eu", endpoint="http://minio:9000", allow_http=True, secret_access_key=dg.EnvVar("HUSH"))
     lake = LanceResource(root="s3://bucket/lake", s3=options)
@@ -225,7 +225,7 @@ def test_typed_options_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_misspelt_storage_option_is_refused_at_once() -> None:
-    """With the nearest name, also for one base path, and before a variable has a value."""
+    """The error for a misspelt option has the nearest name, also for a base path and an unset variable."""
     for name in ("aws_secret_acess_key", "base_2.aws_secret_acess_key"):
         with pytest.raises(InvalidInputError, match=f"option '{name}' .did you mean 'aws_secret_access_key'"):
             LanceResource(root="s3://bucket/lake", storage_options={name: dg.EnvVar("SECRET")})

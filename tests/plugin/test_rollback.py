@@ -1,4 +1,4 @@
-"""A rollback stays: what it withdrew does not come back with the next publication."""
+"""A rollback lasts: the next publication does not bring back the rows that it withdrew."""
 
 import dagster as dg
 import pyarrow as pa
@@ -36,7 +36,7 @@ def twice_published(shop: Shop, instance: dg.DagsterInstance) -> Shop:
 
 
 def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """A revert is a commit on main, with message, reason and who; the next run builds on it."""
+    """A revert is a commit on main with message, reason and person, and the next run builds on it."""
     tags = {"dagster/user": "ada"}
     config = {"ops": {"publish_production": {"config": BACK}}}
     assert rolled.run(instance, selection=[PRODUCTION_ORDERS], run_config=config, tags=tags).success
@@ -55,7 +55,7 @@ def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInsta
 
 
 def test_a_branch_from_before_the_rollback_brings_nothing_back(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """It was forked from the withdrawn version and has its rows; only its own rows are published."""
+    """Of a branch that was forked from a withdrawn version, only its own rows are published."""
     rolled.play(mode="append", orders=[6])
     waiting = rolled.run(instance, selection=CANDIDATES).run_id
     assert [1, 2, 3, 4, 6] == rolled.ids(f"run/{waiting}")
@@ -65,7 +65,7 @@ def test_a_branch_from_before_the_rollback_brings_nothing_back(rolled: Shop, ins
 
 
 def test_the_withdrawn_run_is_not_published_again(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """Naming it moves nothing, as main has it and its removal; naming its version brings it back on purpose."""
+    """Naming a withdrawn run changes nothing, as main has its rows and their removal; naming its version does."""
     withdrawn = rolled.table().at("main@3").properties["dagster/run_id"]
     assert rolled.publish(instance, **BACK).success
     assert rolled.publish(instance, ref=f"run/{withdrawn}").success
@@ -77,7 +77,7 @@ def test_the_withdrawn_run_is_not_published_again(rolled: Shop, instance: dg.Dag
 
 
 def test_a_rollback_that_was_cut_off_is_finished(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """Its commit is there and its tag is not: the next one moves the tag, and commits nothing twice."""
+    """After a rollback that died before it moved the tag, the next one moves the tag without a second commit."""
     assert rolled.publish(instance, **BACK).success
     rolled.table().tags.move("production", "main@3")
     assert rolled.publish(instance, **BACK).success
@@ -97,13 +97,13 @@ def test_a_rollback_that_was_cut_off_is_finished(rolled: Shop, instance: dg.Dags
 def test_a_reason_is_asked_for(
     rolled: Shop, instance: dg.DagsterInstance, config: dict[str, object], said: str
 ) -> None:
-    """Before anything is changed."""
+    """A rollback without a reason is refused before anything is changed."""
     assert said in reasons(rolled.publish(instance, **config))
     assert ("main@3", "main@3") == (rolled.tag(), str(rolled.table().head()))
 
 
 def test_a_held_table_waits_for_its_release(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Table by table, the tag moves back and stays, main keeps its rows, and the run's other table is published."""
+    """A held tag moves back and stays, main keeps its rows, and the run's other table is published."""
     rolled = twice_published(shop_at(lake.root, repository=False), instance)
     assert rolled.publish(instance, **BACK, rollback="hold").success
     assert ("main@2", [1, 2, 3], "main@3") == (rolled.tag(), rolled.ids("production"), str(rolled.table().head()))
@@ -127,7 +127,7 @@ def test_a_held_table_waits_for_its_release(lake: LanceResource, instance: dg.Da
 
 
 def test_a_run_of_a_held_table_alone_fails(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """Its rows are not lost: they stay on the branch, and the error says how to publish them."""
+    """When the only table of a run is held, its rows stay on the branch, and the error says how to publish them."""
     assert rolled.publish(instance, hold=True, reason="audit of the year").success
     assert "main@3" == rolled.tag()
     assert 1 == len(list(instance.fetch_observations(PRODUCTION_ORDERS, limit=5).records))
@@ -140,7 +140,7 @@ def test_a_run_of_a_held_table_alone_fails(rolled: Shop, instance: dg.DagsterIns
 
 
 def test_foreign_rows_on_main_are_withdrawn_too_and_named(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """The content of main becomes that of the old version, so every version after it is listed."""
+    """A revert withdraws every version after the restored one, including foreign ones, and lists them."""
     rolled.table().append(pa.table({"id": [99]}))
     assert rolled.publish(instance, **BACK).success
     assert [1, 2, 3] == rolled.ids("main")

@@ -14,7 +14,7 @@ STEPS = ["one", "two"]
 
 
 def add(instance: dg.DagsterInstance, run_id: str, parent: str | None = None, **options: object) -> dg.DagsterRun:
-    """Record a run, the child of another one or not."""
+    """Record a run, optionally as the child of another one."""
     run = dg.DagsterRun(
         job_name="job",
         run_id=run_id,
@@ -40,7 +40,7 @@ def add(instance: dg.DagsterInstance, run_id: str, parent: str | None = None, **
 def test_which_reexecutions_continue_their_parent(
     instance: dg.DagsterInstance, tags: dict[str, str], steps: list[str] | None, chain: tuple[str, ...]
 ) -> None:
-    """Each way Dagster re-executes a run leaves other traces; only a full one starts clean."""
+    """Every kind of re-execution continues the branch of its parent, except a full one, which starts clean."""
     add(instance, "a", step_keys_to_execute=STEPS)
     run = add(instance, "b", "a", tags=tags, step_keys_to_execute=steps)
     assert chain == RunChain.of(run, instance).run_ids
@@ -48,7 +48,7 @@ def test_which_reexecutions_continue_their_parent(
 
 
 def test_chain_goes_up_until_a_run_that_started_clean(instance: dg.DagsterInstance) -> None:
-    """Retries of retries reach back; the run before a clean start is no part of it."""
+    """A chain includes retries of retries, but not the runs before one that started clean."""
     resume = {"dagster/is_resume_retry": "true"}
     add(instance, "a", step_keys_to_execute=STEPS)
     add(instance, "b", "a", step_keys_to_execute=STEPS)
@@ -67,7 +67,7 @@ def test_deleted_parent_still_names_its_branch(instance: dg.DagsterInstance) -> 
 
 
 def test_chain_without_a_run() -> None:
-    """Nothing to follow, and nothing made of the id that stands for no run."""
+    """Without a run the chain is empty, and the id that Dagster uses outside of runs adds nothing to a chain."""
     assert RunChain.of(None, None) == RunChain.of_run_id(EPHEMERAL_RUN_ID) == RunChain.of_run_id(None)
     assert RunChain.of_context(dg.build_asset_context()).run_ids == ()
     assert RunChain().after(EPHEMERAL_RUN_ID) == RunChain()
@@ -76,7 +76,7 @@ def test_chain_without_a_run() -> None:
 
 
 def test_family_has_the_runs_that_go_on_with_a_run(instance: dg.DagsterInstance) -> None:
-    """Re-executions that continue it, by tag or named by the caller; no clean start, no stranger."""
+    """The family has the re-executions that continue a run, by tag or by the caller, and no others."""
     resume = {**PARENT, "dagster/is_resume_retry": "true"}
     add(instance, "a", step_keys_to_execute=STEPS)
     add(instance, "b", "a", tags=resume)
@@ -89,13 +89,13 @@ def test_family_has_the_runs_that_go_on_with_a_run(instance: dg.DagsterInstance)
 
 
 def test_branches_are_named_after_runs() -> None:
-    """And only these belong to a run."""
+    """Only branches that are named after a run belong to one."""
     assert run_of(branch_of("4f2a")) == "4f2a"
     assert run_of("dev") is None
 
 
 def test_rows_that_come_while_a_branch_is_retired_keep_it(tmp_path: Path) -> None:
-    """A commit just before the first write of the deletion is nothing that was published."""
+    """A branch is kept when a commit reaches it just before its deletion, as that commit was not published."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run/a")
     table.append(entries("run", 1), branch="run/a")

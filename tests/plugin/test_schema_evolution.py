@@ -105,7 +105,7 @@ def test_widen_gives_the_column_the_wider_type(
 
 
 def test_values_decide_before_a_column_is_widened(lake: LanceResource) -> None:
-    """A frame of pandas has 64 bits for each integer, which says nothing about the values."""
+    """A column is widened only if its values need it: pandas has 64 bits for every integer."""
     table = started(lake, ints(pa.int32(), 1))
     run(lake, pd.DataFrame({"id": [2]}), schema_evolution="widen")
     assert ints(pa.int32(), 1, 2) == table.read("dev")
@@ -114,7 +114,7 @@ def test_values_decide_before_a_column_is_widened(lake: LanceResource) -> None:
 
 
 def test_integers_that_a_double_cannot_hold_are_refused(lake: LanceResource) -> None:
-    """To widen must not round a value that the table has."""
+    """A column is not widened to a double that would round one of the table's values."""
     table = started(lake, ints(pa.int64(), 2**53 + 1))
     with pytest.raises(SchemaMismatchError):
         run(lake, pa.table({"id": [0.5]}), schema_evolution="widen")
@@ -122,7 +122,7 @@ def test_integers_that_a_double_cannot_hold_are_refused(lake: LanceResource) -> 
 
 
 def test_column_without_values_takes_the_first_type(lake: LanceResource) -> None:
-    """A column of type null holds nothing that could be lost."""
+    """A column of type null takes the first type that it gets, since it has no values to lose."""
     table = started(lake, pa.table({"id": [1], "note": pa.nulls(1)}))
     run(lake, pa.table({"id": [2], "note": ["x"]}))
     assert table.read("dev")["note"].to_pylist() == [None, "x"]
@@ -130,7 +130,7 @@ def test_column_without_values_takes_the_first_type(lake: LanceResource) -> None
 
 
 def test_overwrite_keeps_the_columns_unless_asked_to_replace_them(lake: LanceResource) -> None:
-    """Taking any columns unasked would break the readers of the table."""
+    """An overwrite keeps the columns of the table, which its readers need, unless it may replace them."""
     table = started(lake, ints(pa.int64(), 1))
     other = pa.table({"key": ["x"]})
     with pytest.raises(SchemaMismatchError, match="lance/schema_evolution is 'refuse'"):
@@ -140,7 +140,7 @@ def test_overwrite_keeps_the_columns_unless_asked_to_replace_them(lake: LanceRes
 
 
 def test_policy_of_the_manager_is_the_default(lake: LanceResource) -> None:
-    """The metadata of the asset goes before it."""
+    """The policy of the IO manager is the default, and the asset's metadata takes precedence."""
     table = started(lake, ints(pa.int64(), 1))
     more = pa.table({"id": [2], "name": ["b"]})
     run(lake, more, {"schema_evolution": "add_columns"})
@@ -152,7 +152,7 @@ def test_policy_of_the_manager_is_the_default(lake: LanceResource) -> None:
 
 
 def test_table_of_a_run_that_failed_gets_the_columns_of_the_next(lake: LanceResource) -> None:
-    """A table that was created and never written has no readers, so nothing is lost."""
+    """A table that was created but never written, and so has no readers, gets the columns of the next run."""
     manager = LanceIOManager(lance=lake)
 
     @dg.asset(key=ITEMS)
@@ -170,7 +170,7 @@ def test_table_of_a_run_that_failed_gets_the_columns_of_the_next(lake: LanceReso
 
 
 def test_refused_output_leaves_no_commit(lake: LanceResource) -> None:
-    """Columns are edited only after every row was accepted."""
+    """A refused output leaves no commit, because columns are edited only after every row was accepted."""
     regions = dg.StaticPartitionsDefinition(["a", "b"])
     settings = {"lance/partition_expr": "region", "lance/schema_evolution": "add_columns"}
     values: list[dict[str, Any]] = [{"region": "a"}, {"region": "a", "n": 1}, {"region": "b", "n": 2}]

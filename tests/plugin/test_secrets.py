@@ -1,4 +1,4 @@
-"""A stolen laptop: nothing that a run leaves behind holds a credential."""
+"""No file that a run leaves behind contains a credential."""
 
 import logging
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def debug_log(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def resource(s3_storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> LanceResource:
-    """A resource over a bucket, whose credentials are in the environment, as temporary ones are."""
+    """A resource over a bucket, whose temporary credentials are in the environment."""
     monkeypatch.setenv("LAKE_SECRET", SECRET)
     monkeypatch.setenv("LAKE_TOKEN", TOKEN)
     return LanceResource(
@@ -65,7 +65,7 @@ def orders(context: dg.AssetExecutionContext) -> pd.DataFrame:
 
 
 def failing(name: str, uri: str, **storage_options: str) -> dg.AssetsDefinition:
-    """An asset that opens a table somewhere it cannot be."""
+    """An asset that opens a table at an impossible place."""
 
     @dg.asset(name=name)
     def opened() -> None:
@@ -114,7 +114,7 @@ def test_a_run_leaves_no_credential_behind(
 def test_a_credential_as_text_is_not_stored_with_the_run(
     s3_storage: S3Storage, stored_instance: dg.DagsterInstance, tmp_path: Path, *, typed: bool
 ) -> None:
-    """Dagster writes the configuration of each resource into the snapshot of each run, in plain text."""
+    """A credential given as text is not in the run's snapshot, though Dagster stores each resource's configuration."""
     options = {**s3_storage.storage_options, "aws_secret_access_key": SECRET, "aws_session_token": TOKEN}
     given: dict[str, object] = {"storage_options": options}
     if typed:
@@ -137,7 +137,7 @@ def test_a_credential_as_text_is_not_stored_with_the_run(
 
 
 def test_the_search_finds_what_dagster_compresses(stored_instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """The configuration of another resource is in the snapshot, where the search sees it."""
+    """The search finds the configuration of another resource in the snapshot, which Dagster compresses."""
 
     class Careless(dg.ConfigurableResource):  # type: ignore[type-arg]
         password: str

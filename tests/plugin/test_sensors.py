@@ -24,7 +24,7 @@ ROWS = pa.table({"id": [1]})
 
 
 class Ticks:
-    """A sensor evaluated tick by tick, the way the daemon does it."""
+    """A sensor that is evaluated tick by tick, as by the daemon."""
 
     def __init__(self, sensor: dg.SensorDefinition, lance: LanceResource, instance: dg.DagsterInstance) -> None:
         self.sensor, self.lance, self.instance = sensor, lance, instance
@@ -38,11 +38,11 @@ class Ticks:
         return found
 
     def text(self) -> str:
-        """Evaluate once; the text of the tick."""
+        """Evaluate once; return the text of the tick."""
         return str(self.tick().skip_message)
 
     def announced(self) -> list[tuple[str, Any]]:
-        """Evaluate once; the assets and versions of its events."""
+        """Evaluate once; return the assets and versions of its events."""
         events = self.tick().asset_events
         return [(event.asset_key.to_user_string(), int(str(event.metadata["lance/version"].value))) for event in events]
 
@@ -56,7 +56,7 @@ def orders(lake: LanceResource) -> LanceTable:
 def test_first_tick_remembers_and_later_ticks_announce(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """What was there is history; then every new manifest is announced once, whoever wrote it."""
+    """The first tick announces no existing version; later ones announce each new version once, whoever made it."""
     ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
     assert ticks.announced() == []
     orders.append(ROWS)
@@ -72,7 +72,7 @@ def test_first_tick_remembers_and_later_ticks_announce(
 
 
 def test_from_start_announces_history(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
-    """For a sensor that is added to old tables on purpose."""
+    """With `from_start` the first tick announces the existing versions too."""
     orders.append(ROWS)
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], from_start=True), lake, instance)
     assert ticks.announced() == [("main/shop/orders", 1), ("main/shop/orders", 2)]
@@ -80,7 +80,7 @@ def test_from_start_announces_history(lake: LanceResource, instance: dg.DagsterI
 
 
 def test_table_that_appears_later_is_announced_whole(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """A table that was not there at the first tick is news from its first version on."""
+    """A table that did not exist at the first tick is announced from its first version on."""
     ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
     assert ticks.announced() == []
     LanceTable.create(lake.uri_of(ORDERS), ROWS.schema)
@@ -88,7 +88,7 @@ def test_table_that_appears_later_is_announced_whole(lake: LanceResource, instan
 
 
 def test_published_versions_name_their_run(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The merge of a run is announced on main, and is not foreign; the tag it moved announces itself."""
+    """The merge of a run is announced on main, and not as foreign; the moved tag is announced separately."""
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["main", "production"]), shop.lance, instance)
     ticks.tick()
     run_id = shop.run(instance).run_id
@@ -99,7 +99,7 @@ def test_published_versions_name_their_run(shop: Shop, instance: dg.DagsterInsta
 
 
 def test_foreign_move_of_a_tag(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Somebody promotes a table by itself: the promoted node is materialized, once for each move."""
+    """Each foreign move of a tag materializes the promoted node once."""
     shop = shop_at(lake.root, repository=False)
     shop.run(instance)
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"]), shop.lance, instance)
@@ -114,7 +114,7 @@ def test_foreign_move_of_a_tag(lake: LanceResource, instance: dg.DagsterInstance
 def test_run_requests_carry_the_newest_version(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """One run for a table however many versions it got, under a key that a repeated tick repeats."""
+    """A table gets one run request, however many new versions it has; a repeated tick repeats its key."""
 
     @dg.job
     def follow_up() -> None:
@@ -135,7 +135,7 @@ def test_run_requests_carry_the_newest_version(
 def test_dropped_table_is_reported_when_it_is_created_again(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """The new table has the same place and the same numbers, but other transactions."""
+    """A table that is created again at the same place, with the same version numbers, is recognised as a new one."""
     orders.append(ROWS)
     ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
     ticks.tick()
@@ -147,7 +147,7 @@ def test_dropped_table_is_reported_when_it_is_created_again(
     assert found.asset_events[0].metadata["lance/recreated"].value is True
     assert "shop/orders was dropped and created again" in found.skip_message
     assert ticks.announced() == []
-    # Dropped, and created again with fewer versions than were reported.
+    # The table is dropped, and created again with fewer versions than were reported.
     shutil.rmtree(orders.uri)
     LanceTable.create(lake.uri_of(ORDERS), ROWS.schema)
     assert ticks.announced() == [("main/shop/orders", 1)]
@@ -156,7 +156,7 @@ def test_dropped_table_is_reported_when_it_is_created_again(
 def test_drop_is_noticed_between_two_tables(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """The tick says that a table is gone, once, and the next table at the place is reported whole."""
+    """A tick says once that a table was dropped, and the next table at its place is reported from the start."""
     ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
     ticks.tick()
     shutil.rmtree(orders.uri)
@@ -167,7 +167,7 @@ def test_drop_is_noticed_between_two_tables(
 
 
 def test_branch_is_watched_like_main(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
-    """Its versions, and those of its successor of the same name, materialize `<branch>/<key>`."""
+    """The versions of a branch, and of a later branch with its name, materialize `<branch>/<key>`."""
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["dev"]), lake, instance)
     assert ticks.text() == "nothing new in 1 table; 1 table of 1 have no branch or tag 'dev'"
     orders.branches.create("dev")
@@ -208,7 +208,7 @@ def test_hostile_cursor_starts_over(
     cursor: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The tick warns and goes on from now; an exception would repeat at every tick."""
+    """After an invalid cursor the tick warns and starts from the present state, and does not raise at every tick."""
     ticks = Ticks(build_ref_sensor("refs", [ORDERS]), lake, instance)
     ticks.cursor = cursor
     assert ticks.announced() == []
@@ -220,7 +220,7 @@ def test_hostile_cursor_starts_over(
 def test_cursor_forgets_tables_that_are_no_longer_watched(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """Otherwise the cursor of a sensor over changing tables would only grow; an index beyond the end is no error."""
+    """The cursor drops tables that are no longer watched, and an index beyond its end is not an error."""
     LanceTable.create(lake.uri_of(CUSTOMERS), orders.schema())
     ticks = Ticks(build_ref_sensor("refs", [ORDERS, CUSTOMERS]), lake, instance)
     ticks.tick()
@@ -231,7 +231,7 @@ def test_cursor_forgets_tables_that_are_no_longer_watched(
 
 
 def test_tick_says_what_it_reported(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
-    """Dagster's list of ticks shows the tables with their newest versions, and tags with their targets."""
+    """The text of a tick has the tables with their newest versions, and the tags with their versions."""
     customers = LanceTable.create(lake.uri_of(CUSTOMERS), ROWS.schema)
     refs = ["main", "production"]
     ticks = Ticks(build_ref_sensor("refs", [ORDERS, CUSTOMERS], refs=refs), lake, instance)
@@ -248,7 +248,7 @@ def test_tick_says_what_it_reported(lake: LanceResource, instance: dg.DagsterIns
 
 @pytest.mark.usefixtures("orders")
 def test_resource_of_another_key(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """A second warehouse in a code location has a resource of its own."""
+    """A sensor may use a resource with another key, such as that of a second warehouse."""
     sensor = build_ref_sensor("refs", [ORDERS], resource_key="archive", from_start=True)
     context = dg.build_sensor_context(instance=instance, resources={"archive": lake})
     found = sensor.evaluate_tick(context)
@@ -259,7 +259,7 @@ def test_resource_of_another_key(lake: LanceResource, instance: dg.DagsterInstan
 def test_budget_leaves_the_rest_to_the_next_tick(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """Without any time a tick still does one table, and the next one goes on behind it."""
+    """A tick without any time budget still evaluates one table, and the next tick continues with the following one."""
     LanceTable.create(lake.uri_of(CUSTOMERS), ROWS.schema)
     ticks = Ticks(build_ref_sensor("refs", [ORDERS, CUSTOMERS], from_start=True, budget_seconds=0), lake, instance)
     assert ticks.announced() == [("main/shop/orders", 1)]
@@ -272,7 +272,7 @@ def test_budget_leaves_the_rest_to_the_next_tick(
 def test_broken_table_does_not_stop_the_others(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """It is reported, looked at again next time, and the others go on."""
+    """A broken table is reported and tried again at the next tick, and the others are evaluated."""
     broken = LanceTable.create(lake.uri_of(CUSTOMERS), ROWS.schema)
     ticks = Ticks(build_ref_sensor("refs", [CUSTOMERS, ORDERS]), lake, instance)
     ticks.tick()
@@ -301,7 +301,7 @@ def test_specs_of_the_main_branches(lake: LanceResource) -> None:
 
 
 def test_new_tables_are_discovered(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
-    """A table that another program creates is reported once; tables of assets, and tables that were there, are not."""
+    """A table that another program creates is reported once; tables of assets and older tables are not."""
     known = LanceTable.create(lake.uri_of(CUSTOMERS), orders.schema())
     ticks = Ticks(build_discovery_sensor("new", known=[CUSTOMERS]), lake, instance)
     assert "no new table among 1" == ticks.text()
@@ -321,7 +321,7 @@ def test_new_tables_are_discovered(lake: LanceResource, instance: dg.DagsterInst
 
 @pytest.mark.usefixtures("orders")
 def test_discovered_tables_become_partitions_and_runs(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """One dynamic partition for each table, and a run for it; a folder that is no table is tried again later."""
+    """A discovered table becomes a dynamic partition and a run; a folder that is not a table is tried again later."""
     parts = dg.DynamicPartitionsDefinition(name="tables")
 
     @dg.asset(partitions_def=parts)
@@ -347,7 +347,7 @@ def test_discovered_tables_become_partitions_and_runs(lake: LanceResource, insta
 
 
 def test_damaged_cursor_of_discovery(lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable) -> None:
-    """The tables of now count as seen, so a damaged cursor starts no flood of runs."""
+    """After a damaged cursor the existing tables count as seen, so they start no runs."""
     for cursor in ("x", "{}", "[1]", "[" * 100_000):
         ticks = Ticks(build_discovery_sensor("new", from_start=True), lake, instance)
         ticks.cursor = cursor
@@ -359,7 +359,7 @@ def test_damaged_cursor_of_discovery(lake: LanceResource, instance: dg.DagsterIn
 def test_what_no_publication_committed_is_reported(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:
-    """An append from outside and a direct commit of a run; neither a publication nor maintenance."""
+    """A foreign append and a direct commit of a run are reported; a publication and maintenance are not."""
     ticks = Ticks(build_protected_branch_sensor("guard", [ORDERS]), lake, instance)
     assert [] == ticks.announced()
     orders.branches.create("run/1")

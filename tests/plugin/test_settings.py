@@ -19,13 +19,13 @@ GOOD: dict[str, Any] = {
 
 
 def test_known_settings_and_keys_of_other_systems_pass() -> None:
-    """What the user means for another reader is none of our business."""
+    """Known settings, and keys with the prefix of another system, are accepted."""
     other = {"dagster/table_name": "x", "owner": "data team", "label": "blue", "team/mode": "fast", "version": 3}
     refuse_unknown_settings({**GOOD, **other}, "asset", "asset a")
 
 
 def test_values_that_dagster_wraps_are_looked_into() -> None:
-    """Dagster returns metadata as MetadataValue objects."""
+    """Settings are also found inside MetadataValue objects, which Dagster returns."""
     wrapped = {key: dg.MetadataValue.json(value) for key, value in GOOD.items() if not isinstance(value, str)}
     refuse_unknown_settings(wrapped, "asset", "asset a")
     with pytest.raises(InvalidInputError, match="lance/keys must be a list of texts"):
@@ -75,12 +75,12 @@ def test_misspelt_setting_is_refused_with_the_nearest_name(key: str, meant: str)
 def test_setting_in_the_wrong_place_or_with_a_wrong_value_is_refused(
     place: SettingPlace, metadata: dict[str, object], says: str
 ) -> None:
-    """The message names the place, the key and what would be right."""
+    """The error for a misplaced or wrong setting names the place, the key and what would be right."""
     with pytest.raises(InvalidInputError) as caught:
         refuse_unknown_settings(metadata, place, "asset a")
     assert says in str(caught.value)
 
 
 def test_every_setting_has_the_prefix() -> None:
-    """One prefix for all keys."""
+    """Every setting has the same prefix."""
     assert {"lance"} == {setting.key.split("/")[0] for setting in SETTINGS}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def read(lake: LanceResource, kind: Any, *, partition: str | None = None, **options: Any) -> Any:
-    """What an asset reads of the events, of the type given."""
+    """The events as an asset reads them with the given annotation."""
     seen: list[Any] = []
 
     def reader(rows: Any) -> None:
@@ -38,7 +38,7 @@ def numbers(frame: Any) -> list[int]:
 
 
 def test_spark_inputs(lake: LanceResource, spark: SparkSession) -> None:
-    """A Spark frame carries its partition and its filter; it may be optional, and one for each partition."""
+    """A Spark frame has only its partition's rows that pass its filter; it may be optional, or one per partition."""
     assert spark.version
     assert read(lake, DataFrame | None) is None
     rows = pa.table({"day": [dt.date(2024, 1, day) for day in (1, 2, 3, 3)], "n": [1, 2, 3, 4]})

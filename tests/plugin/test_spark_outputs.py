@@ -45,7 +45,7 @@ def rows(spark: SparkSession, *regions: str | None, kind: str = "bigint") -> Dat
 
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
 def test_rows_of_other_partitions_are_never_committed(lake: LanceResource, spark: SparkSession, mode: str) -> None:
-    """Executors check each batch that they write: runs for a, b and b again must not leave a row of a several times."""
+    """Executors check each batch: runs for a, b and b again, each with rows of both, leave each row of a once."""
     settings: dict[str, Any] = {"lance/write_mode": mode, **({"lance/keys": ["n"]} if mode == "upsert" else {})}
     assert {"a": 1} == run(lake, rows(spark, "a"), partition_key="a", metadata=settings)
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
 
 
 def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) -> None:
-    """All but those with keys of another type that is no integer; absent columns are nulls."""
+    """Spark matches upserts, except by keys whose type is neither the table's nor integer; absent columns are null."""
     schema = schema_of(id=pa.int64(), note=pa.string(), x=pa.float64())
     table = LanceTable.create(tmp_table_uri, schema)
     table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=schema))

@@ -1,4 +1,4 @@
-"""A publisher that was killed after it moved `main`: the next *Materialize* does the rest, and nothing beyond it."""
+"""After a publisher was killed that had moved `main`, the next *Materialize* does the rest, and nothing beyond it."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
 
 
 class Dying(ScriptedLake):
-    """A lake of which the publisher's own tables follow the script too."""
+    """A scripted lake whose script also sees the requests of the tables that the publisher opens."""
 
     def open_at(self, address: TableAddress) -> LanceTable:
         """Open the table at an address."""
@@ -26,27 +26,27 @@ class Dying(ScriptedLake):
 
 
 def main_moves(request: Request) -> bool:
-    """Whether a manifest of `main` is put."""
+    """Whether a request puts a manifest of `main`."""
     return request.commits and request.key.startswith("_versions/")
 
 
 def tag_moves(request: Request) -> bool:
-    """Whether a tag is written."""
+    """Whether a request writes a tag."""
     return request.writes and request.key.startswith("_refs/tags/production")
 
 
 def channel_moves(request: Request) -> bool:
-    """Whether an entry of the channel is put."""
+    """Whether a request puts an entry of the channel."""
     return request.writes and request.key.startswith("_repository/channels/")
 
 
 def pinned(request: Request) -> bool:
-    """Whether the run of the publisher is told what it published: the channel and the tags have moved."""
+    """Whether a request writes the pin of the publisher's run, after the channel and the tags have moved."""
     return request.writes and "/pins/" in request.key
 
 
 def killed(shop: Shop, instance: dg.DagsterInstance, at: Callable[[Request], bool], after: int = 0) -> None:
-    """Publish orders 4 and customer 30, and die before the request after some like it."""
+    """Publish orders 4 and customer 30, and die before a request that matches, after some others that matched."""
     shop.play(orders=[1, 2, 3, 4], customers=[10, 20, 30])
     written = dg.AssetSelection.assets(ORDERS, CUSTOMERS) | dg.AssetSelection.checks_for_assets(ORDERS)
     assert shop.run(instance, selection=written).success
@@ -76,7 +76,7 @@ def test_the_next_publication_does_the_rest(
     if repository:
         assert shop.run(instance).success
     killed(shop, instance, at, after)
-    # Where `main` of the orders had yet to follow, the foreign rows would be audited and published with the orders.
+    # If `main` of the orders had not followed yet, the foreign rows would be audited and published with the orders.
     foreign = shop.table().append(pa.table({"id": [99]})) if not after else shop.table().head()
     assert shop.publish(instance, *PROMOTED).success
     assert ([1, 2, 3, 4], [10, 20, 30]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
@@ -88,7 +88,7 @@ def test_the_next_publication_does_the_rest(
 
 
 def test_what_was_withdrawn_meanwhile_stays_away(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """The channel named it until a person took it back, although its publisher died before it could say so."""
+    """A version that a person withdrew is not promoted again, though its publisher died before it reported it."""
     assert shop.run(instance).success
     killed(shop, instance, pinned)
     channels = LanceRepository.open(shop.lance.root).channels

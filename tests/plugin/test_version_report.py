@@ -31,12 +31,12 @@ def events_of(result: dg.ExecuteInProcessResult) -> list[dg.DagsterEvent]:
 
 
 def numbers(found: dict[str, Any]) -> tuple[int, int, int]:
-    """How many rows were added, removed and changed."""
+    """The numbers of rows that were added, removed and changed."""
     return found["lance/rows_added"], found["lance/rows_removed"], found["lance/rows_changed"]
 
 
 def test_changes_of_an_upsert(lake: LanceResource) -> None:
-    """Rows are recognised by the keys: one is new, one changed, one is as it was."""
+    """The changes of an upsert are counted by the keys: one row is new, one changed, one unchanged."""
     upsert: dict[str, Any] = {"write_mode": "upsert", "keys": ["id"]}
     first = materialized(lake, pa.table({"id": [1, 2], "price": [5, 6]}), **upsert)
     assert (2, 0, 0) == numbers(first)
@@ -49,7 +49,7 @@ def test_changes_of_an_upsert(lake: LanceResource) -> None:
 
 
 def test_changes_of_columns(lake: LanceResource) -> None:
-    """An overwrite replaces all rows, and its columns are compared by name."""
+    """For an overwrite, all rows count as replaced, and columns are compared by name."""
     materialized(lake, pa.table({"id": [1, 2]}))
     found = materialized(lake, pa.table({"id": [1], "note": ["x"]}), schema_evolution="replace")
     assert (1, 2, 0) == numbers(found)
@@ -57,7 +57,7 @@ def test_changes_of_columns(lake: LanceResource) -> None:
 
 
 def test_changes_of_many_rows_are_counted_by_the_manifests(lake: LanceResource) -> None:
-    """No row is read where more than a bounded number may differ, and the page says that the numbers are rough."""
+    """When many rows may differ, none is read, and the page says that the numbers are estimates."""
     rows = pa.table({"id": pa.array(range(60_000))})
     upsert: dict[str, Any] = {"write_mode": "upsert", "keys": ["id"]}
     materialized(lake, rows, **upsert)
@@ -69,7 +69,7 @@ def test_changes_of_many_rows_are_counted_by_the_manifests(lake: LanceResource) 
 
 
 def test_preview_of_rows(lake: LanceResource) -> None:
-    """A few of the newest rows, cut where they are wide; and none, nor the size, where the setting says so."""
+    """A preview has a few of the newest rows, with wide values cut; a setting leaves out preview and size."""
     wide = {f"c{number}": [number] for number in range(12)}
     found = materialized(lake, pa.table({"note": ["a|b\nc " + "x" * 50], **wide}))
     head, _, row, _, more = found["lance/preview"].splitlines()
@@ -84,7 +84,7 @@ def test_preview_of_rows(lake: LanceResource) -> None:
 
 
 def test_empty_output(lake: LanceResource) -> None:
-    """There is nothing to show, and nothing fails."""
+    """An empty output has no preview, and causes no failure."""
     found = materialized(lake, pa.table({"id": pa.array([], pa.int64())}))
     assert (0, 0, 0) == numbers(found)
     assert "lance/preview" not in found

@@ -1,4 +1,4 @@
-"""The button publishes what waits: the newest audited candidate, every partition, the whole backfill."""
+"""*Materialize* publishes what waits: the newest audited candidate, every partition, the whole backfill."""
 
 import dagster as dg
 
@@ -15,14 +15,14 @@ def events(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
 
 
 def waits(event: dg.AssetMaterialization, key: str = "lance/waiting") -> list[str]:
-    """Why branches of the table had to wait."""
+    """The reasons why branches of the table had to wait."""
     found = event.metadata[key].value
     assert isinstance(found, list)
     return [str(reason) for reason in found]
 
 
 def test_the_button_publishes_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Without a config; pressed again it says that there is nothing new, stays green and emits no event."""
+    """*Materialize* without a config publishes what waits; repeated, it succeeds without an event or news."""
     candidates(shop, instance)
     first = shop.publish(instance, *PROMOTED)
     assert first.success
@@ -34,7 +34,7 @@ def test_the_button_publishes_what_waits(shop: Shop, instance: dg.DagsterInstanc
 
 
 def test_the_newest_audited_candidate_is_published(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Of three overwrites that wait, the newest one failed its audit and the oldest one is superseded."""
+    """Of three waiting overwrites, whose newest failed its audit, the second is published and supersedes the oldest."""
     for orders in ([1], [2], [-3]):
         shop.play(orders=orders)
         shop.run(instance, selection=CANDIDATES)
@@ -55,7 +55,7 @@ def test_a_run_publishes_nothing_of_others(shop: Shop, instance: dg.DagsterInsta
 
 
 def test_every_waiting_append_is_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Oldest first and audited together, as one commit."""
+    """Every waiting append is published, oldest first, audited together and as one commit."""
     stall = Stall(lake, [Unique("id")])
     for number in (1, 2, 3):
         stall.write(instance, number)
@@ -64,7 +64,7 @@ def test_every_waiting_append_is_published(lake: LanceResource, instance: dg.Dag
 
 
 def test_a_held_table_is_not_published_by_the_button(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """The button is red and says who holds it; after the release the same button publishes."""
+    """*Materialize* fails for a held table and says who holds it; after the release it publishes."""
     stall = Stall(lake, [Unique("id")])
     assert stall.run(instance).success
     stall.write(instance, 2)
@@ -77,7 +77,7 @@ def test_a_held_table_is_not_published_by_the_button(lake: LanceResource, instan
 
 
 def test_the_button_says_what_main_has_and_its_channel_lacks(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """It stays green and promotes nothing unasked; the ref that it names promotes the run, whose branch is gone."""
+    """*Materialize* succeeds without promoting a version of main unasked; the ref that it suggests promotes it."""
     stall = Stall(lake, [Unique("id")])
     assert stall.run(instance).success
     ref = stall.write(instance, 2)
@@ -121,7 +121,7 @@ def test_a_backfill_publishes_what_passed_and_names_what_waits(
 def test_a_branch_that_a_published_reexecution_continued_does_not_wait(
     shop: Shop, stored_instance: dg.DagsterInstance
 ) -> None:
-    """`main` contains it, so its failed check is not named, whatever the newest run wrote."""
+    """A failed branch that `main` contains, through a re-execution, does not wait, whatever the newest run wrote."""
     shop.play(orders=[-1])
     broken = shop.execute(stored_instance)
     assert not broken.success
@@ -139,7 +139,7 @@ def test_a_branch_that_a_published_reexecution_continued_does_not_wait(
 
 
 def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """By the first characters of the run id, and recorded as an observation of the promoted node."""
+    """A branch is discarded by the first characters of its run id, which an observation of the node records."""
     stall = Stall(lake, [InRange("id", minimum=0)])
     assert stall.run(instance).success
     stall.ids = [-2]
@@ -148,7 +148,7 @@ def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instanc
     short = broken.run_id[:8]
     assert "discard needs a reason" in failure(stall.publish(instance, discard=short))
     assert "nothing to be discarded" in failure(stall.publish(instance, discard="ffffffffffff", reason="x"))
-    assert "is no run id" in failure(stall.publish(instance, discard="*", reason="x"))
+    assert "is not a run id" in failure(stall.publish(instance, discard="*", reason="x"))
     assert stall.publish(instance, discard=short, reason="wrong prices").success
     assert {} == stall.table.branches.list("run/*")
     (seen,) = instance.fetch_observations(PRODUCTION_ITEMS, limit=5).records
@@ -159,7 +159,7 @@ def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instanc
 
 
 def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """For a branch that waits, and for one that was published and deleted; what is ambiguous is refused."""
+    """A short run id names a waiting branch or one that was published and deleted; an ambiguous id is refused."""
     stall = Stall(lake, [RowCount(minimum=1)])
     branch = stall.write(instance, 1)
     for _ in range(2):
@@ -173,7 +173,7 @@ def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInsta
 def test_a_superseded_branch_that_another_table_needs_is_not_to_be_discarded(
     shop: Shop, instance: dg.DagsterInstance
 ) -> None:
-    """One of two tables of a run failed and was repaired alone: the advice keeps what the run wrote of the other."""
+    """When one of two tables of a run was repaired alone, the advice does not lose what the run wrote to the other."""
     shop.play(orders=[1])
     assert shop.run(instance).success
     shop.play(orders=[-3])
@@ -190,7 +190,7 @@ def test_a_superseded_branch_that_another_table_needs_is_not_to_be_discarded(
 
 
 def test_a_branch_that_conflicts_says_what_to_do(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """What it replaced was rolled back since: it waits, and a new run of the partition takes its place."""
+    """A branch whose replaced rows were rolled back since waits with advice, and a new run takes its place."""
     stall = Stall(lake, [Unique("id")], days=True, once=True, mode="replace")
     monday = {"partition_key": "mon"}
     for number in (1, 2):

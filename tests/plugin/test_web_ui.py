@@ -1,4 +1,4 @@
-"""What the buttons of Dagster's web UI do, sent to a real web server the way the pages send it: as GraphQL."""
+"""The GraphQL requests of the buttons in Dagster's web UI, sent to a real web server."""
 
 import http.client
 import json
@@ -70,7 +70,7 @@ class WebUI:
     port: int
 
     def ask(self, query: str, **variables: object) -> dict[str, Any]:
-        """The answer to a GraphQL query."""
+        """Return the answer to a GraphQL query."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=60)
         try:
             body = json.dumps({"query": query, "variables": variables})
@@ -83,7 +83,7 @@ class WebUI:
         return data
 
     def launch(self, config: Mapping[str, object]) -> dict[str, Any]:
-        """What the server says when *Materialize* is pressed in the launchpad of the promoted orders."""
+        """Launch the promoted orders as the launchpad does, and return the answer of the server."""
         selection = {"assetSelection": [{"path": PRODUCTION_ORDERS.path}], "assetCheckSelection": []}
         params = {
             "selector": {**REPOSITORY, "pipelineName": "__ASSET_JOB", **selection},
@@ -136,13 +136,13 @@ def web_ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebUI]:
 
 
 def test_rollback_and_forward(web_ui: WebUI) -> None:
-    """The button brings an older version back and the newer one again, and the node's page says from where and why."""
+    """*Materialize* restores an older version and the newer one again, and the node's page says from where and why."""
     shop = web_ui.shop
     assert shop.tag() == "main@3"
     for ref, ids in (("main@2", [1, 2, 3]), ("main@3", [4, 5])):
         before = shop.tag()
         assert web_ui.publish(ref=ref, reason=f"better than {before}") == ("SUCCESS", "")
-        # Both are older than the tag, so each is committed to main again.
+        # Both versions are older than the tag's, so each is committed to main again.
         after = shop.tag()
         assert after not in (before, ref)
         assert shop.ids("production") == ids
@@ -154,14 +154,14 @@ def test_rollback_and_forward(web_ui: WebUI) -> None:
 
 
 def test_page_of_a_promoted_node(web_ui: WebUI) -> None:
-    """It says how to roll back, and promoted nodes stand together."""
+    """The page of a promoted node says how to roll back, and all promoted nodes are in one group."""
     page = web_ui.ask(PAGE, key={"path": PRODUCTION_ORDERS.path})["assetNodeOrError"]
     assert page["groupName"] == "production"
     assert "Open launchpad" in page["description"]
 
 
 def test_wrong_field(web_ui: WebUI) -> None:
-    """A field that does not exist is named, with those that do, before there is a run."""
+    """The error for an unknown config field names it and the known ones, before there is a run."""
     runs = web_ui.ask(RUNS)
     refused = web_ui.launch({"version": 2})
     assert refused["__typename"] == "RunConfigValidationInvalid"

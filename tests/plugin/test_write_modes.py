@@ -14,7 +14,7 @@ REGIONS = dg.StaticPartitionsDefinition(["a", "b"])
 
 
 class FailsAfterWriting(LanceIOManager):
-    """Loses the answer of the first attempt's commit."""
+    """An IO manager that fails after the first attempt's commit, as if its answer were lost."""
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Write, then fail once."""
@@ -95,7 +95,7 @@ def test_upsert_of_a_partition_deletes_only_there(lake: LanceResource) -> None:
 
 @pytest.mark.parametrize("missing", ["keep", "delete"])
 def test_retried_upsert_leaves_each_key_once(lake: LanceResource, missing: str) -> None:
-    """The first attempt commits and dies; the second does the same again."""
+    """When the first attempt commits and dies, the second one leaves each key once."""
     upsert(lake, rows("a", x=1, y=2))
     manager = FailsAfterWriting(lance=lake)
     upsert(lake, rows("a", y=3, z=4), manager=manager, **when(missing))
@@ -103,7 +103,7 @@ def test_retried_upsert_leaves_each_key_once(lake: LanceResource, missing: str) 
 
 
 def test_empty_upsert_is_a_version_all_the_same(lake: LanceResource) -> None:
-    """The publisher sees that the run wrote the table."""
+    """An upsert without rows makes a version, by which the publisher sees that the run wrote the table."""
     upsert(lake, rows("a", x=1))
     before = lake.table(STOCK).head("dev").number
     result = upsert(lake, pd.DataFrame({"id": [], "region": [], "n": []}))
@@ -127,7 +127,7 @@ def test_empty_upsert_is_a_version_all_the_same(lake: LanceResource) -> None:
 def test_keys_that_identify_no_row_are_refused(
     lake: LanceResource, value: pa.Table, keys: list[str], says: str
 ) -> None:
-    """Nothing is committed."""
+    """An upsert with null, duplicate or unknown keys is refused, and commits nothing."""
     with pytest.raises(InvalidInputError) as caught:
         upsert(lake, value, **dict[str, Any]({"lance/keys": keys}))
     assert says in str(caught.value)
@@ -135,7 +135,7 @@ def test_keys_that_identify_no_row_are_refused(
 
 
 def test_files_cannot_be_upserted(lake: LanceResource) -> None:
-    """The keys of rows in files are not known."""
+    """Staged files cannot be upserted, because the keys of their rows are not known."""
     table = LanceTable.create(lake.uri_of(STOCK), rows("a").schema)
     staged: StagedFiles = table.stage(rows("a", x=1))
     with pytest.raises(InvalidInputError, match="return Arrow rows or a frame, not StagedFiles"):
@@ -143,7 +143,7 @@ def test_files_cannot_be_upserted(lake: LanceResource) -> None:
 
 
 def test_a_run_may_replace_what_the_asset_upserts(lake: LanceResource) -> None:
-    """The mode of one run goes before the mode of the asset, whose keys then have no meaning."""
+    """The mode that a run sets takes precedence over the asset's, whose keys are then ignored."""
     upsert(lake, rows("a", x=1))
 
     @dg.asset(key=STOCK, metadata={"lance/write_mode": "upsert", "lance/keys": ["id"]})

@@ -1,4 +1,4 @@
-"""Keep back what was computed from a version that is not published.
+"""Keep rows back that were computed from a version that is not published.
 
 A run of a backfill reads what earlier runs of the same backfill wrote, before any of it is published, and names these
 versions in its own commits (`backfill_reads`). Its rows are published after these versions, or together with them. A
@@ -35,26 +35,26 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Decide which publications have to wait for what their rows were computed from."""
+    """Decide which publications have to wait until the versions that their rows were computed from are published."""
 
     instance: dg.DagsterInstance
     open_table: Callable[[str], LanceTable]
-    # The runs that may still publish what others have read.
+    # The runs that are not over, and may still publish a version that another run has read.
     under_way: set[str] = field(default_factory=set)
 
     def keep_back(self, found: Sequence[Publication]) -> tuple[list[Publication], list[Publication]]:
-        """Leave out the branches that have to wait; a run waits with all its tables.
+        """Leave out the branches that have to wait; the branches of the same run in other tables wait with them.
 
         Returns:
-            The publications with the branches that are left, and those of tables of which no branch is left. Both say
-            in `waiting` why branches have to wait.
+            The publications that still have a branch to publish, and those that have none left. The `waiting` of both
+            says why branches have to wait.
         """
         left, waits = self._split(found)
         noted = [_noted(one, waits[one.name]) if one.name in waits else one for one in left]
         return [one for one in noted if one.audited], [one for one in noted if not one.audited]
 
     def _split(self, found: Sequence[Publication]) -> tuple[list[Publication], dict[str, list[str]]]:
-        """Return the publications without the branches that have to wait, and why these wait, by table."""
+        """Return the publications without the branches that have to wait, and the reasons for the wait by table."""
         reads = {(one.name, source.branch): list(_reads(one.table, source)) for one in found for source in one.sources}
         waits: dict[str, list[str]] = {}
         late: set[str] = set()
@@ -103,14 +103,14 @@ class Dependencies:
 
 
 def _is_withdrawn(table: LanceTable, landed: Version) -> bool:
-    """Return whether the newest rollback on `main` since a publication went back to before it."""
+    """Return whether the newest rollback on `main` after a published version restored an older version than that."""
     restored = (version.properties.get(md.ROLLED_BACK_TO) for version in table.log(MAIN, after=landed))
     newest = next(filter(None, restored), None)
     return newest is not None and table.at(newest).number < landed.number
 
 
 def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:
-    """Yield the unpublished versions that the commits of a branch name as read."""
+    """Yield the unpublished versions that, by the commits of a branch, its run has read."""
     if head.branch == MAIN:
         return
     for commit in table.log(head, after=MAIN):
@@ -121,7 +121,7 @@ def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:
 
 
 def _has_rows_of(table: LanceTable, source: Version, read: _Read) -> bool:
-    """Return whether a version has exactly the rows of the one that was read: later commits changed none."""
+    """Return whether a version has exactly the rows of the version that was read: later commits changed no row."""
     if source.branch != read.branch or source.number < read.number:
         return False
     later = range(read.number + 1, source.number + 1)

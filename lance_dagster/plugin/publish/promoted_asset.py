@@ -34,10 +34,10 @@ def promoted_asset_spec(
 ) -> dg.AssetSpec:
     """Return the external asset that stands for a table at a tag, for a code location that only reads it.
 
-    It has the owners, tags, kinds and column descriptions of the candidate's definition, where that is given.
+    It has the owners, tags, kinds and column descriptions of the candidate's definition, when `table` is a definition.
 
-    The code location of the publisher needs none: `build_publisher` makes the node there, with the same key and
-    metadata.
+    The code location of the publisher does not need this asset: `build_publisher` makes the node there, with the same
+    key and metadata.
 
     Args:
         table: The candidate: its definition, or its key when the table is at the default place. A key with metadata is
@@ -55,16 +55,16 @@ def promoted_asset_spec(
     # With `partition_expr`, partitioned readers of the node can read their partitions.
     if partitions_def is not None and md.PARTITION_EXPR in metadata:
         about[md.PARTITION_EXPR] = metadata[md.PARTITION_EXPR]
-    # The descriptions of the columns, which Dagster merges with the columns of the events.
+    # Dagster merges these descriptions of the columns with the columns that the events report.
     if md.COLUMN_SCHEMA in metadata:
         about[md.COLUMN_SCHEMA] = metadata[md.COLUMN_SCHEMA]
     return dg.AssetSpec(
         promoted_key(candidate, tag),
         description=_ABOUT.format(table=candidate.to_user_string(), tag=tag),
-        # Dagster allows fewer characters in the name of a group than Lance in that of a tag.
+        # Dagster allows fewer characters in a group name than Lance allows in a tag name.
         group_name=re.sub(r"\W", "_", tag, flags=re.ASCII),
         owners=list(asset.owners),
-        # Tags of Dagster's own are about the candidate, such as its kinds.
+        # Dagster's own tags, such as those for kinds, describe the candidate.
         tags={key: value for key, value in asset.tags.items() if not key.startswith("dagster/")},
         # Dagster shows three kinds at most.
         kinds={"lance", *sorted(asset.kinds - {"lance"})[:2]},
@@ -72,7 +72,7 @@ def promoted_asset_spec(
         metadata={
             **about,
             md.REF: tag,
-            # Without a URI: the root belongs to the resource, which only a run has.
+            # The URI is left out: the root belongs to the resource, which only a run has.
             **md.definition_metadata(table_address(candidate, metadata).dotted, None),
         },
     )

@@ -1,4 +1,4 @@
-"""The materialization of a promoted node: what its page says about the version that readers have from now on."""
+"""Build the materialization of a promoted node, whose metadata describes the version that readers see from now on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ def promoted_result(
 
     Args:
         one: The publication, after its tag has moved.
-        moved: What is known of the move, such as the tag, who moved it and why; empty values are left out.
-        ignored: What spoke against the publication and was ignored.
+        moved: Metadata of the move, such as the tag, who moved it and why; empty values are left out.
+        ignored: The reasons against the publication that the config ignored.
         has_run: Returns whether the instance has the record of a run.
     """
     version = one.promoted_to or one.version
@@ -40,20 +40,20 @@ def promoted_result(
         **{key: value for key, value in about.items() if value},
     }
     again = one.about.get(md.AUDITED_AGAIN)
-    # What was ignored when a preview was made again is in the record of that audit only.
+    # Reasons that were ignored when a merge was audited again are only in the record of that audit.
     found = [*ignored, *(again.get("ignored", ()) if isinstance(again, dict) else ())]
     if found:
         metadata["lance/ignored"] = list(dict.fromkeys(found))
     return dg.MaterializeResult(
         asset_key=one.promoted,
         metadata=metadata,
-        # The uuid of the transaction, as for the candidate: the staleness of readers follows the tag.
+        # The uuid of the transaction, as for the candidate: readers become stale when the tag moves.
         data_version=dg.DataVersion(version.transaction),
     )
 
 
 def _links(one: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:
-    """Return what leads from the page of the promoted node to its rows: the candidate, the run, the changes."""
+    """Return the links from the promoted node's page to where its rows come from: candidate, run and changes."""
     # A run may have been deleted from the instance, or belong to another one.
     runs = [run for run in runs_of(version) if has_run(run)]
     since = {one.previous.ref: one.previous.ref} if one.previous else {}
@@ -66,7 +66,7 @@ def _links(one: Publication, version: Version, has_run: Callable[[str], bool]) -
 
 
 def _lineage(one: Publication, version: Version) -> dg.TableColumnLineage:
-    """Return that each column comes from the column of that name in the candidate."""
+    """Return the lineage that derives each column from the column of the same name in the candidate."""
     names = one.table.schema(version).names
     deps = {name: [dg.TableColumnDep(asset_key=one.candidate, column_name=name)] for name in names}
     return dg.TableColumnLineage(deps_by_column=deps)

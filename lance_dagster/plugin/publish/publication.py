@@ -43,7 +43,7 @@ from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of, started
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
-# A table waits for its requests most of the time, so more threads than processors are of use.
+# The work on a table mostly waits for the storage, so more threads than processors make it faster.
 _WORKERS = 8
 T = TypeVar("T")
 S = TypeVar("S")
@@ -59,9 +59,9 @@ class Publication:
     merge. `previous` is the tag before the publication, and `promoted_to` the version that the tag names after
     it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
     Otherwise a tag moves only forward: when another publisher has moved it to a later version of `main`, that
-    version contains the rows of this publication. `planned` is
-    the audited preview of the merge of the sources into `base`, a version of `main`; None when the source itself is
-    merged. `about` has further metadata entries for the promoted node's page.
+    version contains the rows of this publication. `planned` is the audited preview of the merge of the sources into
+    `base`, a version of `main`; it is None when the source itself is merged. `about` has further metadata entries
+    for the promoted node's page.
     """
 
     candidate: dg.AssetKey
@@ -88,22 +88,22 @@ class Publication:
 
     @property
     def move(self) -> str:
-        """From where to where the tag has moved."""
+        """The move of the tag as text: the version before and after."""
         return f"{self.name}: from {self.previous.ref if self.previous else 'nowhere'} to {self.promoted_to}"
 
     @property
     def lagging(self) -> list[str]:
-        """What could not follow the channel of a repository, and why."""
+        """The branches and tags of tables that could not follow the channel of a repository, and why."""
         return self._noted(md.LAGGING)
 
     @property
     def waiting(self) -> list[str]:
-        """Why branches of the table have to wait."""
+        """The reasons why branches of the table have to wait."""
         return self._noted(md.WAITING)
 
     @property
     def superseded(self) -> list[str]:
-        """The branches of the table whose rows were replaced by a newer one."""
+        """The branches of the table whose rows a newer branch replaced, each with advice."""
         return self._noted(md.SUPERSEDED)
 
     def _noted(self, key: str) -> list[str]:
@@ -134,7 +134,7 @@ class Opened(NamedTuple):
 
 @dataclass(slots=True)
 class Search:
-    """What the tables of a publication have to publish, and what is missing, wrong, held or refused."""
+    """The result of a search through the tables: what to publish, and what is missing, wrong, held or refused."""
 
     found: list[Publication] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Search:
 def find_by_run(
     publication: Publication, chain: RunChain, *, head: Version | None, instance: dg.DagsterInstance
 ) -> Publication:
-    """Return the publication of the rows that a chain of runs wrote; without sources when it wrote none.
+    """Return the publication of the rows that a chain of runs wrote; it has no sources when they wrote none.
 
     Args:
         publication: The table.
@@ -167,8 +167,8 @@ def find_by_run(
     table = publication.table
     if head is not None and run_of(head.branch) in (None, chain.run_id):
         return replace(publication, sources=(head,))
-    # No branch was found, or that of an older run of the chain. A newer run may be published already and its branch
-    # deleted; then the log of `main` has the newer rows.
+    # No branch was found, or only the branch of an older run of the chain. A newer run may be published already and
+    # its branch deleted; then the log of `main` has the newer rows.
     runs = dg.RunsFilter(run_ids=list(chain.run_ids))
     landed = landed_as(table, {md.RUN_ID: chain.run_ids}, started_at(runs, instance))
     if landed is not None and (head is None or _is_newer(landed, head, chain)):
@@ -191,7 +191,7 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     """Return the publication of a ref expression: a branch to merge, or a version of `main` to promote.
 
     Raises:
-        RefNotFoundError: There is no such ref, and the log of `main` has no merge of such a run branch.
+        RefNotFoundError: The ref does not exist, and the log of `main` has no merge of a run branch of this name.
     """
     table = publication.table
     run_id = run_of(ref)
@@ -208,12 +208,12 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
 
 
 def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
-    """Return the published runs whose ids begin like that; only the beginning itself when there is none.
+    """Return, in a list, the id of the published run that starts with `beginning`; `beginning` itself without one.
 
     Raises:
-        InvalidInputError: There are several.
+        InvalidInputError: Several ids start with it, and none is equal to it.
     """
-    # The branch is deleted, so only the commits of `main` still have the whole id.
+    # The branch is deleted, so only the commits of `main` still name the whole id.
     numbers = table.branches.version_numbers()[-SEARCHED:]
     found = {run for number in numbers for run in _values(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
     like = sorted(run for run in found if run.startswith(beginning))
@@ -236,7 +236,7 @@ def merge_all(
     chain: RunChain,
     plan_again: Callable[[Publication], Publication] | None = None,
 ) -> list[Publication]:
-    """Move `main` of every table to what was audited, and return the publications with the versions that contain it.
+    """Move `main` of every table to its audited version, and return the publications with the versions of `main`.
 
     Args:
         publications: The tables.
@@ -266,7 +266,7 @@ def _merged(
             return replace(publication, landed=_fast_forward(publication, chain))
         except MergeConflictError as error:
             source = publication.planned or publication.sources[-1]
-            # With the kind `history`, `main` moved, which a new plan answers. Any other conflict would be met again.
+            # The kind `history` means that `main` moved, so a new plan can succeed. Any other conflict would recur.
             moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
             if not moved or plan_again is None:
                 raise MergeConflictError(refusal, named_conflicts(publication, source, error.conflicts)) from error
@@ -275,11 +275,11 @@ def _merged(
 
 
 def _fast_forward(publication: Publication, chain: RunChain) -> Version:
-    """Move `main` to the planned merge, or to the single source, unless `main` has anything that these do not have."""
+    """Move `main` to the planned merge, or to the single source, unless `main` has commits that this one lacks."""
     return publication.table.merge(
         publication.planned or publication.sources[0],
         into=MAIN,
-        # Any other merge could bring rows together that no check saw together.
+        # A merge in any other mode could combine rows that no check has seen together.
         mode="ff-only",
         message=landing_message(publication),
         properties=landing_properties(publication, chain),
@@ -287,18 +287,18 @@ def _fast_forward(publication: Publication, chain: RunChain) -> Version:
 
 
 def landing_message(publication: Publication) -> str:
-    """Return the message of the commit that brings `main` of a table to what was audited."""
+    """Return the message of the commit that moves `main` of a table to its audited version."""
     sources = publication.sources
     named = ", ".join(map(str, sources[:3])) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")  # noqa: PLR2004
     return f"publish {publication.name} from {named}"
 
 
 def landing_properties(publication: Publication, chain: RunChain) -> dict[str, str]:
-    """Return the properties of the commit that brings `main` of a table to what was audited."""
+    """Return the properties of the commit that moves `main` of a table to its audited version."""
     sources = publication.sources
     properties = merge_properties(publication, sources[-1], chain)
     if publication.planned is None:
-        # In a repository the merge commit names a staged version, whose branch no audit knows.
+        # In a repository the parent of the merge commit is a staged version, on a branch that no audit names.
         return properties | {md.AUDITED_VERSION: str(sources[0])}
     runs = dict.fromkeys(_run_of_source(source) for source in sources)
     return properties | {
@@ -309,7 +309,7 @@ def landing_properties(publication: Publication, chain: RunChain) -> dict[str, s
 
 
 def merge_properties(publication: Publication, source: Version, chain: RunChain) -> dict[str, str]:
-    """Return the properties of the commit that merges a source; `landed_as` finds it by them."""
+    """Return the properties of the commit that merges a source; `landed_as` finds the commit by these properties."""
     found = {
         md.RUN_ID: _run_of_source(source),
         md.ASSET_KEY: publication.name,
@@ -349,7 +349,7 @@ def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> P
 
 
 def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
-    # Compare and swap: the person decided by the version that the tag had then.
+    # Compare-and-swap: the person chose on the basis of the version that the tag named then.
     expected = None if publication.previous is None else publication.previous.ref
     try:
         return publication.table.tags.move(tag, publication.version, expected=expected, metadata=metadata)
@@ -378,7 +378,7 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
 
 def find_tag(table: LanceTable, name: str) -> Tag | None:
     """Return a tag, or None when there is none of that name."""
-    # One request where there is the tag, as in all publications of a table but the first one.
+    # This takes one request when the tag exists, as in every publication of a table but the first one.
     with suppress(RefNotFoundError):
         return table.tags.get(name)
     return None
@@ -389,11 +389,11 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
 
     def retire(publication: Publication) -> list[str]:
         runs = [run_of(source.branch) for source in publication.sources]
-        # What a publication that died had merged: it did not come to its branches.
+        # A publication that died after its merge did not get to delete the branches of these runs.
         if publication.landed is not None and not (runs or publication.chosen):
             runs = [*runs_of(publication.landed)]
         run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
-        # The sources may be branches of other runs: of those of a backfill, or of one that a person named.
+        # The sources may be branches of other runs: the runs of a backfill, or a run that a person named.
         retired = replace(chain, run_ids=tuple(run_ids))
         branches = RunBranch(table=publication.table, chain=retired)
         return [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
@@ -402,9 +402,9 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
 
 
 def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
-    """Do what needs the storage only for each table, a few at a time, and return the results in order."""
+    """Call `work`, which may use only the storage, for a few items at a time, and return the results in order."""
     items = list(each)
-    # Threads cost more than they save where there is nothing to wait for at the same time.
+    # A single item has nothing to overlap with, so a thread would cost more than it saves.
     if len(items) <= 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -412,7 +412,8 @@ def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
 
 
 # The search of the log stops at the start of the runs. When Dagster has deleted their records, the start is unknown
-# and this number of versions limits the search: an interrupted publication is resumed before that many others land.
+# and this number of versions limits the search: it is assumed that an interrupted publication is resumed before that
+# many others land.
 SEARCHED = 200
 
 
@@ -421,7 +422,7 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
 
     Args:
         table: The table.
-        made_by: By property, the values of which one must match. All properties must match.
+        made_by: The accepted values of each property. Every property must have one of its values.
         since: The start of the runs that may have made the version; older versions are not searched. None when
             it is unknown.
     """

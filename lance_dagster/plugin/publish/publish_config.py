@@ -1,4 +1,4 @@
-"""What the run configuration of a publisher may ask for."""
+"""The run configuration of a publisher."""
 
 import enum
 
@@ -24,7 +24,7 @@ class PublishConfig(dg.Config):
         "commit of the repository: promote the tables as they were then, or roll back. main@3: the same for one table. "
         "run/<id>: publish a branch that was left behind; the first characters of the id are enough.",
     )
-    reason: str = Field(default="", description="Why. Kept with the tag and on the promoted node's page.")
+    reason: str = Field(default="", description="Why. It is kept with the tag and on the promoted node's page.")
     rollback: Rollback = Field(
         default=Rollback.revert,
         description="When ref is older than the tag. revert: a commit on main restores that version, so that what was "
@@ -40,7 +40,9 @@ class PublishConfig(dg.Config):
         "reason.",
     )
     release: bool = Field(default=False, description="Release a hold; with ref, publish that next. Needs a reason.")
-    dry_run: bool = Field(default=False, description="Look at the checks and say what would happen, and stop there.")
+    dry_run: bool = Field(
+        default=False, description="Verify the checks and log what would be published, but publish nothing."
+    )
     ignore_failed_checks: bool = Field(
         default=False, description="Publish although checks failed or did not run. Needs a reason."
     )

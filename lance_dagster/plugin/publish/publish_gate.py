@@ -1,7 +1,7 @@
 """Decide from Dagster's event log whether a version passed its audit.
 
 In a run that includes the blocking checks, Dagster's graph already keeps the publisher behind them. That is not
-enough: checks can be deselected at launch, and a publisher that is started by hand has no check before it. The
+enough: checks can be deselected at launch, and the run of a publisher that is started by hand has no checks. The
 publisher therefore verifies the audit of the exact version that it is about to publish:
 
 1. the newest materialization of the candidate on that run branch must name the version
@@ -32,7 +32,7 @@ _SEARCHED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The version whose audit decides: on the branch where a run wrote it, even when it was merged since."""
+    """The version whose audit decides, on the run branch where it was written, even if it has been merged since."""
 
     asset: dg.AssetKey
     branch: str
@@ -50,8 +50,8 @@ class Subject:
             if run_id is None or len(version.parents) != _PARENTS_OF_A_MERGE:
                 made = f"{version.operation} by {version.committer}"
                 return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
-            # The second parent of a merge commit is its source. The branch may be deleted by now; only its
-            # name and the number are compared with events, so that is no obstacle.
+            # The second parent of a merge commit is its source. The branch may be deleted by now, which does not
+            # matter: only its name and the version number are compared with events.
             source = version.properties.get(md.AUDITED_VERSION, version.parents[1])
             branch, _, number = source.rpartition("@")
             return cls(asset=asset, branch=branch, number=int(number), run_id=run_id)
@@ -80,14 +80,14 @@ class _Event:
 
 
 class AuditLog:
-    """What the event log says about audits, read once for each run.
+    """The audit events of the event log, read once for each run.
 
     One publication asks about many tables that the same run wrote. Dagster can filter the events of a run by kind but
     not by asset, so reading them for each table would cost the square of their number.
     """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
-        """Read nothing yet."""
+        """Start without events; those of a run are read when they are first needed."""
         self.instance = instance
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._events: dict[str, dict[dg.AssetKey, list[_Event]]] = {}
@@ -105,8 +105,8 @@ class AuditLog:
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[_Event]:
         """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first."""
-        # Some event logs, such as SQLite's with a file for each run, count storage ids per run. They order the
-        # events of one run only, so the place of the run comes first.
+        # Some event logs, such as SQLite's with a file for each run, count storage ids per run. These ids order only
+        # events of the same run, so the position of the run is compared first.
         return [
             replace(event, order=(place, event.order[1]))
             for place, run_id in enumerate(run_ids)
@@ -118,7 +118,7 @@ class AuditLog:
         return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
 
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
-        """Return the assets that runs were to materialize and did not; none when the newest of the runs succeeded."""
+        """Return the assets that runs planned to materialize but did not; none when the newest run succeeded."""
         # A run that succeeded left out an output on purpose; Dagster plans optional outputs too.
         newest = self.instance.get_run_by_id(family[-1])
         if newest is None or newest.is_success:
@@ -198,10 +198,10 @@ def reasons_against(
 def tables_read(
     subject: Subject, check: dg.AssetCheckKey, *, log: AuditLog, chain: RunChain
 ) -> Mapping[str, object] | None:
-    """Return the version of each other table that a check read when it passed; None when it did not say.
+    """Return the version of each other table that a check's evaluation read; None when it did not record them.
 
     Args:
-        subject: The version that it was evaluated on.
+        subject: The version that the check was evaluated on.
         check: The check.
         log: The event log.
         chain: The run that publishes.
@@ -218,16 +218,16 @@ def tables_read(
 
 
 def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
-    """Yield the reason why the newest evaluation of a check speaks against the version, if it does.
+    """Yield the reason against the version that the newest evaluation of a check gives, if it gives one.
 
-    The newest one counts, so that a check which failed and passed when it was re-executed does not refuse.
+    Only the newest evaluation counts: a check that failed, and passed when it was re-executed, is no reason.
     """
     title = f"{_name(check.asset_key)}: blocking check {check.name!r}"
     if newest is None:
         yield f"{title} was not run on {subject.ref}"
         return
     seen = md.audited_version(newest.metadata)
-    # A check that a user wrote may name no version; its place in the log is all that is known about it.
+    # The evaluation of a user's own check may not name a version; then its position in the log is all that is known.
     if seen not in (None, (subject.branch, subject.number)):
         yield f"{title} looked at {seen[0]}@{seen[1]}, not at {subject.ref}"
     elif not newest.passed:
@@ -238,7 +238,7 @@ def _evaluated_alone(
     check: dg.AssetCheckKey, subject: Subject, family: Collection[str], instance: dg.DagsterInstance
 ) -> _Event | None:
     """Return the newest evaluation of exactly this version by a run outside of the family."""
-    # The history of one check over all runs, newest first. `get_records_for_run` would need the ids of the runs.
+    # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
     for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_SEARCHED):
         entry = record.event if record.run_id not in family else None
         event = entry.dagster_event if entry else None
@@ -246,7 +246,7 @@ def _evaluated_alone(
         if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             continue
         found = _event_of((0, 0), entry.timestamp, event)
-        # What a publisher evaluated was about other tables as readers would have got them, which may change since.
+        # A publisher's evaluation read other tables at the versions that readers would have got; these may have moved.
         if found is None or md.PUBLISHED_BY in found.metadata:
             continue
         if md.audited_version(found.metadata) == (subject.branch, subject.number):

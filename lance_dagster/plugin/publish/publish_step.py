@@ -1,4 +1,4 @@
-"""One execution of the publisher's step: what its config asks for, on the promoted nodes that are selected.
+"""Execute the publisher's step: do what its config asks for, for the promoted nodes that are selected.
 
 The order is that of `publication`: find, audit, merge, move, retire. Nothing is merged before every table has passed,
 and no tag moves before every table is merged.
@@ -57,17 +57,17 @@ from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launche
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
-# For how long a publisher waits for the runs of its backfill that have yet to publish what it depends on.
+# How often, and after how many seconds, a publisher is retried while runs that it depends on have yet to publish.
 _RETRIES = 60
 _RETRY_AFTER = 3.0
-_LOGGED = 20  # tables that a line of the log names
+_LOGGED = 20  # the most tables that one log line names
 
 
 @dataclass(slots=True, kw_only=True)
 class PublishStep:
     """One execution of the publisher's step.
 
-    `partitioned` says that the publisher has the partitions of its candidates, and runs within each run of a backfill.
+    `partitioned` says that the publisher has the partitions of its candidates, and is part of each run of a backfill.
     """
 
     context: dg.AssetExecutionContext
@@ -84,9 +84,9 @@ class PublishStep:
     together: Together | None = field(init=False)
     hold: ChannelHold | None = field(init=False)
     chosen: RepositoryView | None = field(init=False, default=None)
-    # What speaks against each table of a candidate, by the runs that wrote it.
+    # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
     candidates: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
-    # What the evaluations of this step read, for each of its `Reaudit` values.
+    # The tables that the checks of this step have read, shared by all of its `Reaudit` values.
     seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -113,10 +113,10 @@ class PublishStep:
         asked = (bool(self.config.discard), self.config.hold, self.config.release)
         for (done, change), wanted in zip(changes.items(), asked, strict=True):
             if wanted:
-                # A candidate is given up whole: what is left of it could be published without the rest.
+                # A candidate is discarded as a whole: a table that is left could be published without the others.
                 whole = done == "discarded" and self.lance.repository
                 self._change_each(self.nodes if whole else nodes, done, change)
-        # The publication comes last: `release` beside `ref` frees the tag, so that it may be moved.
+        # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
         if self.config.ref or not any(asked):
             yield from self._publish(nodes)
 
@@ -161,7 +161,7 @@ class PublishStep:
         finally:
             # After the merge, `main` contains the previews; without it, nobody needs them.
             self.reaudit.drop([*found, *merged])
-        # A table links to one run in most publications, and it is the same one for all of them.
+        # In most publications each table links to one run, and all tables link to the same run.
         has_run = cache(self.instance.has_run)
         for one in self._move(merged):
             # A second event for the same version would start the readers for nothing.
@@ -173,7 +173,7 @@ class PublishStep:
         self._clean_up(merged)
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
-        """Delete what was published from its run branches, and warn about what only other jobs clean up."""
+        """Delete the run branches that were published, and warn about branches that only other jobs delete."""
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
         for reason in retire_all(merged, self.chain):
             self.context.log.warning("branch kept: %s", reason)
@@ -186,10 +186,10 @@ class PublishStep:
         """Return the publications of the tables that have something to publish.
 
         Raises:
-            PublishRefusedError: No table has anything that may be published, or a table lacks what it should have.
+            PublishRefusedError: No table has anything that may be published, or a table lacks a version that it needs.
         """
         search = Search()
-        # A run is looked up in each table by itself. Any other ref may name one commit of all tables.
+        # A run is looked up in each table separately. Any other ref may name one commit of all tables.
         if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
         for one in self._look_all(nodes, search):
@@ -205,9 +205,9 @@ class PublishStep:
         return search.found
 
     def _look_all(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
-        """Return what there is to publish of each table that is there."""
+        """Return the publication of each table that was found."""
         looked = []
-        # What takes the storage alone is read of several tables at a time, and the event log by this thread only.
+        # Storage is read for several tables at a time; the event log is read by this thread only.
         for node, opened in zip(nodes, in_turns(self._open, nodes), strict=True):
             try:
                 looked.append(self._look(node, opened))
@@ -225,29 +225,29 @@ class PublishStep:
         """Log which branches of a table are not published with it."""
         for reason in one.waiting:
             self.context.log.warning("%s: it waits: %s", one.name, reason)
-        # Nothing is lost by them, so they are no warning.
+        # A superseded branch loses no rows, so this is not a warning.
         for superseded in one.superseded:
             self.context.log.info("%s: %s", one.name, superseded)
 
     def _keep_together(self, search: Search) -> None:
-        """Leave out everything that a run wrote when one of its tables is held: in a repository, all or none."""
-        # With `ref` a person chose the tables; alone, `_held_back` has decided for each candidate.
+        """Leave out all tables of a run when one of them is held: a repository publishes all of them or none."""
+        # With `ref` a person chose the tables. In a run of the publisher alone, `_held_back` has decided already.
         if self.lance.repository and search.held and not (self.config.ref or self._is_alone):
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
 
     def _keep_dependent_back(self, search: Search) -> None:
-        """Leave out what was computed from versions of other runs of its backfill that are not published."""
-        # A person who ignores failed checks ignores these too. Without a backfill a run reads only what is published.
+        """Leave out rows that were computed from unpublished versions of other runs of the same backfill."""
+        # `ignore_failed_checks` covers these too. Without a backfill a run reads only what is published.
         own = self.chain.backfill_id is None and not (self.config.ref or self._is_alone)
         if not (own or self.config.ignore_failed_checks):
             dependencies = Dependencies(self.instance, self.lance.open_uri)
             search.found, waiting = dependencies.keep_back(search.found)
-            # Where each run of a backfill publishes, the run before this one may be about to do so.
+            # When each run of a backfill publishes, an earlier run may be about to publish what is missing.
             if dependencies.under_way and self.chain.backfill_id is not None:
                 raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
             search.missing += [f"{one.name}: {reason}" for one in waiting for reason in one.waiting]
-            # The button stays green, since it publishes whatever waits; a backfill was to publish these.
+            # A run of *Materialize* succeeds, since it publishes whatever waits; a backfill was to publish these.
             search.refused += [one.name for one in waiting if self.chain.backfill_id is not None]
 
     def _sort(self, one: Publication, search: Search) -> None:
@@ -255,7 +255,7 @@ class PublishStep:
         hold = (one.previous.hold if one.previous else None) or self.hold
         # A rollback that holds may take a held channel further back.
         if one.audited and hold and not self._rolls_back_all:
-            # Neither merged nor promoted: the branch waits, and is published after the release.
+            # The table is neither merged nor promoted: its branch waits, and is published after the release.
             search.held.append(one.name)
             search.missing.append(
                 f"{one.name}: {self.tag} is {hold}; set release: true and a reason to publish it again"
@@ -270,7 +270,7 @@ class PublishStep:
         elif one.waiting and self.chain.backfill_id is not None:
             search.refused.append(one.name)
             search.missing += one.waiting
-        # This is no error: the button stays green when everything is published already.
+        # This is not an error: a run of *Materialize* succeeds when everything is published already.
         elif self._is_alone:
             search.nothing_new = True
             search.missing += [f"{one.name}: it waits: {reason}" for reason in one.waiting]
@@ -307,7 +307,7 @@ class PublishStep:
         if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
             later = partial(wait, self.context) if self._is_alone else None
             return find_by_backfill(empty, backfill, audit, instance=self.instance, beside=beside, wait=later)
-        # In a job, branches of other runs keep waiting: whoever launched it asked for its own rows.
+        # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
         if not self._is_alone:
             return one
         has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
@@ -315,7 +315,7 @@ class PublishStep:
         return find_waiting(empty, audit, instance=self.instance, within=within, beside=beside)
 
     def _others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
-        """Yield the other tables that are published with one, whole or not at all."""
+        """Yield the other tables of the publisher, which are published with this one or not at all."""
         for node in self.nodes if self.lance.repository else ():
             with suppress(TableNotFoundError):
                 if node.candidate != one.candidate:
@@ -328,12 +328,12 @@ class PublishStep:
     @property
     def _is_alone(self) -> bool:
         """Whether the publisher was launched by itself, so that its run writes no candidate."""
-        # All candidates count, not only those of the selected nodes: a run that writes any of them is a whole job.
+        # All candidates count, not only those of the selected nodes: a run that writes any of them is that of a job.
         executed = self.context.job_def.asset_layer.executable_asset_keys
         return not self.config.ref and not any(node.candidate in executed for node in self.nodes)
 
     def _held_back(self, one: Publication, head: Version) -> list[str]:
-        """Return what speaks against the other tables of the same candidate, which is published whole or not at all."""
+        """Return the reasons against the other tables of the candidate, which is published whole or not at all."""
         if not self.lance.repository:
             return []
         run_id = run_of(head.branch) or ""
@@ -346,7 +346,7 @@ class PublishStep:
         return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
 
     def _look_at(self, node: Node, run_ids: Sequence[str]) -> list[str]:
-        """Return what speaks against what some runs wrote of one table."""
+        """Return the reasons against publishing the rows that some runs wrote to one table."""
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
         table, previous, head = Opened.of(self._table(node), self.tag, chain)
@@ -354,7 +354,7 @@ class PublishStep:
             return []
         one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         merge = table.preview_merge(head)
-        # A publisher that died merged this table; its other tables must not wait for it.
+        # A publisher that died has merged this table already; the other tables must not wait for it.
         if merge.already_merged:
             return []
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
@@ -381,7 +381,7 @@ class PublishStep:
         """Return the reasons against one version, and the publication with what was evaluated to find them."""
         version = audited_behind(one.table, version)
         recorded = recorded_reasons(version)
-        # What a person ignored still speaks against the version, so nobody promotes it again unseen.
+        # A reason that a person ignored still counts against the version, so nobody promotes it again unawares.
         if recorded is not None:
             return one, recorded
         subject = Subject.of(one.candidate, version)
@@ -404,7 +404,7 @@ class PublishStep:
 
         In a repository the channel moves too, and the publications have the version that it names.
         """
-        # These are listed before a revert adds its own commit to the log of `main`.
+        # The withdrawn versions are listed before a revert adds its own commit to the log of `main`.
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if withdrawn:
             require_reason(self.config.reason, "a rollback")
@@ -425,8 +425,8 @@ class PublishStep:
         ]
 
     def _begin(self, found: Sequence[Publication]) -> Together | None:
-        """Return how tables are published as one commit, from a repository that has them; None without a repository."""
-        # It is created only here, when every audit has passed: a refused publication leaves no repository behind.
+        """Return what publishes tables as one commit of a repository that has them; None without a repository."""
+        # The repository is created only here, after every audit: a refused publication leaves no repository behind.
         together = self.together or self._together(self.lance.create_repository())
         if together is None:
             refuse_named_by_channel(self.lance, self.tag, found)
@@ -438,7 +438,7 @@ class PublishStep:
         return together
 
     def _about_rollback(self, one: Publication, withdrawn: list[str] | None) -> Publication:
-        """Return a publication with what the page of the promoted node says about a rollback."""
+        """Return a publication with the metadata of a rollback for the promoted node's page."""
         if withdrawn is None:
             return one
         about: dict[str, object] = {"lance/rollback": self.config.rollback.name, "lance/withdrawn": withdrawn}
@@ -460,14 +460,14 @@ class PublishStep:
         try:
             self._refuse([one], reasons)
         except PublishRefusedError:
-            # `_publish` drops the previews that it knows; this one was made since.
+            # `_publish` drops the previews that it knows of; this one was made later.
             self.reaudit.drop([planned])
             raise
         return planned
 
     def _look_beside(self, found: Sequence[Publication], views: Mapping[dg.AssetKey, TableView], hint: str) -> None:
-        """Audit publications again where readers would get other versions of tables than their checks read."""
-        # Tables of the same publication are committed as they were audited, which `views` shows under another name.
+        """Audit publications again whose checks read other versions of tables than readers would get."""
+        # Tables of the same publication are committed as they were audited; `views` names their staged versions.
         audited = {one.candidate: PinnedTable(table=one.table, version=one.planned or one.audited[-1]) for one in found}
         for asset in views.keys() - audited.keys():
             table = self.lance.table(asset, describe_asset(self.context, asset)[0])
@@ -486,7 +486,7 @@ class PublishStep:
         # Other tags move one by one, so that Dagster records the event of a table before the next tag moves.
         for one in merged:
             if one.promoted_to is None:
-                # A revert has a new version of `main` by now, so what is a rollback still is to be held.
+                # A revert has a new version of `main` by now, so what still is a rollback is one that holds.
                 held = [hold_at(one, self.tag, self._about_move)] if is_rollback(one) else []
                 moved = held or move_tags([one], self.tag, self._about_move)
                 self._log_moves(moved)
@@ -499,10 +499,10 @@ class PublishStep:
             self.context.log.info("%s of %s", self.tag, "; ".join([*(one.move for one in moved[:_LOGGED]), *more]))
 
     def _change_each(self, nodes: Sequence[Node], done: str, change: Callable[[LanceTable], str]) -> None:
-        """Change something else than the published version, and record it as an observation of the promoted node.
+        """Discard a branch, or hold or release the tag, and record it as an observation of each promoted node.
 
         Raises:
-            PublishRefusedError: No table has what is to be changed.
+            PublishRefusedError: No table has the branch or tag that is to be changed.
         """
         missing = []
         change = self._change_channel(done) or change
@@ -520,7 +520,7 @@ class PublishStep:
             raise PublishRefusedError(f"nothing to be {done}", missing)
 
     def _change_channel(self, done: str) -> Callable[[LanceTable], str] | None:
-        """Hold or release the channel, which is one for all tables; return what then names the version of a table.
+        """Hold or release the channel for all tables; return a function that names the version of a table in it.
 
         Returns:
             None where there is no channel: then the tag of each selected table is held or released.
@@ -532,7 +532,7 @@ class PublishStep:
         channels, reason = together.repository.channels, self.config.reason
         # The tags of all its tables are held and released with it, as by the command line.
         moved = channels.hold if done == "held" else channels.release
-        # `_sort` reads the hold: a release and a publication may be asked for at once.
+        # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
         self.hold = moved(self.tag, reason=reason, who=self.who).hold
         view = together.repository.at(present.commit)
         return lambda table: str(view[together.repository.name_of(table)].version)
@@ -559,8 +559,8 @@ class PublishStep:
         return made is not None and md.text(made.metadata, md.MOVED_TO) == str(one.promoted_to)
 
     def _table(self, node: Node) -> LanceTable:
-        # A table of the repository keeps what it read, so the commit reads no version that this step has read. In an
-        # environment the resource opens it, which forks it at its first use.
+        # A table of the repository caches what it read, so the commit does not read again what this step has read. In
+        # an environment the resource opens the table, because that forks it at its first use.
         if self.together is not None and not self.lance.environment:
             with suppress(TableNotFoundError):
                 return self.together.repository.table(str(self.lance.address_of(node.candidate, node.metadata)))
@@ -568,7 +568,7 @@ class PublishStep:
 
     @property
     def reaudit(self) -> Reaudit:
-        """The audits that this step makes itself."""
+        """What evaluates the checks that this step has to evaluate itself."""
         return Reaudit(
             context=self.context,
             lance=self.lance,
@@ -587,7 +587,7 @@ class PublishStep:
 
     @property
     def who(self) -> str:
-        """The person or automation that launched the run, as far as its tags say; else empty."""
+        """The person or automation that launched the run, by the tags of the run; empty when these do not say."""
         return who_launched(self.context.run)
 
     @property

@@ -1,13 +1,13 @@
 """Publish the tables of a repository as one commit.
 
 Without a repository the tables of a run are merged one after the other (`publication`), and a reader of two tables can
-see one of them first. With one, what was audited is staged in every table where no reader looks, and one put in the
-storage makes all of it happen: the commit of the repository. `main` of each table follows, then the channel moves for
-all tables at once, and the tag of each table follows the channel.
+see one of them first. With a repository, the audited version of every table is staged on a branch that no reader looks
+at, and one put in the storage publishes all of them: the commit of the repository. `main` of each table follows, then
+the channel moves for all tables at once, and the tag of each table follows the channel.
 
-A root may have tables from before there was a repository. Its first publication makes one, and takes the tables that it
-publishes into the channel at the versions that their tags name, so that a rollback leads back there. Other tables are
-left alone.
+A root may have tables that are older than its repository. The first publication creates the repository, and adds the
+tables that it publishes to the channel at the versions that their tags name, so that a rollback can return to these
+versions. Other tables are left alone.
 """
 
 import json
@@ -61,9 +61,9 @@ from lance_dagster.repository import (
 from lance_dagster.repository.publish.staging import NEVER
 from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
-# How many other tables of a commit the page of a promoted node names.
+# The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20
-# Twice the publications of two weeks, one each hour: a maintenance job that collects keeps fewer.
+# Twice the publications of two weeks at one an hour: with a maintenance job that collects, fewer are left.
 _MANY_HELD = 700
 
 
@@ -78,12 +78,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditBeside:
-    """How a publication is audited on other tables than it publishes.
+    """How a publication is audited on the other tables that its checks read.
 
     Attributes:
-        names_read: Returns these tables, with their names in the repository, by their assets.
-        look: Is given the publications, these tables as readers would get them, and what to say beside a failure.
-            Raises to refuse the commit.
+        names_read: Returns the names of these tables in the repository, by asset.
+        look: Is given the publications, these tables at the versions that readers would get, and a hint to append to
+            each failure. It raises to refuse the commit.
     """
 
     names_read: Callable[[Iterable[Publication]], Mapping[dg.AssetKey, str]]
@@ -96,10 +96,10 @@ class Together:
 
     Attributes:
         repository: The repository.
-        channel: The channel that readers follow, called like the tag.
+        channel: The channel that readers follow; it has the name of the tag.
         chain: The run that publishes.
         about: Reason, person and run, kept with the commit and with the move of the channel.
-        started: The channel before anything was looked at; None before the first promotion.
+        started: The channel when the step started; None before the first promotion.
     """
 
     repository: LanceRepository
@@ -122,13 +122,13 @@ class Together:
         return None if self.started is None else self.started.hold
 
     def view_of(self, ref: str) -> RepositoryView | None:
-        """Return all tables at a commit: of an expression of the channel, such as `production~1`, or by its id.
+        """Return all tables at the commit that a ref names, as an expression of the channel (`production~1`) or an id.
 
         Returns:
-            None when the ref is another one, which each table resolves for itself.
+            None for any other ref, which each table resolves for itself.
 
         Raises:
-            RefNotFoundError: The channel cannot be followed back so far.
+            RefNotFoundError: The history of the channel does not reach back that far.
         """
         read = parse(ref)
         if read.name == self.channel:
@@ -162,19 +162,19 @@ class Together:
     def commit(
         self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication], audit: AuditBeside
     ) -> Committed:
-        """Commit what was audited of all tables; nothing is promoted yet.
+        """Commit the audited versions of all tables; nothing is promoted yet.
 
         Args:
             found: The tables, each with the version that was audited; an older version of `main` is restored.
             plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
-            audit: Looks at the tables that checks of these tables read, as the commit would name them.
+            audit: How the publications are audited again on other tables, at the versions that the commit would name.
 
         Raises:
             MergeConflictError: Tables cannot be merged; nothing of any table is visible.
             ConflictError: `main` of a table moved each time its merge was audited; or all was published, and commits
                 of another program to `main` of a table conflict with it.
         """
-        # `again` replaces entries, so that what is returned is what was committed.
+        # `again` replaces entries, so that the publications that are returned are those that were committed.
         current = {self.repository.name_of(one.table): one for one in found}
 
         def again(name: str) -> VersionToPublish:
@@ -207,7 +207,7 @@ class Together:
         view = self.repository.at(done.commit.id)
 
         def landed(name: str) -> Publication:
-            # The commit may have a newer version of a table, which was not audited: then the chosen one is promoted.
+            # The commit may have a newer version of a table, which was not audited; then the audited one is promoted.
             one, found = current[name], view[name]
             return replace(one, landed=found.version) if found.at == done.versions[name] else one
 
@@ -220,7 +220,7 @@ class Together:
         audit: AuditBeside,
         views: Mapping[str, TableView],
     ) -> None:
-        """Audit the publications beside the other tables of a commit, and beside those that the channel keeps.
+        """Audit the publications with other tables as the commit names them, and as the channel keeps naming them.
 
         Args:
             current: The publications, by table.
@@ -234,7 +234,7 @@ class Together:
             audit.look(list(current.values()), named, hint)
 
         look(views, "")
-        # What is not published with these stays in the channel as it is, and `main` may be ahead of that.
+        # A table that is not published now keeps its version in the channel, and `main` may be ahead of that version.
         others = [name for name in views if name not in current]
         present = self.channel_now() if others else None
         named = {} if present is None else self.repository.at(present.commit)
@@ -247,7 +247,7 @@ class Together:
             look({**views, **kept}, hint)
 
     def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
-        """Take tables that have the tag already into the channel, at the version of the tag; return these versions."""
+        """Add tables that have the tag already to the channel, at the version of the tag; return these versions."""
         present = self.channel_now()
         named = () if present is None else self.repository.at(present.commit)
         # A table without the tag was never published, and enters the channel with this publication.
@@ -257,13 +257,13 @@ class Together:
         return {} if adopted is None else adopted.tables
 
     def promote(self, done: Committed, restored: RepositoryView | None) -> list[Publication]:
-        """Let the channel name what was published, all tables at once, and their tags follow.
+        """Move the channel to the published versions of all tables at once; the tags of the tables follow.
 
-        Other tables stay as they are: what of them was not audited by this publisher is not promoted with these.
+        Other tables keep their versions in the channel: this publisher did not audit newer ones.
 
         Args:
             done: The commit.
-            restored: For a rollback of all tables, what it restores.
+            restored: For a rollback of all tables, the tables at the commit that it restores.
         """
         # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
         properties = {**self.about, md.REPORTED: _names(done.versions)}
@@ -276,14 +276,14 @@ class Together:
             done.versions,
             reason=self.about.get(md.REASON, done.commit.message),
             properties=properties,
-            # Who withdraws something knows of other rollbacks.
+            # A person who rolls back is expected to know of other rollbacks.
             since=None if restored is not None or self.started is None else self.started.entry,
         )
         return self._promoted(moved, done.published, done.versions)
 
     def uncollected(self, published: Sequence[Publication]) -> str | None:
-        """Say that old publications were not collected for long; None when there are few of them."""
-        # Each publication leaves a branch in each of its tables, so one table tells, for one request.
+        """Return a warning that old publications were not collected for long; None when there are few of them."""
+        # Each publication leaves a branch in each of its tables, so one request about one table is enough.
         for name in [self.repository.name_of(one.table) for one in published[:1]]:
             held = self.repository.held_versions(name)
             if held > _MANY_HELD:
@@ -299,7 +299,7 @@ class Together:
         self.repository.follow(self.channel, names)
 
     def has_left(self, one: Publication, version: Version, since: datetime | None) -> bool | None:
-        """Return whether the channel was taken back from a version of `main` of a table, or may have been.
+        """Return whether the channel was moved back from a version of `main` of a table, or may have been.
 
         Args:
             one: The table.
@@ -319,14 +319,14 @@ class Together:
                 return True
             if at is not None and (at.lands == NEVER or at.lands >= version.number):
                 return True
-            # One that committed what it restored is on `main` itself, below what was published after it.
+            # A rollback with `RESTORES` is a commit of `main` itself, older than what was published after it.
             if entry.action == "rollback" and RESTORES not in entry.properties and (since is None or entry.at > since):
                 return True
             found = found if at is None else False
         return found
 
     def _is_rolled_back(self) -> bool:
-        """Return whether the newest entry of the channel is the rollback of this reason."""
+        """Return whether the newest entry of the channel is a rollback with the reason of this step."""
         present = self.channel_now()
         # The reason tells a retry from a further rollback, which needs a reason of its own.
         return (
@@ -336,14 +336,14 @@ class Together:
         )
 
     def roll_back(self, to: RepositoryView | None, found: Sequence[Publication]) -> list[Publication]:
-        """Move the channel back and hold it there, for all tables at once, also for those that are not selected.
+        """Move the channel back and hold it there, for all tables at once, including those that are not selected.
 
         Raises:
-            InvalidInputError: A version of one table was chosen: a channel names a commit of all tables.
+            InvalidInputError: A version of one table was chosen, but a channel names a commit of all tables.
         """
         if to is None:
             raise InvalidInputError(
-                f"in a repository a rollback that holds is one of all tables: set ref to {self.channel}~1 or to the id "
+                f"in a repository a rollback that holds moves all tables: set ref to {self.channel}~1 or to the id "
                 "of a commit, or roll this table back with rollback: revert"
             )
         properties = {**self.about, md.REPORTED: _names(self.repository.name_of(one.table) for one in found)}
@@ -359,12 +359,12 @@ class Together:
     def _promoted(
         self, moved: Channel, published: Sequence[Publication], landed: Mapping[str, TableVersion]
     ) -> list[Publication]:
-        """Return the publications with what the channel names now, and with the entry that says so.
+        """Return the publications with the versions that the channel names now, and with the entry that names them.
 
         Args:
             moved: The channel.
             published: The publications.
-            landed: By table, what is known to be the version in `Publication.landed`.
+            landed: By table, which version `Publication.landed` is, where that is known.
         """
         view = self.repository.at(moved.commit)
         about = {
@@ -378,7 +378,7 @@ class Together:
 
         def promoted(one: Publication) -> Publication:
             name = self.repository.name_of(one.table)
-            # Read a moment ago, unless the channel has a newer version.
+            # `landed` was read a moment ago, and is the version to return unless the channel names another one.
             read = one.landed if one.landed is not None and view[name].at == landed.get(name) else view[name].version
             tables = _other_tables(view, landed, name)
             return replace(one, promoted_to=read, about={**one.about, **about, md.COMMIT_TABLES: tables})
@@ -390,7 +390,7 @@ class Together:
             restored = restore_on_branch(one, one.table.head(MAIN), self.chain, self.about)
             about = rollback_properties(one, self.chain, self.about)
             return VersionToPublish(version=restored, message=rollback_message(one, self.about), properties=about)
-        # A version of `main` is committed as it is; no merge commit means no message.
+        # A version of `main` is committed as it is; there is no merge commit, and so no message.
         if one.planned is None and (one.landed is not None or not one.sources):
             return VersionToPublish(version=one.version, message="")
         message, about = landing_message(one), landing_properties(one, self.chain)
@@ -398,7 +398,7 @@ class Together:
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:
-    """Return the other tables of a commit with their versions, those that were published with a table first."""
+    """Return the other tables of a commit with their versions; those that were published with the table come first."""
     others = sorted((other for other in view if other != name), key=lambda other: (other not in changed, other))
     lines = [
         f"- `{other}` {_place(view[other].at)}" + (", published with it" if other in changed else "")
@@ -418,14 +418,14 @@ def _names(tables: Iterable[str]) -> str:
 
 
 def refuse_named_by_channel(lance: LanceResource, channel: str, found: Sequence[Publication]) -> None:
-    """Refuse to publish tables by themselves that the channel of a repository names.
+    """Refuse to publish tables one by one when the channel of a repository names them.
 
     Their tags would move and the channel would not, so that its readers would never see what was published.
 
     Raises:
         InvalidInputError: The channel names such a table.
     """
-    # It is opened despite `repository=False`: other code locations may publish through the repository of this root.
+    # The repository is opened despite `repository=False`: other code locations may publish through it.
     repository = lance.repository_there()
     present = None if repository is None else repository.channels.list().get(channel)
     if repository is None or present is None:

@@ -64,7 +64,7 @@ _STEP, _WRITTEN, _CANDIDATE = "publish", "written", "candidate"
 
 
 class PublisherTraits(NamedTuple):
-    """What a publisher publishes: the candidates, the checks that it names, and whether checks may be missing."""
+    """The candidates of a publisher, the checks that it names, and whether a table may lack a blocking check."""
 
     candidates: tuple[dg.AssetKey, ...]
     checks: tuple[dg.AssetCheckKey, ...]
@@ -72,7 +72,7 @@ class PublisherTraits(NamedTuple):
 
 
 def traits_of(definition: dg.AssetsDefinition) -> PublisherTraits | None:
-    """Return the traits of a publisher, or None when the definition is no publisher."""
+    """Return the traits of a publisher, or None when the definition is not a publisher."""
     found = getattr(definition.node_def, _TRAITS, None) if definition.is_executable else None
     return found if isinstance(found, PublisherTraits) else None
 
@@ -90,7 +90,7 @@ def build_publisher(
     """Build the asset that merges audited run branches into `main` and moves a tag to the result.
 
     It publishes only when every blocking check of every selected table passed on exactly the version to publish;
-    the config `ignore_failed_checks` overrides this and demands a reason. All tables are published by one commit of
+    the config `ignore_failed_checks` overrides this and requires a reason. All tables are published by one commit of
     the repository at the root, whose channel of the tag's name moves for all of them at once; the tags of the tables
     follow. With `LanceResource(repository=False)` all tables are merged before the first tag moves, and a reader may
     see one tag moved before the next. The step is idempotent: a retry after a crash does the rest.
@@ -105,7 +105,7 @@ def build_publisher(
     A table that no run of the chain wrote is left out with a warning, and its promoted node is not materialized:
     the assets downstream of that node are skipped in this run. The step fails when no table is left.
 
-    When an asset skips an optional output, the other tables are published. That needs a small step more for each
+    When an asset skips an optional output, the other tables are published. That needs one more small step for each
     table, so it is done only where the definition of a table, or `dg.AssetSpec(key, skippable=True)`, says that it
     may be skipped. Otherwise Dagster skips the publisher for all its tables, and their branches wait for the next
     *Materialize* of the promoted nodes.
@@ -127,7 +127,7 @@ def build_publisher(
             group of the promoted nodes; named after the tag if left out.
 
     Raises:
-        InvalidInputError: No table is given, or one is given twice; or `tag` is `main` or no name for a tag.
+        InvalidInputError: No table is given, or one is given twice; or `tag` is `main` or not a valid tag name.
     """
     require_sequence("tables", tables, "shop/orders")
     _check_tag(tag)
@@ -145,13 +145,13 @@ def build_publisher(
         # The names of ops and graphs are unique in a code location.
         name=f"{name}_{_STEP}" if waits else name,
         ins={each: dg.In(dg.Nothing) for each in ([_WRITTEN] if waits else map(_input_of, nodes))},
-        # Not required: a node is not materialized when its tag does not move, as in a dry run.
+        # The outputs are not required: a node is not materialized when its tag does not move, as in a dry run.
         out={_output_of(node): dg.Out(dg.Nothing, is_required=False) for node in nodes},
         pool=options.get("pool", POOL),
         required_resource_keys={resource_key},
     )
     def publisher(context: dg.AssetExecutionContext, config: PublishConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        # Imported in a run only: a code location that is loaded needs neither the format nor the merge.
+        # These are imported in a run only: loading a code location needs neither the format nor the merge.
         from lance_dagster.plugin.checks.evaluation import blocking_checks
         from lance_dagster.plugin.publish.publish_step import PublishStep
 
@@ -171,7 +171,7 @@ def build_publisher(
 
     node_def = _waiting_graph(name, publisher, nodes) if waits else publisher
     setattr(node_def, _TRAITS, PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked))
-    # One step for all tables, so that they are all merged before any tag moves.
+    # There is one step for all tables, so that they are all merged before any tag moves.
     return dg.AssetsDefinition(
         node_def=node_def,
         keys_by_input_name={_input_of(node): node.candidate for node in nodes},
@@ -182,10 +182,10 @@ def build_publisher(
 
 
 def _check_tag(tag: str) -> None:
-    # Found when definitions load, and not when the first publication has merged. All rules are in `history`, which is
-    # not loaded then; they are looked at when the tag is created.
+    # A wrong tag is found when definitions load, and not after the first publication has merged. The full rules are
+    # in `history`, which is not loaded then; they are checked when the tag is created.
     if tag == MAIN or not _TAG.fullmatch(tag):
-        rule = "readers follow a tag, which is no branch and has only ASCII letters, digits, '.', '-' and '_'"
+        rule = "readers follow a tag, which is not a branch and has only ASCII letters, digits, '.', '-' and '_'"
         raise InvalidRefNameError("tag", tag, f"{rule}, such as production")
 
 
@@ -193,12 +193,12 @@ def _without_vain_retries(results: Iterator[dg.MaterializeResult]) -> Iterator[d
     try:
         yield from results
     except (PublishRefusedError, ProtectedError, ConflictError, InvalidInputError, NotFoundError) as error:
-        # A retry by Dagster would fail for the same reason. A StoreError may pass, so it is retried.
+        # A retry by Dagster would fail for the same reason. The cause of a StoreError may pass, so it is retried.
         raise dg.Failure(description=str(error), allow_retries=False) from error
 
 
 def _waiting_graph(name: str, publisher: dg.OpDefinition, nodes: Sequence[Node]) -> dg.GraphDefinition:
-    """Return a graph of a small step for each table, which waits for it, and the step that publishes.
+    """Return a graph of the step that publishes, and of a small step for each table that waits for the table.
 
     Dagster skips a step when one of its inputs is skipped, except when the input has several upstreams: then all of
     them must be skipped. Candidates with blocking checks cannot be such upstreams, so each has a step that waits for
@@ -238,12 +238,12 @@ def _output_of(node: Node) -> str:
 
 
 def _name_of(key: dg.AssetKey) -> str:
-    # As Dagster names the outputs of a multi-asset.
+    # Dagster names the outputs of a multi-asset in the same way.
     return key.to_python_identifier()
 
 
 def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
-    """Return what is known of the assets that a caller names; of a key, nothing but the key."""
+    """Return the specs of the assets that a caller names; the spec of a key has nothing but the key."""
     if isinstance(table, dg.AssetsDefinition):
         return [table.get_asset_spec(key) for key in table.keys]
     return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
@@ -252,9 +252,9 @@ def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
 def _nodes_of(
     assets: Sequence[dg.AssetSpec], tag: str, partitions_def: dg.PartitionsDefinition | None, group: str | None
 ) -> list[Node]:
-    """Return the promoted nodes of candidates, in the order of the lineage, which Dagster demands of one step."""
+    """Return the promoted nodes of candidates, upstream nodes first, as Dagster requires within one step."""
     named = {asset.key: asset for asset in assets}
-    # The daemon splits the publisher of a backfill. What was computed from another table is published after it.
+    # The daemon splits the publisher in a backfill: a table is published after the tables it was computed from.
     needs = {
         key: [dep.asset_key for dep in asset.deps if dep.asset_key in named and dep.asset_key != key]
         for key, asset in named.items()
@@ -268,7 +268,7 @@ def _nodes_of(
             deps=[key, *(promoted_key(upstream, tag) for upstream in needs[key])],
             description=about.format(table=key.to_user_string(), tag=tag),
             group_name=group or spec.group_name,
-            # Dagster takes the flag of the node from the outputs of the op; this one says which publisher is built.
+            # Dagster takes this flag of the node from the op's outputs; here it decides which publisher is built.
             skippable=asset.skippable,
         )
         nodes.append(Node(candidate=key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec))

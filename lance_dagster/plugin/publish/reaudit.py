@@ -1,25 +1,28 @@
-"""Audit the planned merge itself, when it would publish more than a run has audited.
+"""Audit the planned merge itself when it would publish rows that no audit has seen together.
 
 A run audits its branch. Its rows reach `main` unchanged when `main` is still the version that the branch was forked
 from. Otherwise the merge has rows that no check saw together: two runs may append the same ids and each find them
 unique, and another program may have written to `main`. The publisher then merges into a preview branch, evaluates
-every blocking check on that, and moves `main` to exactly this version by a fast-forward. When `main` moves meanwhile,
-the fast-forward is refused, and the preview is made again.
+every blocking check on that branch, and moves `main` to exactly this version by a fast-forward. When `main` moves
+meanwhile, the fast-forward is refused, and the preview is made again.
 
-Audited again are:
+These are audited again:
 
 - a source whose merge is no fast-forward
 - several sources, as after a backfill: they are merged one after another into one preview and published at once
-- a source whose checks read another table that is at another version by now, or is published with it at another one
-- a source whose checks saw its own partitions only, when `main` has foreign commits after the tag's version
+- a source whose checks read another table, when that table is at another version now, or is published with the source
+  at another version
+- a source whose checks saw only its own partitions, when `main` has foreign commits (made by neither a run nor a
+  publisher) after the tag's version
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
 In a repository, checks that read other tables are also evaluated at each attempt to commit, when the commit would name
 a version of such a table that they did not see, or when the channel names another one. The put of the commit is
-refused when another publication came first, and the next attempt asks again, so what is committed was audited together.
+refused when another publication came first, and the next attempt evaluates the checks again, so the tables of a commit
+were audited together.
 
-A check that is a plain `@asset_check` cannot be evaluated on another version. Then the publication is refused, or it
-passes by the policy `stale_checks="accept"`, which is recorded.
+A check that is a plain `@asset_check` cannot be evaluated on another version. Then the publication is refused, unless
+the policy `stale_checks="accept"` lets it pass, which is recorded.
 """
 
 import json
@@ -50,7 +53,7 @@ from lance_dagster.table import LanceTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaudit:
-    """The audits that one execution of a publisher makes itself."""
+    """Evaluates the checks that one execution of a publisher has to evaluate itself."""
 
     context: dg.AssetExecutionContext
     lance: LanceResource
@@ -58,7 +61,7 @@ class Reaudit:
     checks: Sequence[dg.AssetCheckKey]
     log: AuditLog
     accept_stale: bool = False
-    # By check, the other tables as its last evaluation read them.
+    # By check, the other tables at the versions that its last evaluation read.
     seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(default_factory=dict)
 
     def plan(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
@@ -71,15 +74,15 @@ class Reaudit:
             MergeConflictError: Some merges have conflicts; the error lists those of all tables.
         """
         planned = self._previewed(found, lambda one: self._is_needed(one, alone=len(found) == 1))
-        # Repeat until no table is added: the preview of one table may be what the checks of another one have to read.
+        # Repeat until no table is added: the checks of one table may have to read the preview of another one.
         while moved := [one for one in planned if self._others_moved(one, planned)]:
             planned = self._previewed(planned, moved.__contains__)
-        # Audit only when every preview is made: the checks of one table read the previews of the others.
+        # Audit only after every preview is made: the checks of one table read the previews of the others.
         audited = [self.audit(one, planned) if one.planned else (one, []) for one in planned]
         return [one for one, _ in audited], [reason for _, reasons in audited for reason in reasons]
 
     def _previewed(self, found: Sequence[Publication], is_needed: Callable[[Publication], bool]) -> list[Publication]:
-        """Return the publications, some of them with a preview; all conflicts at once."""
+        """Return the publications, with a preview where one is needed; raise the conflicts of all of them at once."""
         conflicts: list[Conflict] = []
         planned: list[Publication] = []
         for one, needed in zip(found, in_turns(is_needed, found), strict=True):
@@ -100,7 +103,7 @@ class Reaudit:
             MergeConflictError: A source conflicts with `main` or with a source before it.
         """
         table, name = one.table, preview_branch(self.chain, "merge")
-        # A killed attempt of this step left its preview under the name that is needed now.
+        # A killed attempt of this step may have left its preview under the name that is needed now.
         drop_stale_previews(table, self.chain, self.context.instance)
         # The head is read once: `base` has to be what the preview was forked from, even if `main` moves meanwhile.
         head = table.head(MAIN)
@@ -130,7 +133,7 @@ class Reaudit:
 
         Args:
             one: The publication, with a preview.
-            all_of: The publications of the same step, whose tables other checks may read.
+            all_of: The publications of the same step, whose tables the checks may read.
         """
         if one.planned is None:
             return one, []
@@ -147,17 +150,17 @@ class Reaudit:
             version: The version.
             problem: Why the event log has no audit of the version.
         """
-        # Without a check nothing can refute the reason that the event log gave.
+        # Without a check, nothing can outweigh the missing audit.
         if not any(check.asset_key == one.candidate for check in self.checks):
             return one, [problem]
         # All rows are checked, because another program may have written to any partition.
         reasons, record = self._evaluate(one, version, keys=(), foreign=[version], others={})
-        # Where every check passes here, it no longer matters that no run audited the version.
+        # When every check passes here, it no longer matters that no run audited the version.
         return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
 
     def names_read(self, found: Iterable[Publication]) -> dict[dg.AssetKey, str]:
-        """Return the other tables that blocking checks read, with their names in the repository."""
-        # Where checks read another ref, no commit of `main` changes what they read.
+        """Return the names in the repository of the other tables that blocking checks read, by asset."""
+        # When checks read a ref other than `main`, a commit to `main` does not change what they read.
         if self.lance.read_ref != MAIN:
             return {}
         bound = check_values(self.context, [one.candidate for one in found])
@@ -165,13 +168,13 @@ class Reaudit:
         return {asset: str(self.lance.address_of(asset, describe_asset(self.context, asset)[0])) for asset in assets}
 
     def audit_beside(self, one: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
-        """Evaluate the checks that read other tables than readers would get; return what speaks against a commit.
+        """Evaluate checks again that read other versions of tables than readers would get; return the reasons.
 
         Args:
             one: The publication.
             named: The other tables, at the versions that the commit would name, or that the channel names.
         """
-        # What a person chose, and what an interrupted publication merged, is not audited on other tables again.
+        # A rollback, and what an interrupted publication has merged, is not audited on other tables again.
         if is_rollback(one) or not one.sources or (one.landed is not None and one.planned is None):
             return []
         version, reasons = one.planned or one.sources[-1], []
@@ -204,17 +207,17 @@ class Reaudit:
         # the first ones would be on `main` when a later one is refused.
         if alone:
             return False
-        # The usual case takes two small requests: `main` is where the branch was forked from.
+        # The usual case takes two small requests: `main` is still the version that the branch was forked from.
         if _fork_of(one.table, one.sources[0]) == str(one.table.head(MAIN)):
             return False
         return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
 
     def _others_moved(self, one: Publication, all_of: Sequence[Publication]) -> bool:
-        """Return whether a check of a source read another table at another version than the publication would meet."""
+        """Return whether a check of a source read another table at another version than readers would get with it."""
         if one.planned is not None or one.landed is not None or len(one.sources) != 1 or is_rollback(one):
             return False
         checks = {key: bound for key, bound in check_values(self.context, [one.candidate]).items() if bound.check.reads}
-        # Most checks read one table only; the event log is not read for them.
+        # Most checks read their own table only; the event log is not read for them.
         subject = Subject.of(one.candidate, one.sources[0]) if checks else ""
         if isinstance(subject, str):
             return False
@@ -224,18 +227,18 @@ class Reaudit:
             for asset in checks[key].check.reads:
                 other = others.get(asset) or open_other(self.lance, self.context, asset)
                 self.seen.setdefault(key, {})[asset] = other
-                # An evaluation that did not record what it read counts as one of other versions.
+                # An evaluation that did not record what it read is taken to have read another version.
                 if read is None or read.get(asset.to_user_string()) != md.version_mark(other.version):
                     return True
         return False
 
     def _has_unseen_rows(self, one: Publication, source: Version) -> bool:
-        """Return whether a branch has foreign rows of `main` that its checks left out: they see partitions only."""
+        """Return whether `main` has foreign rows that a branch's checks left out, as they saw only its partitions."""
         # The checks of a run without partitions saw the whole table.
         if md.PARTITION_KEYS not in source.properties:
             return False
         fork = _fork_of(one.table, source)
-        # The usual case, one small file: the branch was forked from the version that the tag names.
+        # The usual case takes one small file: the branch was forked from the version that the tag names.
         if fork is not None and one.previous is not None and fork == one.previous.ref:
             return False
         return bool(foreign_commits(one.table, one.previous, None))
@@ -257,7 +260,7 @@ class Reaudit:
             if key not in bound:
                 stale.append(key.name)
                 continue
-            # Foreign rows may be in any partition, so a check of single rows looks at all of them.
+            # Foreign rows may be in any partition, so a row-wise check evaluates all partitions.
             scope = () if foreign and bound[key].check.row_wise else keys
             outcome = self._outcome(one, bound[key], key, version=version, keys=scope, others=others)
             if outcome.blocks:
@@ -303,7 +306,7 @@ class Reaudit:
 
     def _report(self, key: dg.AssetCheckKey, bound: BoundCheck, outcome: CheckOutcome, version: Version) -> None:
         """Record an evaluation in the event log, so that the check's page shows why a publication was refused."""
-        # It is no event of the run: the gate reads what the runs of a branch evaluated, and this is about the merge.
+        # The event belongs to no run: the gate reads what the runs of a branch evaluated, and this is about the merge.
         self.context.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=key.asset_key,
@@ -318,7 +321,7 @@ class Reaudit:
 
 
 def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
-    """Return the other tables of a publication at the versions that it would publish."""
+    """Return the other tables of a step at the versions that their publications would publish."""
     return {
         each.candidate: PinnedTable(table=each.table, version=each.planned or each.audited[-1])
         for each in all_of
@@ -346,7 +349,7 @@ def foreign_commits(table: LanceTable, tag: Tag | None, until: Version | None) -
         tag: The tag; None when the table was never published.
         until: The version to stop at; None for the head of `main`.
     """
-    # Another program may have put the tag on a branch; then every commit of `main` is looked at.
+    # Another program may have put the tag on a branch; then every commit of `main` is examined.
     after = tag.ref if tag is not None and tag.branch == MAIN else None
     versions = table.log(until or MAIN, after=after)
     return [version for version in versions if _is_foreign(version)]
@@ -363,9 +366,10 @@ def _has_new_rows(one: Publication) -> bool:
 def drop_stale_previews(
     table: LanceTable, chain: RunChain, instance: dg.DagsterInstance, prefix: str = PREVIEWS
 ) -> None:
-    """Delete the previews that a publisher left behind when it was killed, or what finished runs of a backfill read.
+    """Delete previews that a killed publisher left behind; with the prefix `READS`, those that runs of a backfill read.
 
-    Such a branch belongs to the run that its metadata names. It is stale when this run, or a finished one, made it.
+    Such a branch belongs to the run that its metadata names. It is stale when that is a run of the chain or a finished
+    run.
     """
     for branch in table.branches.list(f"{prefix}*").values():
         run_id = branch.metadata.get(md.PUBLISHED_BY)
@@ -386,7 +390,7 @@ def _is_foreign(version: Version) -> bool:
 
 
 def _fork_of(table: LanceTable, source: Version) -> str | None:
-    """Return the version of `main` that a branch goes back to; None when a branch in between was deleted."""
+    """Return the version of `main` that a branch descends from; None when a branch in between was deleted."""
     name = source.branch
     # A re-execution forks its branch from that of its parent run, so `main` may be several branches away.
     while True:
@@ -406,7 +410,7 @@ def _partitions(one: Publication) -> tuple[str, ...]:
 
 
 def _with_record(one: Publication, record: Mapping[str, object], reasons: Sequence[str]) -> Publication:
-    # The reasons stand in the record only when the config ignores them; otherwise nothing is published.
+    # The record is published only when the config ignores the reasons; otherwise nothing is published.
     full = {**record, **({"ignored": list(reasons)} if reasons else {})}
     return replace(one, about={**one.about, md.AUDITED_AGAIN: full})
 

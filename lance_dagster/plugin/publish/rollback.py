@@ -10,7 +10,7 @@ publication moves the tag forward over them. A person therefore chooses one of t
   releases the tag.
 
 The commit is made on a branch of its own and merged by fast-forward. So a version that lands on `main` in between is
-not withdrawn unseen, and a protected `main` can be rolled back.
+not withdrawn unnoticed, and a protected `main` can be rolled back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def revert_to(publication: Publication, chain: RunChain, about: Mapping[str, str
     """
     table, target = publication.table, publication.version
     head = table.head(MAIN)
-    # A retried step, or one that was killed before the tag moved, finds its commit at the tip.
+    # A step that is retried, or was killed before the tag moved, finds its commit at the head of `main`.
     if _is_restored(head, target):
         return replace(publication, landed=head)
     try:
@@ -92,9 +92,9 @@ def restore_on_branch(publication: Publication, head: Version, chain: RunChain, 
     table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
     message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
     restored = table.restore(target, branch=name, message=message, properties=properties)
-    # The rows are compared while the version is on its own branch, where nothing has to be taken back.
+    # The rows are compared while the version is on its own branch: after a mismatch nothing has to be undone.
     if restored.rows != target.rows:
-        raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} {restored.rows}")
+        raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} has {restored.rows}")
     return restored
 
 
@@ -124,7 +124,7 @@ def commit_message(found: Sequence[Publication], about: Mapping[str, str]) -> st
 
 
 def _forward(found: Sequence[Publication]) -> list[str]:
-    """Return what beside a rollback is published; tables that stay where they are, are left out."""
+    """Return the part of the message about tables that are published beside a rollback, if any of them moves."""
     moved = [one for one in found if not is_rollback(one) and (one.previous is None or not _is_at(one, one.previous))]
     return [f"publish {', '.join(one.name for one in moved)}"] if moved else []
 
@@ -145,7 +145,7 @@ def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Pub
         RefMovedError: The tag moved since this publication looked at it.
     """
     expected = None if publication.previous is None else publication.previous.ref
-    # The move and the hold are one operation: between two, a publisher could move the tag forward again.
+    # The move and the hold are one operation: between two operations a publisher could move the tag forward again.
     held = publication.table.tags.hold(
         tag,
         reason=about[md.REASON],
@@ -158,7 +158,7 @@ def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Pub
 
 
 def audited_behind(table: LanceTable, version: Version) -> Version:
-    """Return the version whose audit speaks for a version: for a rollback on `main`, the version that it restored."""
+    """Return the version whose audit counts for a version: for a rollback on `main`, the version that it restored."""
     # A rollback may have restored the commit of another rollback.
     while restored := version.properties.get(md.ROLLED_BACK_TO):
         version = table.at(restored)
@@ -166,18 +166,18 @@ def audited_behind(table: LanceTable, version: Version) -> Version:
 
 
 def require_reason(reason: str, do: str) -> str:
-    """Return the reason of a person for an action.
+    """Return the reason that a person gave for an action.
 
     Raises:
-        InvalidInputError: It is empty.
+        InvalidInputError: The reason is empty.
     """
     if not reason.strip():
-        raise InvalidInputError(f"{do} needs a reason: set reason in the config, beside what you set there")
+        raise InvalidInputError(f"{do} needs a reason: set reason in the config too")
     return reason.strip()
 
 
 def drop_branch(table: LanceTable, name: str) -> None:
-    """Delete a branch of `preview_branch`, which may be missing."""
+    """Delete a preview branch, if it exists."""
     with suppress(RefNotFoundError):
         table.branches.delete(name)
 

@@ -1,10 +1,10 @@
-"""Find a publication that brought `main` to what it audited, and died before the tag named it.
+"""Find a publication that moved `main` to the version that it audited, and died before it moved the tag.
 
-Nothing waits then: the run branches are merged, and what they wrote is on `main`, audited. The next *Materialize* does
-what is left of it. It promotes only what that publication was to promote: its commit, not the head of `main`.
+Then no branch waits: the run branches are merged, and their audited rows are on `main`. The next *Materialize* finishes
+the publication. It promotes only what that publication was to promote: its commit, not the head of `main`.
 
-Other versions of `main` that the tag lacks are promoted only when a person asks for them: a publisher of another tag
-may have made them, another program, or a person who withdrew them from this tag.
+Other versions of `main` that are newer than the tag's are promoted only when a person asks for them: a publisher of
+another tag or another program may have made them, or a person may have withdrawn them from this tag.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +29,8 @@ class Unfinished:
     Attributes:
         tag: The name of the tag.
         log: The event log, which says what the run of a publication was to promote.
-        together: How tables are published as one commit; None without a repository.
-        audit: Returns a publication, and what speaks against a version of it.
+        together: Publishes tables as one commit; None without a repository.
+        audit: Returns a publication, and the reasons against a version of it.
     """
 
     tag: str
@@ -39,7 +39,7 @@ class Unfinished:
     audit: Callable[[Publication, Version], tuple[Publication, list[str]]]
 
     def finish(self, looked: Iterable[Publication], chain: RunChain) -> tuple[list[Publication], list[str]]:
-        """Return the tables with what publications that died were to promote of them, and what to say of others.
+        """Return the tables with the versions that died publications were to promote, and messages about the others.
 
         Args:
             looked: The tables; those that have something to publish are returned as they are.
@@ -48,7 +48,7 @@ class Unfinished:
         publications, said = list(looked), dict[str, list[str]]()
         refused: set[str] = set()
         for place, one in enumerate(publications):
-            # A backfill whose branches all wait is red: it was to publish these, and not what was left of older ones.
+            # A backfill whose branches all wait fails: it was to publish these, and not the rest of an older one.
             if not (one.audited or (one.waiting and chain.backfill_id is not None)):
                 publications[place], said[one.name] = self._finished(one, refused)
         for place, one in enumerate(publications):
@@ -59,9 +59,9 @@ class Unfinished:
         return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
 
     def _finished(self, one: Publication, refused: set[str]) -> tuple[Publication, list[str]]:
-        """Return what is left to promote of a table, or what to say of it; `refused` gets the run that is refused."""
+        """Return a table with the version left to promote, or messages about it; add a refused run to `refused`."""
         said: list[str] = []
-        # Another program may have put the tag on a branch, whose numbers do not compare.
+        # Another program may have put the tag on a branch, whose version numbers cannot be compared with those of main.
         if one.previous is None or one.previous.branch == MAIN:
             named = 0 if one.previous is None else one.previous.version
             for version in _published(one, named):
@@ -73,13 +73,13 @@ class Unfinished:
                     refused.add(_by(version))
                 if version.number > named and not said:
                     said = list(against) or [self._said(one, version)]
-        # What waits is the better advice.
+        # Why branches wait is the better advice than "nothing new".
         return one, said or ([] if one.waiting else ["nothing new"])
 
     def _is_left(self, one: Publication, version: Version, named: int) -> bool:
         """Return whether a version of `main` was made by a publication that died before its tag named the version."""
         by = version.properties.get(md.PUBLISHED_BY)
-        # A rollback is repeated by whoever wanted it: with its reason it stays one in the history of the channel.
+        # The person who wanted a rollback repeats it: with its reason, the channel's history records it as a rollback.
         if by is None or md.ROLLED_BACK_TO in version.properties or not self.log.unwritten([one.promoted], [by]):
             return False
         return is_over(by, self.log.instance) and not (version.number > named and self._was_named(one, version))
@@ -113,7 +113,7 @@ class Unfinished:
 def _published(publication: Publication, named: int) -> Iterator[Version]:
     """Yield the versions of `main` that runs made, from the newest to the one that the tag names."""
     for number in reversed(publication.table.branches.version_numbers()[-SEARCHED:]):
-        # The last one too: a publisher that died after it moved the tag left no event.
+        # The version that the tag names is included: a publisher that died after it moved the tag left no event.
         if number < named:
             return
         version = publication.table.at(f"{MAIN}@{number}")
@@ -127,14 +127,14 @@ def _by(version: Version | None) -> str:
 
 
 def _moved_later(tag: Tag | None, version: Version, instance: dg.DagsterInstance) -> bool:
-    """Return whether a tag was moved to where it is after a publication made a version of `main`, or may have been.
+    """Return whether the last move of a tag came after a publication made a version of `main`, or may have.
 
     Then a tag that names an older version was moved back from this one.
     """
     if tag is None:
         return False
     by, moved_by = version.properties.get(md.PUBLISHED_BY), tag.metadata.get(md.RUN_ID)
-    # Other programs keep the metadata of a tag that they move; then it is about another version.
+    # Other programs keep the metadata of a tag that they move; then the metadata describes another version.
     if tag.metadata.get(md.MOVED_TO) != tag.ref or by is None or moved_by is None:
         return True
     records = instance.get_run_records(dg.RunsFilter(run_ids=[by, moved_by]))

@@ -1,8 +1,9 @@
 """Find the run branches that wait to be published, choose among them, and discard those that are given up.
 
 A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or runs
-later, as after a backfill. The branches that passed their audit are published. Of two that replace the same rows, the
-newer one supersedes the older one, whether that one passed or not, so a repaired run takes the place of a broken one.
+later, as after a backfill. The branches that passed their audit are published. Of two branches that replace the same
+rows, the newer one supersedes the older one, whether the older one passed or not, so a repaired run takes the place of
+a broken one.
 """
 
 import uuid
@@ -32,10 +33,10 @@ from lance_dagster.plugin.run_branch import (
 )
 from lance_dagster.table import LanceTable
 
-# A list of branches takes a glob pattern, so these characters in an id would match the branches of other runs.
+# `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
 _GLOB = frozenset("*?[]")
-# How often a publisher looks for runs of its backfill that are not over, and after how many seconds: three quarters of
-# an hour in all.
+# How often a publisher looks for runs of its backfill that are not over, and after how many seconds: about 50 minutes
+# in all.
 _LOOKS = 60
 _LOOK_AFTER = 3.0
 _LONGEST_WAIT = 60.0
@@ -43,7 +44,7 @@ _LONGEST_WAIT = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The branches to publish, oldest first, why others have to wait, and which are superseded by one of these."""
+    """The branches to publish, oldest first, the reasons why others have to wait, and which ones are superseded."""
 
     heads: tuple[Version, ...] = ()
     waits: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What a run and the re-executions that continue it wrote of the tables of one publisher.
+    """What a run and the re-executions that continue it wrote to the tables of one publisher.
 
     In a repository it is published whole or not at all: a table that failed its checks, cannot be merged, is held, or
     was not written because the run failed before, keeps the others back. `run_ids` are oldest first.
@@ -66,14 +67,14 @@ class Candidate:
         """Return the candidate that a run belongs to."""
         # The chain is newest first: its last run is the one that all others continue.
         first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
-        # A run whose record was deleted is known by its branch only.
+        # A run whose record was deleted is known only by its branch.
         return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
 
     def reasons(self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
-        """Return what speaks against each table, by the key of its asset.
+        """Return the reasons against each table, by the key of its asset.
 
         Args:
-            look: Returns what speaks against what the runs wrote of one table.
+            look: Returns the reasons against what the runs wrote to one table.
             log: The event log.
         """
         # Outputs that an asset may skip are missing on purpose.
@@ -85,7 +86,7 @@ class Candidate:
         )
         found = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
-            # A table that was never created has nothing that could be refused; `missing` has it if it was needed.
+            # A table that was never created has nothing to refuse; `missing` names it if it was needed.
             with suppress(TableNotFoundError):
                 found.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
         return found
@@ -125,9 +126,9 @@ def find_by_backfill(
     beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
     wait: Callable[[str], None] | None = None,
 ) -> Publication:
-    """Return the publication of what the runs of a backfill wrote and passed, with what has to wait.
+    """Return the publication of the branches of a backfill that passed their audit, and note those that have to wait.
 
-    Without branches it is the version that an earlier publication of the backfill made, if there is one.
+    Without branches it publishes the version that an earlier publication of the backfill made, if there is one.
 
     Args:
         publication: The table.
@@ -135,8 +136,8 @@ def find_by_backfill(
         audit: Returns the reasons against a version.
         instance: The Dagster instance that records runs.
         beside: Returns the other tables that are published with this one, whole or not at all.
-        wait: Is given the id of a run that wrote the table and is not over, before anything is audited. None where the
-            publisher's own run writes candidates: two such runs would wait for each other.
+        wait: Called with the id of a run that wrote the table and is not over, before anything is audited. None when
+            the publisher's own run writes candidates: two such runs would wait for each other.
     """
     table = publication.table
     listed = table.branches.list("run/*").values()
@@ -157,10 +158,10 @@ def find_by_backfill(
 
 
 def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
-    """Let the publisher's step be retried, because a run of its backfill is not over; return when it was often enough.
+    """Request a retry of the publisher's step, because a run of its backfill is not over; return after the last retry.
 
-    Dagster starts the step when the rows are materialized. The run may have yet to check them, and to write the other
-    tables of its candidate.
+    Dagster starts the step when the rows are materialized. The run may still have to check them, and to write the
+    other tables of its candidate.
     """
     if context.retry_number < _LOOKS:
         seconds = min(_LOOK_AFTER * (context.retry_number + 1), _LONGEST_WAIT)
@@ -176,11 +177,11 @@ def resolve_run(table: LanceTable, given: str) -> str:
         given: `run/<id>` or `<id>`, whole or shortened.
 
     Raises:
-        InvalidInputError: Several run branches begin like that.
+        InvalidInputError: `given` is not a run id, or the names of several run branches begin with it.
     """
     name = given if run_of(given) is not None else branch_of(given)
     if _GLOB & set(name) or name == branch_of(""):
-        raise InvalidInputError(f"{given!r} is no run id: write run/ and the first characters of the id of the run")
+        raise InvalidInputError(f"{given!r} is not a run id: write run/ and the first characters of the id of the run")
     # A whole id needs no search, which would read the names of all branches.
     if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
         return name
@@ -202,7 +203,7 @@ def discard(table: LanceTable, given: str, instance: dg.DagsterInstance) -> Vers
     """
     head = table.head(resolve_run(table, given))
     if not is_over(run_of(head.branch), instance):
-        raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run, and discard it then")
+        raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run before you discard it")
     table.branches.delete(head.branch)
     return head
 
@@ -232,8 +233,8 @@ def _choose(
             )
         else:
             reasons, is_merged = _judged(table, head, audit)
-            # Only what cannot be published is looked for on `main`, which also contains a branch that a re-execution
-            # continued and published.
+            # Only a branch that cannot be published is looked for on `main`, which also contains it when a re-execution
+            # continued and published it.
             landed = (
                 (table.branches.is_merged(head) or _replaced_since(publication, one, instance)) if reasons else None
             )
@@ -241,7 +242,7 @@ def _choose(
                 superseded.append(f"{head} is superseded by {landed}; {_advice(head, beside())}")
             elif reasons:
                 waits += reasons
-            # A branch that is merged already was left by a publisher that died before it deleted the branch.
+            # A branch that is merged already was left behind by a publisher that died before it deleted the branch.
             elif not is_merged:
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
@@ -249,7 +250,7 @@ def _choose(
 
 
 def _advice(head: Version, beside: Iterable[tuple[str, LanceTable]]) -> str:
-    """Return what to do with a superseded branch; to discard it discards what its run wrote of other tables too."""
+    """Return what to do with a superseded branch; discarding it also discards what its run wrote to other tables."""
     waiting = [name for name, table in beside if _is_waiting(table, head.branch)]
     if not waiting:
         return "discard it"
@@ -262,7 +263,7 @@ def _is_waiting(table: LanceTable, branch: str) -> bool:
 
 
 def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequence[str]]) -> tuple[Sequence[str], bool]:
-    """Return what speaks against the publication of a branch, and whether `main` contains the branch already."""
+    """Return the reasons against publishing a branch, and whether `main` contains the branch already."""
     if reasons := audit(head):
         return reasons, False
     merge = table.preview_merge(head)
@@ -282,7 +283,7 @@ def _replaced_since(publication: Publication, one: BranchExtent, instance: dg.Da
     since = started_at(dg.RunsFilter(run_ids=[run_id]), instance) if run_id else None
     newest = newest_materialized(publication.candidate, instance, keys=keys, since=since)
     runs = {made.run_id for key, made in newest.items() if not keys or key in one.partitions}
-    # Dagster's newest materialization is that of the branch itself, or some partition has none at all.
+    # The newest materialization is that of the branch itself, or Dagster knows none.
     if not runs or run_id in runs:
         return None
     fork = table.branches.merge_base(one.head, MAIN)
