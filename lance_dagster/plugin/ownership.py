@@ -26,7 +26,7 @@ class Ownership:
             InvalidInputError: The table belongs to another asset.
         """
         table = self.branch.table
-        # Without a branch the head of `main` is asked, from which the run would fork one.
+        # Without a branch, the config of the head of `main` counts, from which the run would fork its branch.
         owner = table.config.get(self.branch.head() or MAIN).get(md.OWNER)
         if owner not in (None, self.asset):
             raise InvalidInputError(
@@ -44,7 +44,7 @@ class Ownership:
         of the second one conflicts.
         """
         name, run_id = self.branch.name, self.branch.chain.run_id
-        # The commit carries the run id alone: a retried append takes back the newest one that names step and asset.
+        # The commit has only the run id: a retried append undoes the newest commit that names its step and asset.
         properties = {md.RUN_ID: run_id} if run_id else None
         self.branch.table.config.set(
             {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties

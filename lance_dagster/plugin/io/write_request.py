@@ -25,7 +25,7 @@ from lance_dagster.plugin.settings import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteDefaults:
-    """What the IO manager's fields say for outputs whose metadata says nothing; empty texts for its own defaults."""
+    """The IO manager's fields, which apply where an output's metadata sets nothing; empty for its own defaults."""
 
     write_mode: str = ""
     schema_evolution: str = ""

@@ -14,8 +14,8 @@ from lance_dagster.plugin.table_asset import TableAsset, asset_key_of
 def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]
     """Return a condition that holds when a candidate among the dependencies was written and passed its audit.
 
-    It is for assets that look at candidates before they are published. Readers of promoted nodes need `tag_moved`;
-    for them the publisher verifies the audit. A run that is in progress may still run the checks of what it wrote, so
+    It is for assets that read candidates before they are published. Readers of promoted nodes need `tag_moved`;
+    for them the publisher verifies the audit. A run that is in progress may still have to check the tables it wrote, so
     the condition waits for its end.
     """
     audited = dg.AutomationCondition.all_deps_blocking_checks_passed()

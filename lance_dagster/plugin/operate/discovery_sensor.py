@@ -1,7 +1,7 @@
-"""A sensor that finds tables below a root which no asset stands for.
+"""A sensor that finds tables below a root that no asset represents.
 
-A ref sensor watches tables that are named when the definitions load. Tables that other programs create while the code
-location runs are found here: each becomes a materialization, a dynamic partition, a run, or all of these.
+A ref sensor watches tables that are named when the definitions load. This sensor finds tables that other programs
+create while the code location runs: each becomes a materialization, a dynamic partition, a run, or all of these.
 """
 
 import json
