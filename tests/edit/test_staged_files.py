@@ -155,8 +155,8 @@ def transaction_of(table: LanceTable, **changes: object) -> Transaction:
         ({"path": ""}, InvalidInputError, "is not the name of a file"),
         ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
         ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
-        ({"physical_rows": 2**62}, InvalidInputError, "has 1 rows, and 4611686018427387904 were announced"),
-        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, and none at 2"),
+        ({"physical_rows": 2**62}, InvalidInputError, "has 1 rows, but the transaction has 4611686018427387904"),
+        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, so there is none at 2"),
     ],
 )
 def test_a_transaction_with_a_wrong_file_is_refused(
