@@ -50,7 +50,7 @@ def test_tables_that_exist_become_a_repository(lake: str) -> None:
     """`create` names the tables that it found, `adopt` commits them, and both can be repeated."""
     created, hint = lines_of("repository", "create", lake)
     assert f"{lake}: is a repository now" == created
-    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster repository adopt {lake}` takes them in" in hint
+    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster repository adopt {lake}` adds them" in hint
     assert f"2 tables: {LINES}, {ORDERS}" in lines_of("repository", "adopt", lake)[0]
     assert [f"{LINES}   main@2  1 row", f"{ORDERS}  main@2  1 row"] == lines_of("repository", "tables", lake)
     assert [f"no table below {lake} that is not part of the repository"] == lines_of("repository", "adopt", lake)
