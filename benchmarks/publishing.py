@@ -1,4 +1,4 @@
-"""How long the publisher's step takes, by the number of tables that it publishes."""
+"""Measure the publisher's step by the number of tables that it publishes."""
 
 import shutil
 import statistics
@@ -19,7 +19,7 @@ ROWS = pa.table({"id": [1, 2, 3]})
 
 
 def by_tables(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each number of tables: the step, and beside it the same merges and tag moves without Dagster."""
+    """Yield a row for each number of tables: the step, and the same merges and tag moves without Dagster."""
     for count in TABLES:
         root = folder / f"publish{count}"
         keys = [dg.AssetKey(["shop", f"t{number}"]) for number in range(count)]
