@@ -184,4 +184,4 @@ def test_show_says_that_the_parent_was_collected(repository: str) -> None:
 def test_without_a_command_the_help_is_shown() -> None:
     """Each command with its whole first sentence."""
     result = run("repository")
-    assert re.search(r"promote +Let a channel name a commit, for all tables at once", result.output)
+    assert re.search(r"promote +Move a channel to a commit, for all tables at once", result.output)

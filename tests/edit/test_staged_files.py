@@ -75,7 +75,8 @@ def test_a_file_of_another_size_is_refused(table: LanceTable, more: int) -> None
 @pytest.mark.parametrize("rows", [0, 2, 2**32, 2**62])
 def test_a_file_of_another_number_of_rows_is_refused(table: LanceTable, rows: int) -> None:
     """The number of rows is in the file."""
-    assert_refused(table, described(staged(table, 3), rows=rows), InvalidInputError, f"has 1 rows, and {rows} were")
+    given = described(staged(table, 3), rows=rows)
+    assert_refused(table, given, InvalidInputError, f"has 1 rows, but its description has {rows}")
 
 
 @pytest.mark.parametrize("size", [0, -1])
