@@ -122,7 +122,7 @@ def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
 def _row_lines(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
     if not rows:
         return
-    # The columns that describe the change stand for the sign at the beginning of each line.
+    # The sign at the beginning of each line takes the place of the columns that describe the change.
     names = [name for name in rows[0] if not name.startswith(_CHANGE)]
     cells = [
         ["", *map(printable, names)],

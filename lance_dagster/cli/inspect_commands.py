@@ -248,7 +248,7 @@ def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[
             # Deleted since it was listed, so it is left out.
             continue
         except VersionNotFoundError:
-            # A deletion removes the manifests before the branch file, so look whether this one is complete by now.
+            # A deletion removes the manifests before the branch file, so check whether it is complete by now.
             if branch.name in table.branches.list(branch.name):
                 yield branch, None
 

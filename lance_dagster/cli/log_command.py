@@ -224,7 +224,7 @@ def _beside(drawn: "Drawn", text: str, width: int) -> list[str]:
 
 
 def _coloured(cells: "Cells") -> str:
-    """Return a line with a colour for each lane; `click.echo` leaves colours out where output is no terminal."""
+    """Return a line with a colour for each lane; `click.echo` removes colours where output is not a terminal."""
     coloured = []
     for place in range(lanes_width(cells)):
         character, lane = cells.get(place, (" ", 0))

@@ -143,7 +143,7 @@ def preview_branch(
             made = make()
         except AlreadyExistsError as error:
             if not options["replace"]:
-                raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace makes a preview anew")) from error
+                raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace replaces a preview")) from error
             _delete_preview(table, options["name"], source, into)
             made = make()
     head = table.head(made.name)

@@ -219,7 +219,7 @@ def refuse_blobs(head: State, verb: str) -> None:
     for column in head.manifest.fields:
         if column.extension_name.startswith(_BLOBS) or not column.metadata.keys().isdisjoint(_BLOBS):
             raise InvalidInputError(
-                f"cannot {verb} rows of {head}: column {column.name!r} holds blobs, which are not written anew here; "
+                f"cannot {verb} rows of {head}: column {column.name!r} holds blobs, which are not rewritten here; "
                 "delete and append the rows, or change them with pylance"
             )
 

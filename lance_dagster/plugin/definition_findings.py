@@ -41,7 +41,7 @@ class _Node(NamedTuple):
 
     @property
     def is_other_node(self) -> bool:
-        """Whether the asset stands for a table that another asset writes, as a promoted node does."""
+        """Whether the asset represents a table that another asset writes, as a promoted node does."""
         return md.CANDIDATE in self.metadata
 
     @property

@@ -32,7 +32,7 @@ class Ownership:
             raise InvalidInputError(
                 f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
                 f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
-                f"{owner} does not write the table any more, hand it over: "
+                f"{owner} no longer writes the table, hand it over: "
                 f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
             )
         return owner is not None

@@ -324,7 +324,7 @@ def who_launched(run: dg.DagsterRun) -> str:
 
 
 def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
-    """Return whether a run has ended, or is not known any more."""
+    """Return whether a run has ended, or is no longer known."""
     run = instance.get_run_by_id(run_id or "")
     # The record of an old run may be deleted.
     return run is None or run.is_finished

@@ -137,8 +137,8 @@ class ChannelMoves:
     def _refuse_collected(self, name: str, entry: RefEntry, before: RefEntry | None) -> None:
         """Undo a move when a collection marked its commit before it saw the move.
 
-        The collection marks first and then looks at the channels again; here the move comes first and the look at the
-        mark second. So one of the two sees the other.
+        The collection marks first and then reads the channels again; here the move comes first and the mark is read
+        second. So one of the two sees the other.
         """
         if not self._repository.logs.is_expired(entry.commit):
             return

@@ -22,7 +22,7 @@ finds it from an earlier attempt, or because an older commit named the same vers
 - A branch is used again only while it is at most half as old (`staging.REUSED_FOR`); then another name is taken.
 - A tag that is older is written again first, by compare-and-swap. The collection reads the tag, lists its age after
   that, and deletes it by comparing its bytes. If the publication wrote between the first two, the age shows it. If it
-  wrote after that, the deletion finds other bytes. If the deletion came first, the publication makes the tag anew.
+  wrote after that, the deletion finds other bytes. If the deletion came first, the publication creates the tag again.
 
 So a branch or tag that a publication uses was at most twelve hours old at that moment. A collection that deletes it
 began at least twelve hours later; a publication takes less time from its staging to its commit, so the collection lists

@@ -81,7 +81,7 @@ def project(
 
     def one(name: str) -> list[Lagging]:
         context, at, found = registry.context(name), commit.tables[name], []
-        # Readers of the repository do not depend on this step, so a failure is reported and the other tables go on.
+        # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
         error: LanceDagsterError | None
         if options is not None:
             try:

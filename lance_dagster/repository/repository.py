@@ -177,10 +177,10 @@ class LanceRepository:
         return table
 
     def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
-        """Create an empty table and register it; open the one that is there, if it has these columns.
+        """Create an empty table and register it; open an existing table if it has these columns.
 
         Raises:
-            SchemaMismatchError: The one that is there has other columns; it is not registered.
+            SchemaMismatchError: The existing table has other columns; it is not registered.
         """
         context = self._context.table(name)
         # An existing table is used: an earlier call may have died before it was registered.

@@ -218,7 +218,7 @@ def _id_of(request: object) -> list[str]:
 
 def _page(names: Iterable[str], request: object) -> tuple[list[str], str | None]:
     """Return the names that a request asks for, and the token of the next page, which is the last name."""
-    # A name and not a position, so that the token means the same on a connection that was opened anew.
+    # A name and not a position, so that the token stays valid on a new connection.
     after, limit = _asked(request, "page_token"), _asked(request, "limit")
     rest = sorted(name for name in names if not after or name > str(after))
     shown = rest[:limit] if isinstance(limit, int) and limit > 0 else rest

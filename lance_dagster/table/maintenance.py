@@ -67,7 +67,7 @@ class Maintenance(Generic[TableT]):
 
         Args:
             ref: The version whose files are read; None for all versions of all branches.
-            progress: Called with the number of files that were looked at, and their total.
+            progress: Called with the number of files that were checked, and their total.
 
         Returns:
             The number of digests that were recorded.

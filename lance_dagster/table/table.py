@@ -95,12 +95,12 @@ class LanceTable:
         """Create an empty table with stable row ids, as `main@1`.
 
         Args:
-            uri: A local path or `s3://bucket/path`, where the table shall lie.
+            uri: The place of the new table: a local path or `s3://bucket/path`.
             schema: Its columns.
             storage_options: As for `open`.
-            message: What the log says.
-            properties: Kept with the transaction.
-            **options: `exist_ok=True` opens a table that is there instead of failing; its schema and config are not
+            message: The commit message.
+            properties: Stored with the transaction.
+            **options: `exist_ok=True` opens an existing table instead of failing; its schema and config are not
                 compared. `config` is the table config of the first version, so that no version exists without it.
 
         Raises:

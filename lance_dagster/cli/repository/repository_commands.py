@@ -282,7 +282,7 @@ def collect(
 ) -> None:
     """Find commits that no branch, channel or release tag needs, and the versions of tables that only they name.
 
-    Data files stay until `lance-dagster gc` of each table, which then finds that nothing needs them.
+    Data files stay until `lance-dagster gc` of each table deletes them.
     """
     from lance_dagster.repository import CommitRetention
 

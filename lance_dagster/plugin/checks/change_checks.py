@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Freshness(BuiltInCheck):
     """Require that the newest value of a date or timestamp column is at most `maximum_age` old.
 
-    A timestamp without a time zone counts as UTC, and a date as the start of its day in UTC. A null is no value; a
+    A timestamp without a time zone counts as UTC, and a date as the start of its day in UTC. A null is not a value; a
     table without values fails. The check reads the whole table by default, because a run for an old partition does not
     make the table stale. It depends on the time at which it is evaluated.
     """

@@ -128,7 +128,7 @@ class InputReader:
         return read_of_backfill(table, self.chain, context.asset_key, instance=context.instance, keys=keys)
 
     def _table(self, key: TableKey, metadata: Mapping[str, object]) -> tuple[LanceTable, str | None]:
-        """Return the table of an asset, and the tag or branch to read when the asset stands for one.
+        """Return the table of an asset, and the tag or branch to read when the asset represents one.
 
         Another code location may declare the promoted node `production/shop/orders` by its key alone. It is recognised
         by the table `shop/orders` and its tag `production`, when there is no table at the place of the whole key.

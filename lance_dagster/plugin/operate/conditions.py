@@ -1,4 +1,4 @@
-"""Automation conditions for assets that read Lance tables, made of Dagster's public operands.
+"""Automation conditions for assets that read Lance tables, built from Dagster's public operands.
 
 A promoted node is materialized only when its tag moves, and its data version is the transaction of the version. So an
 asset downstream of promoted nodes can wait for a move, and an asset beside a candidate for its audit.

@@ -108,7 +108,7 @@ def _tables_below(store: "Store", folder: str) -> Iterator[str]:
 def _opened(
     context: dg.SensorEvaluationContext, lance: LanceResource, paths: Sequence[str]
 ) -> "list[tuple[str, Version]]":
-    """Return the heads of the tables that can be opened; the others are looked at again by the next tick."""
+    """Return the heads of the tables that can be opened; the next tick tries the others again."""
     from lance_dagster.table import LanceTable
 
     heads = []

@@ -145,7 +145,7 @@ class _Look:
 
 @dataclass(slots=True, kw_only=True)
 class RefTick:
-    """One tick: looks at tables and gathers what they found, in the order of the tables."""
+    """One tick: reads tables and collects their news, in the order of the tables."""
 
     lance: LanceResource
     refs: Sequence[str]
@@ -161,7 +161,7 @@ class RefTick:
     def run(self, watched: Sequence[WatchedTable]) -> None:
         """Look at every channel and table once, starting with the table at which the last tick stopped.
 
-        Where all refs are channels of a repository, no table is looked at. A damaged table does not stop the others.
+        Where all refs are channels of a repository, no table is read. A damaged table does not stop the others.
         """
         self.refs = [ref for ref in self.refs if not self._look_at_channel(ref, watched)]
         if not self.refs:
@@ -211,7 +211,7 @@ class RefTick:
         return is_channel
 
     def _look(self, place: int, one: WatchedTable) -> _Look | None:
-        # Each tick looks at one table at least; otherwise a short budget would stop all progress.
+        # Each tick reads at least one table; otherwise a short budget would stop all progress.
         if place and time.monotonic() >= self.until:
             return None
         known = self.cursor.seen.get(one.name)

@@ -88,7 +88,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         staged |= _staged_again(request, head, staged)
         changed = {name: made for name, (_, made) in staged.items() if made is not None}
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
-        # A call that is repeated after a crash ends here when its commit is there.
+        # A call that is repeated after a crash ends here when its commit exists.
         if not changed and kept == head.tables:
             return Committed(commit=head, changed={})
         # Before the commit is stored, so that refused versions are named by nothing and are collected.

@@ -183,7 +183,7 @@ def _landed_again(
     try:
         parent = repository.logs.commit(commit.parents[0]) if commit.parents else None
     except NotFoundError:
-        # Collected, as the publication was long ago. Then all tables are looked at.
+        # The commit was collected, because the publication was long ago. Then all tables are checked.
         parent = None
     # The commit is checked too: the first attempt may have ended the branch of a table whose `main` lags behind.
     names = head.tables.keys() & {*touched.names, *commit.changed_from(parent)}
@@ -210,7 +210,7 @@ def _followed(
     ended: RefEntry | None,
     since: RefEntry | None,
 ) -> Published:
-    """Do what follows the commit of a publication once `main` of the tables did: the channel, and the branch ends.
+    """Do the last steps of a publication, after `main` of the tables: promote the channel, and end the branch.
 
     `ended` and `since` are the newest entries of the branch and of the channel, as they were before.
     """

@@ -318,7 +318,7 @@ def _pin(context: TableContext, head: State) -> None:
     for _ in range(_PINS):
         found = context.refs.tag(name)
         if found is None:
-            # Another process may make the same tag at this moment; then it is looked at again.
+            # Another process may create the same tag at this moment; then it is read again.
             with suppress(AlreadyExistsError):
                 create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
                 return
@@ -326,7 +326,7 @@ def _pin(context: TableContext, head: State) -> None:
             return
         else:
             # A collection that read the old tag deletes exactly that one, so a renewed tag stays; and where the
-            # collection was faster, the tag is made anew.
+            # collection was faster, the tag is created again.
             with suppress(RefMovedError, RefNotFoundError):
                 context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
                 return
