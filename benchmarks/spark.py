@@ -157,7 +157,7 @@ def _noop(frame: DataFrame) -> None:
 
 
 def _repeated(spark: SparkSession, table: LanceTable) -> Callable[[], None]:
-    """Return a read in which every batch is one that is decoded already: what the bridge alone takes."""
+    """Return a read in which every batch is decoded already, to measure the bridge alone."""
     rows = batch_rows(table.schema())
     schema = read_table(spark, table).schema
     batch = next(iter(read_table(spark, table).limit(rows).toArrow().combine_chunks().to_batches()))
@@ -224,7 +224,7 @@ def _read_row(
 
 
 def cores(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield how long writes and reads of narrow rows take on one core and on two."""
+    """Yield the times of writes and reads of narrow rows on one core and on two."""
     found: list[dict[str, float]] = []
     for number in (1, 2):
         with session(number) as spark:

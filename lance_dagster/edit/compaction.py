@@ -338,7 +338,7 @@ def _with_lineage(context: TableContext, head: State, group: Group, made: Sequen
         )
     # A mismatch would assign ids to the wrong rows, which no later check could find.
     if start != ids.rows:
-        raise InvalidInputError(f"{start} rows were read of {ids.rows} in {where}; nothing was committed")
+        raise InvalidInputError(f"{start} rows were read in {where} instead of {ids.rows}; nothing was committed")
     return tuple(found)
 
 

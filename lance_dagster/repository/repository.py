@@ -157,7 +157,7 @@ class LanceRepository:
         return f"LanceRepository({self.root!r})"
 
     def uri(self, table: str, ref: str = MAIN) -> str:
-        """Write a table at a ref as one text, which `open_uri` and the command line take."""
+        """Return a table at a ref as one text, which `open_uri` and the command line accept."""
         check_table_name(table)
         return repository_uri(self.root, table, ref)
 
@@ -166,7 +166,7 @@ class LanceRepository:
         return self._context.registry.names()
 
     def table(self, name: str) -> LanceTable:
-        """Open a table, registered or not, for everything that concerns it alone.
+        """Open a table, registered or not, for operations on this table alone.
 
         Raises:
             TableNotFoundError: There is no table of that name.
