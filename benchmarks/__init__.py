@@ -1,1 +1,1 @@
-"""Measurements beside pylance: ratios of medians, taken side by side in one run. `make bench` runs them."""
+"""Benchmarks against pylance: ratios of medians, measured in turn in one run. `make bench` runs them."""

@@ -1,4 +1,4 @@
-"""Measure, print and keep the results in `benchmarks/RESULTS.md`."""
+"""Run the benchmarks, print the results and store them in `benchmarks/RESULTS.md`."""
 
 import argparse
 import datetime as dt
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def machine() -> str:
-    """Say on what the figures were taken."""
+    """Return a description of the machine."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -54,7 +54,7 @@ def report(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure in temporary folders; figures of some cases alone are printed and not kept."""
+    """Measure in temporary folders; figures of selected cases are printed and not stored."""
     parser = argparse.ArgumentParser(prog="make bench", description="Figures beside pylance.")
     names = [case.name for case in CASES]
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="measure these, and keep no figures")

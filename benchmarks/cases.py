@@ -1,4 +1,4 @@
-"""What is measured: each case a table of the report, its rows made one after the other."""
+"""The benchmarks: each case is a table of the report, whose rows are measured one after the other."""
 
 import statistics
 import uuid
@@ -25,7 +25,7 @@ PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylan
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One table of the report. `note` says what is compared, `rows` measures in a folder of its own."""
+    """One table of the report. `note` describes the comparison, `rows` measures in a folder of its own."""
 
     name: str
     note: str
@@ -89,7 +89,7 @@ def _committing(folder: Path) -> Rows:
 def _deleting(folder: Path) -> Rows:
     for fragments in FRAGMENTS:
         made = with_fragments(folder, fragments - 1)
-        # Rows that are nowhere else, one for each round.
+        # Rows that occur only once, one for each round.
         first = 10 * len(ROWS)
         made.table.append(pa.table({"id": pa.array(range(first, first + 100)), "text": ["a"] * 100}))
         ids = count(first)
@@ -118,7 +118,7 @@ def _remembering(folder: Path) -> Rows:
     small, large = with_fragments(folder, 10), with_fragments(folder, FRAGMENTS[-1])
     size = large.manifest_bytes
     for what, shown in ((COUNT, "open at a tag and count rows"), (COMMIT, "append-commit")):
-        # The least of three: what is measured besides can only add to it.
+        # The least of three, because other activity can only add to it.
         package, pylance = (min(measured(side, what, small, large) for _ in range(3)) for side in (PACKAGE, PYLANCE))
         yield (
             shown,
@@ -162,13 +162,13 @@ _CONTENTION = (
 CASES = (
     Case(
         "open",
-        "Open a table at a tag, and ask it for its rows or its columns.",
+        "Open a table at a tag, and count its rows or read its schema.",
         ("table", PACKAGE, PYLANCE, "ratio"),
         _opening,
     ),
     Case(
         "commit",
-        "Open a table and append a data file that exists. pylance syncs nothing to disk; this package syncs unless the "
+        "Open a table and append an existing data file. pylance does not sync to disk; this package syncs unless the "
         "storage option `durability` is `process`.",
         (
             "fragments",
@@ -187,7 +187,7 @@ CASES = (
     ),
     Case(
         "versions",
-        "Open a table of 10 fragments and list its versions. Numbers alone can be had from file names; pylance reads "
+        "Open a table of 10 fragments and list its versions. Numbers alone can be read from file names; pylance reads "
         "every manifest for them too.",
         ("versions", PACKAGE, PYLANCE, "ratio"),
         _listing,
@@ -206,14 +206,14 @@ CASES = (
     ),
     Case(
         "merge, by rows",
-        "A branch that appended one fragment, of however many rows; not synced. Each ratio is against the smallest.",
+        "A branch that appended one fragment, of different sizes in rows; not synced. Each ratio is to the smallest.",
         ("rows on the branch", "merge", "preview", "revert", "merge ratio", "preview ratio", "revert ratio"),
         merging.by_rows,
     ),
     Case(
         "diff, commit ids and garbage collection, by rows",
-        "A branch that appended one fragment, of however many rows, compared with a main of one row; not synced. "
-        "Nothing is written. Each ratio is against the smallest number of rows.",
+        "A branch that appended one fragment, with different numbers of rows, compared with a main of one row; not "
+        "synced. Nothing is written. Each ratio is to the smallest number of rows.",
         (
             "rows on the branch",
             *("diff, counted", "changes since the base, counted", "content id", "collection, dry run"),
@@ -224,8 +224,8 @@ CASES = (
     Case(
         "merge, by what changed",
         f"A branch that changed some of {merging.CHANGED[-1]:,} fragments, one row in each, merged into a main that "
-        "moved; not synced. Beside it: copying the data files that changed, and pylance doing the same to a shallow "
-        "clone, with `merge_insert`, or `delete`.",
+        "moved; not synced. For comparison: copying the data files that changed, and the same change by pylance in a "
+        "shallow clone, with `merge_insert` or `delete`.",
         ("change, fragments", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
         merging.by_changed,
     ),
@@ -238,8 +238,8 @@ CASES = (
     ),
     Case(
         "merge, by bytes",
-        f"A branch that appended {merging.PIECES} fragments, however large, merged into a main that moved; not synced. "
-        "Beside it: copying them, and `merge_insert` of the same rows into a shallow clone.",
+        f"A branch that appended {merging.PIECES} fragments of different sizes, merged into a main that moved; not "
+        "synced. For comparison: copying them, and `merge_insert` of the same rows into a shallow clone.",
         ("data", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
         merging.by_bytes,
     ),
@@ -247,8 +247,8 @@ CASES = (
         "sensor, by tables",
         f"One tick of `build_ref_sensor` over small tables: unchanged, and after {sensing.CHANGED} of them changed; by "
         "the refs of each table, and by a channel of a repository. "
-        "Beside it: opening every table and reading its newest version, one after the other; the ratio is that by an "
-        "unchanged tick. Requests are calls of the storage that read, which are the requests on object storage.",
+        "For comparison: opening every table and reading its newest version, one after the other; the ratio is that "
+        "divided by an unchanged tick. Requests are read calls of the storage, which are requests on object storage.",
         (
             "tables",
             *("unchanged", "requests for each table", "opening", "ratio"),
@@ -277,14 +277,14 @@ CASES = (
     ),
     Case(
         "repository, by history",
-        "From a channel of a repository to the version of one of its tables, in a process that opens both anew.",
+        "Resolving a channel of a repository to the version of one of its tables, in a process that opens both anew.",
         ("entries of the channel", "resolving", "requests"),
         repositories.by_entries,
     ),
     Case(
         "loading",
         "The processor time of a process that loads a code location with an asset, two blocking checks, a publisher, a "
-        "resource and an IO manager; beside it, definitions of the same kinds that use Dagster alone, in turn. Medians "
+        "resource and an IO manager; for comparison, equivalent definitions with Dagster alone, in turn. Medians "
         f"of {loading.ROUNDS} pairs.",
         ("", "Dagster alone", "with lance_dagster", "more"),
         loading.rows,
@@ -293,9 +293,9 @@ CASES = (
         "Spark, writes",
         "The speed of each way to write a frame of Parquet files, as a multiple of that of Spark's own Parquet; larger "
         "is faster. Data source: `df.write.format`; large batches: the same inside of `large_batches`. Bridge: Spark's "
-        "transfer to Python, where the rows are discarded; nothing that is written in Python is faster. pylance: one "
+        "transfer to Python, where the rows are discarded; no write in Python can be faster. pylance: one "
         'process without Spark. Coalesced: `stage(coalesce="auto")`, and `frame.coalesce(2)` before `df.write`. The '
-        "goal is that of `stage`; the data source shall be within a tenth of it.",
+        "goal is that of `stage`; the data source should be within a tenth of it.",
         ("data", "goal", "`stage`", "data source", "large batches", "bridge", PYLANCE),
         spark.writes,
     ),
@@ -303,7 +303,7 @@ CASES = (
         "Spark, reads",
         "The speed of each way to read a table into a sink that discards the rows, as a multiple of that of Parquet "
         "files; larger is faster. Bridge: Spark's transfer of one decoded batch, again and again; where it is slower "
-        "than the goal, nothing that is decoded in Python reaches it. pylance: one process without Spark.",
+        "than the goal, no decoding in Python can reach the goal. pylance: one process without Spark.",
         ("query", "goal", "`read_table`", "data source", "bridge", PYLANCE),
         spark.reads,
     ),
@@ -324,18 +324,19 @@ CASES = (
     Case(
         "contention on local disk",
         f"Processes that append one row again and again to one branch, on local disk, on the S3 server of the "
-        f"tests and on Ceph, which take {contention.LATENCY * 1e3:.0f} ms for each answer, for "
+        f"tests and on Ceph, which take {contention.LATENCY * 1e3:.0f} ms for each response, for "
         f"{contention.SECONDS:.0f} seconds, and {contention.SECONDS_ON_S3:.0f} on both with several writers; "
         f"medians of {contention.ROUNDS} rounds, in which the libraries take turns. Fairness is Jain's index of the "
-        "writers' commits; where each made few, chance alone takes it below 1: to 0.8 for four commits each. An "
-        "append that pylance gave up, after 20 attempts, is no commit; the time it took counts among the others. On "
-        "local disk pylance syncs nothing; the line 'not synced' is with the option durability=process, and writes "
+        "writers' commits; where each made few, chance alone reduces it below 1: to 0.8 for four commits each. An "
+        "append that pylance gave up, after 20 attempts, is not a commit; its time counts among the others. On "
+        "local disk pylance does not sync; the line 'not synced' is with the option durability=process, and writes "
         "the same files as pylance: data, transaction, manifest, hint. On S3 both sides make the same durable writes. "
-        "An append without a rival waits there for three answers one after the other, one of pylance's for six. Of "
-        "each version, every other writer reads the manifest, to know that it does not contradict its own change. "
-        "With 16 writers these are 15 of about 25 requests of a commit, in both libraries. A request of lance_dagster "
-        "takes about 3 ms of processor time in botocore. So two processors bound the rate of many writers; where "
-        "there are more, two answers for each version bound it: the read of the one before, and the put.",
+        "An append without a rival waits there for three responses one after the other, one of pylance's for six. "
+        "Every other writer reads the manifest of each version, to verify that it does not conflict with its own "
+        "change. With 16 writers these are 15 of about 25 requests of a commit, in both libraries. A request of "
+        "lance_dagster takes about 3 ms of processor time in botocore. So two processors limit the rate of many "
+        "writers; with more processors, two responses for each version limit it: the read of the one before, and the "
+        "put.",
         _CONTENTION,
         contention.on_disk,
     ),

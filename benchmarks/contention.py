@@ -1,7 +1,7 @@
-"""Many writers that append to one branch at once: how fast, how long the slowest waits, and how fairly.
+"""Measure many writers that append to one branch at once: their rate, the time of the slowest, and their fairness.
 
 Each writer is a process that appends one row again and again. Both libraries take turns with the same number of
-writers, since the machine may be slowed down by others at any moment; compare the two lines of a round.
+writers, since other load may slow the machine down at any moment; compare the two lines of a round.
 """
 
 import multiprocessing
@@ -52,20 +52,20 @@ class Contest:
 
 
 def _write(contest: Contest, barrier: Barrier) -> tuple[bool, list[Attempt]]:
-    """Append until the time is over; return whether the first one was acknowledged, and each of those after it."""
+    """Append until the time is over; return whether the first append was acknowledged, and all later appends."""
     row = pa.table({"value": pa.array([1], pa.int64())})
     options = dict(contest.storage_options) | ({"durability": "process"} if contest.library == QUICKLY else {})
     table = None if contest.library == PYLANCE else LanceTable.open(contest.uri, options)
 
     def append() -> bool:
         if table is not None:
-            # Whatever it raises ends the benchmark: nothing is given up in so short a time.
+            # Any error ends the benchmark: this package gives up nothing in so short a time.
             table.append(row)
             return True
         try:
             lance.write_dataset(row, contest.uri, mode="append", storage_options=options or None)
         except OSError as error:
-            # After 20 attempts; what fails for another reason may have been committed all the same.
+            # After 20 attempts; an append that fails for another reason may have been committed all the same.
             if "conflict" not in str(error).lower() and "concurrent" not in str(error).lower():
                 raise
             return False
@@ -104,7 +104,7 @@ def contended(
     """Let writers append to a new table at once; return the appends of each writer.
 
     Raises:
-        RuntimeError: The table has not exactly the rows that were acknowledged.
+        RuntimeError: The table does not have exactly the rows that were acknowledged.
     """
     uri, options = f"{place}/{uuid.uuid4().hex}", dict(storage_options or {})
     LanceTable.create(uri, pa.schema([pa.field("value", pa.int64())]), storage_options=options)
@@ -117,12 +117,12 @@ def contended(
     acknowledged = sum(first + sum(each.acknowledged for each in made) for first, made in found)
     kept = LanceTable.open(uri, options).count_rows()
     if acknowledged != kept:
-        raise RuntimeError(f"{library}: {acknowledged} appends were acknowledged, and {kept} rows are there")
+        raise RuntimeError(f"{library}: {acknowledged} appends were acknowledged, but the table has {kept} rows")
     return [made for _, made in found]
 
 
 def fairness(counts: list[int]) -> float:
-    """Return Jain's index: 1 when all did the same, 1 / n when one did everything."""
+    """Return Jain's index: 1 when all writers made the same number of commits, 1 / n when one made all of them."""
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts) or 1)
 
 
@@ -151,7 +151,7 @@ def on_s3(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure on Ceph, behind a proxy that passes each answer on later; nothing where it is not installed."""
+    """Measure on Ceph, behind a proxy that delays each response; yield nothing where it is not installed."""
     reason = missing_programs()
     if reason is not None:
         print(f"Ceph is not measured: {reason}", file=sys.stderr)

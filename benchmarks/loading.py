@@ -1,4 +1,4 @@
-"""What loading a code location costs, beside the same definitions written with Dagster alone."""
+"""Measure the cost of loading a code location, compared with equivalent definitions with Dagster alone."""
 
 import os
 import resource
@@ -77,7 +77,7 @@ def rows(folder: Path) -> Iterator[tuple[str, ...]]:
             for way, program in programs.items():
                 taken[way].append(_processor_time(program))
         plain, lance = (statistics.median(taken[way]) for way in ("plain", "lance"))
-        # Of the pairs, since a machine that slows down slows both of a pair.
+        # The median of pairs, since a machine that slows down slows both of a pair.
         more = statistics.median(b / a - 1 for a, b in zip(taken["plain"], taken["lance"], strict=True))
         yield f"a code location{name}", ms(plain), ms(lance), f"{more:+.1%}"
 

@@ -1,4 +1,4 @@
-"""Time several ways of doing one thing in turn, and watch how much memory each takes."""
+"""Time several ways of doing one thing in turn, and measure the memory that each takes."""
 
 import statistics
 import threading
@@ -44,8 +44,8 @@ def timed(run: Callable[[], object]) -> float:
 def peak(run: Callable[[], object]) -> int:
     """Return how many bytes of memory something needs beyond what is in use before it.
 
-    The kernel's own high-water mark of this process, set back first. `ru_maxrss` would do for no such thing: a process
-    inherits the one of the process that started it.
+    This is the kernel's high-water mark of this process, reset first. `ru_maxrss` cannot be used: a process inherits
+    the value of the process that started it.
     """
     _CLEAR.write_text("5")
     before = _highest()
@@ -59,7 +59,7 @@ def sizes(folder: Path) -> dict[Path, int]:
 
 
 def ms(seconds: float) -> str:
-    """Show a time for people."""
+    """Return a time as text for people."""
     return f"{1000 * seconds:,.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
@@ -72,7 +72,7 @@ def _highest() -> int:
 def requests(verbs: Iterable[str]) -> Iterator[list[str]]:
     """Record calls of the storage; on object storage each is a request.
 
-    What a call does by another one, as a local folder swaps a file by a put, is not recorded.
+    Nested calls are not recorded, such as the put by which a local folder swaps a file.
     """
     made: list[str] = []
     within = threading.local()

@@ -1,8 +1,9 @@
-"""How much memory one side takes for one thing, measured in a process of its own.
+"""Measure the memory that one library takes for one operation, in a process of its own.
 
     python -m benchmarks.memory '{"side": "lance_dagster", "what": "count", "small": ..., "large": ..., ...}'
 
-Both sides import the same. What is loaded on first use is loaded by doing the same to a small table before.
+Both sides import the same modules. Modules that are loaded at first use are loaded by the same operation on a small
+table before.
 """
 
 import json
@@ -56,7 +57,7 @@ def _pylance(what: str, uri: str, fragment: FragmentMetadata) -> Callable[[], ob
 
 
 def main() -> None:
-    """Do it to the small table, then to the large one, and print the bytes the second took."""
+    """Run the operation on the small table, then on the large one, and print the bytes that the second took."""
     task = json.loads(sys.argv[1])
     found = 0
     for uri, (name, rows, size) in zip((task["small"], task["large"]), task["files"], strict=True):

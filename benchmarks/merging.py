@@ -1,4 +1,4 @@
-"""What a merge costs: by changed fragments, by unchanged fragments, by bytes; beside copying, and beside pylance."""
+"""Measure merges by changed fragments, by unchanged fragments and by bytes, compared with copying and with pylance."""
 
 import shutil
 import statistics
@@ -31,7 +31,7 @@ _NEW = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A change: rows put in, as some fragments, or rows deleted or given another text."""
+    """A change: rows that are inserted, as some fragments, or rows that are deleted or updated."""
 
     kind: str
     rows: pa.Table
@@ -39,7 +39,7 @@ class _Job:
     where: str = ""
 
     def on_branch(self, table: LanceTable, branch: str) -> None:
-        """Do it through this package."""
+        """Make the change with this package."""
         if self.kind == _DELETE:
             table.delete(self.where, branch=branch)
         elif self.kind == _UPDATE:
@@ -51,7 +51,7 @@ class _Job:
             table.append(StagedFiles(self.rows.schema, files), branch=branch)
 
     def on_clone(self, clone: lance.LanceDataset) -> None:
-        """Do it through pylance, which has no other way to merge."""
+        """Make the change with pylance, which has no other way to merge."""
         if self.kind == _DELETE:
             clone.delete(self.where)
         else:
@@ -86,11 +86,11 @@ def by_unchanged(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure merges, previews and reverts of branches that appended one fragment, of however many rows.
+    """Measure merges, previews and reverts of branches that appended one fragment, with different numbers of rows.
 
     A fragment of 100 million rows is a file of one column of one byte, all of them zero, which takes a few kilobytes.
-    The table is whole: each row can be read. All sizes are measured in turn, so that a machine that slows down slows
-    every one.
+    The table is valid: each row can be read. All sizes are measured in turn, so that a machine that slows down slows
+    all of them.
     """
     tables = {rows: _with_appended(folder, rows) for rows in APPENDED}
     taken: dict[int, list[tuple[float, ...]]] = {rows: [] for rows in APPENDED}
@@ -107,7 +107,7 @@ def by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def looks_by_rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure what looks at branches that appended one fragment, of however many rows, and changes nothing."""
+    """Measure read-only operations on branches that appended one fragment, with different numbers of rows."""
     tables = {rows: _with_appended(folder, rows) for rows in APPENDED}
     taken: dict[int, list[tuple[float, ...]]] = {rows: [] for rows in APPENDED}
     for number in range(_BRANCHES):
@@ -134,7 +134,7 @@ def _beside_smallest(taken: Mapping[int, Sequence[tuple[float, ...]]]) -> Iterat
 
 
 def _with_appended(folder: Path, rows: int) -> str:
-    """Make a table with branches that each appended one fragment of so many rows; all of them name one file."""
+    """Make a table with branches that each appended one fragment of this many rows; all of them name one file."""
     data = pa.table({"value": pa.array(np.zeros(rows, np.int8))})
     table = LanceTable.create(folder / f"a{rows}-{uuid.uuid4().hex[:8]}.lance", data.schema, storage_options=QUICK)
     (file,) = write_files(replace(table.write_target(), max_rows=rows), data.to_batches(max_chunksize=10**6))
@@ -146,7 +146,7 @@ def _with_appended(folder: Path, rows: int) -> str:
 
 
 def by_bytes(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Measure merges of branches that appended ten fragments, however large."""
+    """Measure merges of branches that appended ten fragments of different sizes."""
     for megabytes in MEGABYTES:
         first = _wide(megabytes, 0)
         place = folder / f"b{megabytes}-{uuid.uuid4().hex[:8]}.lance"
@@ -161,10 +161,10 @@ def by_bytes(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _beside(folder: Path, table: LanceTable, jobs: Sequence[_Job]) -> tuple[str, ...]:
-    """Do jobs on branches and merge these, copy the files they are about, and do them on clones through pylance.
+    """Make changes on branches and merge these, copy the changed files, and make the changes on clones by pylance.
 
     Returns:
-        The time of a merge, the bytes it wrote, the times of the other ways, and the time of the last beside the merge.
+        The time of a merge, the bytes it wrote, the times of the other ways, and the ratio of the last to the merge.
     """
     start, first = table.head(), sizes(Path(table.uri, "data"))
     for number, job in enumerate(jobs):
@@ -198,7 +198,7 @@ def _copied(files: Sequence[Path], folder: Path) -> None:
 
 
 def _in_fragments(kind: str, changed: int, number: int) -> _Job:
-    """Return a change of some fragments; of a round its own, so that rounds do not contradict each other."""
+    """Return a change of some fragments; each round has its own rows, so that rounds do not conflict."""
     if kind == _APPEND:
         return _Job(kind=kind, rows=_rows(_NEW + number * 10**6, changed), fragments=changed)
     ids = range(number, changed * _ROWS_EACH, _ROWS_EACH)

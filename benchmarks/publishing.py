@@ -1,4 +1,4 @@
-"""How long the publisher's step takes, by the number of tables that it publishes."""
+"""Measure the publisher's step by the number of tables that it publishes."""
 
 import shutil
 import statistics

@@ -1,4 +1,4 @@
-"""What a publication of many tables takes, by the tables that changed, and resolving a channel, by its history."""
+"""Measure the publication of many tables by the changed tables, and the resolution of a channel by its history."""
 
 import shutil
 import statistics

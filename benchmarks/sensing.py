@@ -1,4 +1,4 @@
-"""How long one tick of a ref sensor takes, and how many requests it makes to the storage."""
+"""Measure the time of one tick of a ref sensor, and the requests that it makes to the storage."""
 
 import shutil
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class _Ticks:
     cursor: str | None = None
 
     def tick(self, *, keep: bool = True) -> int:
-        """Evaluate once, and return the number of reported versions; keep the cursor or tick again from the same."""
+        """Evaluate once, and return the number of reported versions; with `keep`, the next tick has the new cursor."""
         context = dg.build_sensor_context(
             instance=self.instance, cursor=self.cursor, resources={"lance": self.resource}
         )
@@ -50,7 +50,7 @@ def by_tables(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _row(root: Path, names: list[str], instance: dg.DagsterInstance, *, channel: bool) -> Iterator[str]:
-    """Yield the figures of a tick: unchanged, beside opening the tables, and with some tables changed."""
+    """Yield the figures of a tick: unchanged, compared with opening the tables, and with some tables changed."""
     repository = _repository(root) if channel else None
     refs = (CHANNEL,) if channel else ("main",)
     ticks = _Ticks(build_ref_sensor("refs", names, refs=refs), LanceResource(root=str(root)), instance)

@@ -1,4 +1,4 @@
-"""Spark's writes and reads of a table beside those of Parquet files and beside Spark's bridge to Python."""
+"""Measure Spark's writes and reads of a table, compared with Parquet files and with Spark's bridge to Python."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from lance_dagster import LanceTable
 from lance_dagster.spark import large_batches, local_session, read_table, stage, target_schema
 from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows
 
-# Other sizes than those of the published figures are for a look while the code changes.
+# Sizes other than those of the published figures are for quick measurements while the code changes.
 SCALE = float(os.environ.get("LANCE_DAGSTER_BENCH_SCALE", "1"))
 _FORMAT = "lance_dagster"
 _MIXED = {
@@ -148,7 +148,7 @@ def _write_ways(frame: DataFrame, vectors: Mapping[str, int], folder: Path) -> d
         "large batches": save_large,
         "bridge": discard,
     }
-    # pylance panics at the files of Spark that have maps, with a failed assertion.
+    # pylance panics with a failed assertion when it reads Spark's files that have maps.
     return ways if any(pa.types.is_map(field.type) for field in schema) else {**ways, "pylance": alone}
 
 
@@ -157,7 +157,7 @@ def _noop(frame: DataFrame) -> None:
 
 
 def _repeated(spark: SparkSession, table: LanceTable) -> Callable[[], None]:
-    """Return a read in which every batch is one that is decoded already: what the bridge alone takes."""
+    """Return a read in which every batch is decoded already, to measure the bridge alone."""
     rows = batch_rows(table.schema())
     schema = read_table(spark, table).schema
     batch = next(iter(read_table(spark, table).limit(rows).toArrow().combine_chunks().to_batches()))
@@ -224,7 +224,7 @@ def _read_row(
 
 
 def cores(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield how long writes and reads of narrow rows take on one core and on two."""
+    """Yield the times of writes and reads of narrow rows on one core and on two."""
     found: list[dict[str, float]] = []
     for number in (1, 2):
         with session(number) as spark:

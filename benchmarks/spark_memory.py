@@ -1,4 +1,4 @@
-"""The memory of Spark's Python workers at its peak, while they write and read each shape of data."""
+"""Measure the peak memory of Spark's Python workers while they write and read each shape of data."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def rows(folder: Path) -> Iterator[tuple[str, ...]]:
                 uri, schema = str(folder / f"{name}, {parts}.lance"), target_schema(frame.schema, vectors)
                 condition = f"{next(iter(columns))} IS NOT NULL" if filtered else None
                 for run in (_write, _read):
-                    # Spark starts new workers for another environment, whose memory nothing else has used.
+                    # Spark starts new workers for another environment, so their memory has not been used before.
                     mark = environment[_MARK] = f"{name} {parts} {run.__name__}"
                     run(frame, LanceTable.create(uri, schema, exist_ok=True), condition)
                     peaks.append(f"{_peak(mark) / 2**20:.0f} MiB")

@@ -1,7 +1,7 @@
-"""The tables: two that arrive month by month, three that describe them, and two made from these with Spark.
+"""The tables: two that arrive month by month, three lookup tables, and two that are computed from these with Spark.
 
-Every asset returns a Spark frame; the IO manager writes it to the run's own branch. Nobody reads these candidates but
-the assets of the same run and the audit. Readers use the promoted nodes of `publishing`.
+Every asset returns a Spark frame; the IO manager writes it to the run's own branch. Only the assets of the same run and
+the audit read these candidates. Readers use the promoted nodes of `publishing`.
 
 A month is a month of New York's calendar, as in the source. The partitions carry that time zone, so their windows
 compare exactly with `time_hour`, which is UTC: an evening flight of 31 January has a `time_hour` in February.
@@ -31,7 +31,7 @@ class FlightsConfig(dg.Config):
 
     defect: Defect = Field(
         default=Defect.none,
-        description="What is wrong with the delivery. Whoever re-executes the run finds it mended.",
+        description="The defect of the delivery. A re-execution of the run gets the correct data.",
     )
 
 
@@ -47,8 +47,8 @@ def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: Spa
 def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFrame:
     """Load the weather at the three airports, hour by hour.
 
-    The source has a reading of 1,048 mph of wind at Newark on 12 February: readings beyond the world record are
-    taken out, the hour stays.
+    The source has a wind reading of 1,048 mph at Newark on 12 February: readings above the world record are removed,
+    but the hour stays.
     """
     hours = source.read(spark.session, "weather", month=month_of(context.partition_key))
     believable = sf.when(sf.col("wind_speed") <= _RECORD_WIND_MPH, sf.col("wind_speed"))
@@ -81,7 +81,7 @@ def planes(spark: SparkResource) -> DataFrame:
     kinds={"spark", "lance"},
 )
 def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -> DataFrame:
-    """Put what was known about each flight before it left into a vector, one row per flight."""
+    """Compute a vector of the values that were known about each flight before it left, one row per flight."""
     return features.flight_features(flights, weather, planes)
 
 
@@ -93,7 +93,7 @@ def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -
     kinds={"spark", "lance"},
 )
 def training_set(flight_features: DataFrame) -> DataFrame:
-    """Label the flights that arrived: was this one more than a quarter of an hour late?"""
+    """Label the flights that arrived by whether they were more than a quarter of an hour late."""
     return features.training_set(flight_features)
 
 

@@ -1,9 +1,9 @@
-"""The audit: what must hold of a candidate before it is published. Every check blocks.
+"""The audit: the conditions that a candidate has to meet before it is published. Every check blocks.
 
-The plain rules are values handed to `build_table_checks`. The rules it has no value for are written out: the tables
-must have exactly the rows the source has, which is a value of a class of the project, and the tables made from them
-must not lose or double any, which are functions. None of them asks in which run it is, so the publisher can evaluate
-each one again on what it is about to publish.
+The standard rules are built-in checks, passed to `build_table_checks`. Two kinds of rules are written out: that the
+tables have exactly the rows of the source is a check class of the project, and that the computed tables neither lose
+nor duplicate rows are functions. None of them depends on the run, so the publisher can evaluate each one again on the
+version that it is about to publish.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class RowsMatchSource:
     source_table: str
     name: str = "rows_match_source"
     description: str = "The table has exactly the rows of the source file, for each month that is in it."
-    # The whole table and not only the month of the run: a month must not lose rows to the next one.
+    # This checks the whole table and not only the month of the run: a month must not lose rows to the next one.
     scope: Literal["table"] = "table"
     reads: tuple[dg.AssetKey, ...] = ()
     row_wise: bool = False
@@ -46,7 +46,7 @@ class RowsMatchSource:
         if "month" not in audit.candidate.schema.names:
             return _compared({0: audit.candidate.count_rows()}, {0: source.rows(self.source_table)})
         found = source.months_in(audit.candidate.read(["month"]))
-        # The month being loaded is expected even if the table has no row of it.
+        # The month being loaded is expected even if the table has no row of that month.
         loading = {assets.month_of(key) for key in audit.partition_keys}
         by_month = source.rows_by_month(self.source_table)
         return _compared(found, {month: by_month[month] for month in found.keys() | loading})
@@ -87,13 +87,13 @@ _RULES: Mapping[dg.AssetsDefinition, tuple[TableCheck, ...]] = {
 
 @table_check(asset=assets.flight_features, reads=[assets.flights], scope="table")
 def one_row_per_flight(flight_features: PinnedTable, flights: PinnedTable) -> CheckOutcome:
-    """Require that joining weather and planes neither lost nor doubled a flight."""
+    """Require that joining weather and planes neither lost nor duplicated a flight."""
     return _compared({0: flight_features.count_rows()}, {0: flights.count_rows()})
 
 
 @table_check(asset=assets.training_set, reads=[assets.flight_features], scope="table")
 def one_row_per_arrival(training_set: PinnedTable, flight_features: PinnedTable) -> CheckOutcome:
-    """Require every flight that arrived in the training set, and no other."""
+    """Require that the training set has every flight that arrived, and no other."""
     return _compared({0: training_set.count_rows()}, {0: flight_features.count_rows("arr_delay IS NOT NULL")})
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with the flights on the way, to see the audit stop it."""
+"""Defects that can be put into the flights, to show that the audit stops them."""
 
 from enum import Enum
 from typing import assert_never

@@ -1,4 +1,4 @@
-"""What Dagster loads: `dagster dev -w workspace.yaml`."""
+"""The definitions that Dagster loads: `dagster dev -w workspace.yaml`."""
 
 import dagster as dg
 
@@ -22,7 +22,7 @@ def build_definitions(executor: dg.ExecutorDefinition = dg.in_process_executor) 
     # On an object store, credentials come from the environment.
     lance = LanceResource(root=places.tables())
     spark = SparkResource(app_name="example_project", config=_SPARK)
-    # So that the candidates' pages name their tables too; those of the promoted nodes do by themselves.
+    # The candidates' pages name their tables because of this; the pages of the promoted nodes do so anyway.
     candidates = [
         asset.map_asset_specs(lambda spec: spec.merge_attributes(metadata=lance.definition_metadata(spec.key)))
         for asset in assets.ASSETS

@@ -1,7 +1,7 @@
 """The whole loop on real data, without a web browser: `python -m example_project.demo`.
 
-Starts with an empty `.demo`, tells the story, draws the history it made and says where the tables are. The exit code
-is 0 when everything went as it should, 1 when it did not, 2 when the folder is not this demo's to empty.
+The demo starts with an empty `.demo`, tells the story, draws the history of the tables and prints where the tables are.
+The exit code is 0 when everything went as expected, 1 when it did not, 2 when the folder was not made by this demo.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Do from Python what a person does in the web UI: launch a run, go on with a failed one, press *Materialize*.
+"""Do in Python what a person does in the web UI: launch a run, re-execute a failed one, press *Materialize*.
 
-Everything runs through Dagster's own machinery and is recorded on its instance, so the web UI shows these runs like
-any others.
+Everything runs through Dagster's own API and is recorded on its instance, so the web UI shows these runs like any
+others.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Launches runs on an instance and shows their steps on a console."""
+    """Launch runs on an instance and show their steps on a console."""
 
     instance: dg.DagsterInstance
     console: Console
@@ -53,13 +53,13 @@ class Driver:
         return self._load(f"loading {month}", config, {_PARTITION: month})
 
     def go_on(self, failed: Run, month: str, *, first_step: str) -> Run:
-        """Re-execute a failed run from one of its steps on, as it was configured; earlier steps are not repeated."""
+        """Re-execute a failed run from one of its steps on, with its configuration; earlier steps are not repeated."""
         selection = [f"{first_step}*"]
         again = dg.ReexecutionOptions(failed.run_id, selection)
         return self._load(f"going on with {month}", None, {_PARTITION: month, _STEP_SELECTION: selection[0]}, again)
 
     def promote(self, ref: str, *, reason: str, **settings: str | bool) -> Run:
-        """Materialize all promoted nodes with a version to move them to, newer or older than the present one.
+        """Materialize all promoted nodes, to move them to a newer or older version.
 
         Args:
             ref: A commit of the repository: its id, or a ref such as `production~1`.
@@ -83,13 +83,13 @@ class Driver:
         return _finished(done)
 
     def tick(self, cursor: str | None) -> tuple[str | None, list[dg.AssetMaterialization]]:
-        """Let the sensor look once and record what it announces.
+        """Evaluate the sensor once and record the versions that it reports.
 
         Args:
-            cursor: What the last tick returned; None for the first.
+            cursor: The cursor that the last tick returned; None for the first.
 
         Returns:
-            The cursor for the next tick, and the announcements.
+            The cursor for the next tick, and the reported materializations.
         """
         resources = {"lance": (defs.resources or {})["lance"]}
         context = dg.build_sensor_context(instance=self.instance, cursor=cursor, resources=resources)
@@ -102,10 +102,10 @@ class Driver:
     def automate(
         self, before: dg.EvaluateAutomationConditionsResult | None
     ) -> tuple[dg.EvaluateAutomationConditionsResult, set[dg.AssetKey]]:
-        """Let Dagster's automation look once; it acts on what changed since it looked before.
+        """Evaluate Dagster's automation once; it acts on changes since its last evaluation.
 
         Returns:
-            What to hand in next time, and the assets it would materialize now.
+            The cursor for the next evaluation, and the assets that it would materialize now.
         """
         looked = dg.evaluate_automation_conditions(defs, self.instance, cursor=before.cursor if before else None)
         keys = (result.key for result in looked.results if result.true_subset.size)

@@ -1,7 +1,7 @@
-"""What a model may know about a flight before it leaves: sixteen numbers per flight, one vector column.
+"""The features of a flight that are known before it leaves: sixteen numbers per flight, in one vector column.
 
-Plain Spark over three tables, no Dagster and no Lance. Nothing that happens after the doors close (departure delay,
-air time) is among the features; the arrival delay travels beside them as the label's source.
+This is plain Spark over three tables, without Dagster and Lance. Values from after the doors close (departure delay,
+air time) are not among the features; the arrival delay is a separate column, from which the label is computed.
 """
 
 import math
@@ -20,7 +20,7 @@ def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -
 
     Returns:
         One row per flight: the flight's key columns, `arr_delay`, and the vector. Weather and planes are sometimes
-        missing; the flight stays, the unknown numbers are 0 and a flag in the vector says so.
+        missing; then the flight stays, the unknown numbers are 0 and a flag in the vector says so.
     """
     sky = weather.select(
         "origin", "time_hour", "temp", "dewp", "humid", "wind_speed", "precip", "visib", sf.lit(1.0).alias("sky_known")

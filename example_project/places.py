@@ -1,8 +1,8 @@
-"""Where the example keeps its state: one folder, `.demo` at the top of the repository.
+"""The places of the example's state: one folder, `.demo` at the top of the repository.
 
-`LANCE_DAGSTER_DEMO_ROOT` names another one, and `LANCE_DAGSTER_DEMO_TABLES` an empty place for the tables alone, such
-as `s3://bucket/path`. They are read on every call, so the processes Dagster starts agree with the process that started
-them.
+`LANCE_DAGSTER_DEMO_ROOT` names another folder, and `LANCE_DAGSTER_DEMO_TABLES` an empty place for the tables alone,
+such as `s3://bucket/path`. They are read on every call, so the processes that Dagster starts agree with their parent
+process.
 """
 
 import os
@@ -17,7 +17,7 @@ _KNOWN = {_MARK, "tables", "bucket", "dagster_home", "source", "reports", "demo.
 
 
 def root() -> Path:
-    """Return the folder everything below lives in."""
+    """Return the folder that contains all the others."""
     named = os.environ.get(ROOT_VARIABLE)
     return Path(named).absolute() if named else Path(__file__).absolute().parent.parent / ".demo"
 
@@ -28,7 +28,7 @@ def tables() -> str:
 
 
 def bucket() -> Path:
-    """Return the folder that a demo on an object store of this machine copies its objects to."""
+    """Return the folder to which a demo on a local object store copies its objects."""
     return root() / "bucket"
 
 
@@ -48,21 +48,21 @@ def reports() -> Path:
 
 
 def log_file() -> Path:
-    """Return the file that keeps what Spark, Dagster and Python say while the demo runs."""
+    """Return the file that keeps the output of Spark, Dagster and Python while the demo runs."""
     return root() / "demo.log"
 
 
 class UnrecognisedFolderError(Exception):
-    """The folder named for the example's state holds things the example did not make."""
+    """The folder for the example's state holds files that the example did not make."""
 
 
 def start_empty() -> None:
     """Make an empty root, deleting what an earlier demo left there.
 
-    A folder is only touched when it carries the example's mark, and only the entries the example makes are deleted.
+    A folder is changed only when it has the example's mark, and only the entries that the example makes are deleted.
 
     Raises:
-        UnrecognisedFolderError: The folder is not empty and not ours, or something of somebody else is in it.
+        UnrecognisedFolderError: The folder is not empty and has no mark, or it has files of other programs.
     """
     top = root()
     entries = {entry.name for entry in top.iterdir()} if top.exists() else set()
@@ -73,9 +73,9 @@ def start_empty() -> None:
     foreign = sorted(entries - _KNOWN)
     if foreign:
         raise UnrecognisedFolderError(
-            f"{top} holds what this demo did not make: {', '.join(foreign)}; move it elsewhere and start again"
+            f"{top} holds files that this demo did not make: {', '.join(foreign)}; move them elsewhere and start again"
         )
-    # The mark goes last, so that an interrupted clean-up can be taken up again.
+    # The mark is deleted last, so that an interrupted clean-up can be repeated.
     for name in sorted(entries - {_MARK}):
         entry = top / name
         if entry.is_dir() and not entry.is_symlink():
@@ -86,7 +86,7 @@ def start_empty() -> None:
 
 
 def make() -> None:
-    """Make the root with its mark, and Dagster's home with its settings; what is there already stays."""
+    """Make the root with its mark, and Dagster's home with its settings; existing files stay."""
     dagster_home().mkdir(parents=True, exist_ok=True)
     (root() / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")
     shutil.copyfile(Path(__file__).with_name("dagster.yaml"), dagster_home() / "dagster.yaml")

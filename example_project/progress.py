@@ -1,7 +1,7 @@
 """One line on the terminal for each Dagster step of a run, instead of Dagster's log.
 
-A Dagster logger like any other: it is handed every event of a run and prints the few a person wants to see. Everything
-else is in the event log and in the web UI.
+This is an ordinary Dagster logger: it gets every event of a run and prints those that matter to a person. All others
+are in the event log and in the web UI.
 """
 
 import logging
@@ -27,8 +27,8 @@ _SHOWN = ("lance/branch", "lance/version", "dagster/row_count")
 def terminal() -> Console:
     """Return a console on a private copy of standard output.
 
-    Dagster replaces standard output while a step runs and keeps what is written there as the step's log; the progress
-    lines are not part of it.
+    Dagster replaces standard output while a step runs and stores its text as the step's log; the progress lines must
+    not be part of it.
     """
     return Console(file=os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1), highlight=False)
 
@@ -43,7 +43,7 @@ class StepLines(logging.Handler):
         self._passed: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the line of the Dagster event a log record carries; other records have none."""
+        """Print the line for the Dagster event in a log record; other records have none."""
         event = cast("dg.DagsterEvent | None", getattr(record, "dagster_meta", {}).get("dagster_event"))
         if event is None:
             return
@@ -85,7 +85,7 @@ class StepLines(logging.Handler):
         error = event.step_failure_data.error
         while error is not None and error.cause is not None:
             error = error.cause
-        # A failed check has said so itself, in words for people.
+        # A failed check has printed its own line already.
         if error is not None and "AssetCheckFailed" not in str(error.cls_name):
             self._line("[red]✗[/]", _name(event), escape(error.message.strip()))
 
@@ -98,7 +98,7 @@ def step_lines(_: dg.InitLoggerContext) -> logging.Logger:
 
 @contextmanager
 def watch(console: Console, waiting: str) -> Iterator[None]:
-    """Print the steps of every run that starts meanwhile; a spinner says what is being waited for."""
+    """Print the steps of every run that starts meanwhile, with a spinner that shows the text `waiting`."""
     if not console.is_terminal:  # where no spinner turns
         console.print(f"  {waiting} ...", markup=False)
     logger = logging.getLogger(_NAME)
@@ -116,7 +116,7 @@ def watch(console: Console, waiting: str) -> Iterator[None]:
 
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
-    """Send what is written to standard error, by Python, Java or Spark's workers, to a file."""
+    """Redirect standard error of Python, Java and Spark's workers to a file."""
     sys.stderr.flush()
     kept = os.dup(2)
     with log.open("ab") as opened:
@@ -134,7 +134,7 @@ def _name(event: dg.DagsterEvent) -> str:
 
 
 def _figures(metadata: Mapping[str, dg.MetadataValue]) -> str:
-    """Say which version an event speaks of and how many rows it has."""
+    """Return the version of an event and its number of rows as text."""
     values = {key: metadata[key].value for key in _SHOWN if key in metadata}
     branch, version, rows = (values.get(key) for key in _SHOWN)
     where = f"{short(f'{branch}@{version}')}" if branch is not None else ""

@@ -1,4 +1,4 @@
-"""From candidates to what readers see: the job that loads a month, its schedule, and the sensor that watches `main`."""
+"""Publication for readers: the job that loads a month, its schedule, and the sensor that watches `main`."""
 
 import dagster as dg
 
@@ -9,8 +9,8 @@ TAG = "production"
 
 publisher = build_publisher(assets.ASSETS, tag=TAG)
 
-# The consumer is not in it: it reads what this job publishes, and starts when the tag has moved. The three tables
-# that have no months are loaded anew with each month, so that a month is audited against the lists of its day.
+# The consumer is not part of this job: it reads the tables that this job publishes, and starts when the tag has moved.
+# The three tables without months are loaded again with each month, so that a month is audited against current lists.
 load_month = dg.define_asset_job(
     "load_month",
     selection=dg.AssetSelection.groups(assets.GROUP) | dg.AssetSelection.assets(publisher),
@@ -28,5 +28,5 @@ main_sensor = build_ref_sensor(
     description="Announces every new version of main and every move of the tag, whoever made them.",
 )
 
-# What stands in Dagster for the branch `main` of each table, whoever writes to it.
+# The assets that represent the branch `main` of each table in Dagster, whichever program writes to it.
 main_nodes = ref_asset_specs(assets.ASSETS)

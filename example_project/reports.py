@@ -1,7 +1,7 @@
-"""A consumer: it reads the promoted nodes and nothing else, so it never sees a candidate.
+"""A consumer: it reads only the promoted nodes, so it never sees a candidate.
 
-It is no part of the job that writes. When a promoted node moves, forward or back, Dagster's automation makes the
-report anew.
+It is not part of the job that writes. When a promoted node moves, forward or back, Dagster's automation makes the
+report again.
 """
 
 import dagster as dg
@@ -11,8 +11,8 @@ from example_project import places
 
 GROUP = "reports"
 
-# `eager` overlooks a move that falls between the same two looks of the automation as the report on the move before:
-# it does not ask which came first. This does.
+# `eager` misses a move that happens between the same two evaluations of the automation as the report on the move
+# before: it does not check which came first. This condition does.
 _OVERTAKEN = (
     dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated()).since(
         dg.AutomationCondition.newly_updated()
@@ -36,7 +36,7 @@ _OVERTAKEN = (
     kinds={"pandas"},
 )
 def delay_by_carrier(training_set: pd.DataFrame, airlines: pd.DataFrame) -> dg.MaterializeResult[None]:
-    """Count which airline is late how often, over everything in production."""
+    """Count how often each airline is late, over all rows in production."""
     by_carrier = training_set.groupby("carrier")["late"]
     figures = pd.DataFrame({"flights": by_carrier.size(), "late_percent": (by_carrier.mean() * 100).round(1)})
     report = airlines.set_index("carrier").join(figures, how="inner").sort_values("late_percent", ascending=False)

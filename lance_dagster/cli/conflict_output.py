@@ -43,7 +43,7 @@ def report_conflicts(output: Output, changes: Callable[[], str]) -> Iterator[Non
     try:
         yield
     except MergeConflictError as error:
-        # The conflicts are the answer, so they go to standard output; the refusal and its hint go to standard error.
+        # The conflicts are the result, so they go to standard output; the refusal and its hint go to standard error.
         output.write(
             {"made": False, "before": None, "version": None, "conflicts": _conflict_documents(error.conflicts)},
             conflict_lines(error.conflicts),
@@ -96,7 +96,7 @@ def _conflicts(conflicts: Iterable[object]) -> "list[Conflict]":
 
 
 def exit_refused(hint: str) -> None:
-    """Exit with 1 after the answer was printed, with what to do next."""
+    """Exit with 1 after the output was printed, and print the hint."""
     if hint:
         click.echo(f"hint: {hint}", err=True)
     sys.exit(REFUSED)

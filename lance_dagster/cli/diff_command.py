@@ -33,15 +33,16 @@ class _DiffOptions(TypedDict):
 @click.command()
 @about_table
 @click.argument("versions", nargs=-1, required=True, metavar="A..B | A...B | A B")
-@click.option("--stat", is_flag=True, help="Count the rows that differ; reads those that moved.")
+@click.option("--stat", is_flag=True, help="Count the rows that differ; this reads the rows that moved.")
 @click.option("--rows", is_flag=True, help="Show the rows that differ: - as they were, + as they are.")
 @with_limit
 @with_keys
-@with_columns("Look at this column of the rows only, and show it beside the key")
+@with_columns("Compare only this column of the rows, and show it beside the key")
 def diff(table: "LanceTable", output: Output, versions: tuple[str, ...], **options: "Unpack[_DiffOptions]") -> None:
-    """Show what differs between two versions of TABLE.
+    """Show the differences between two versions of TABLE.
 
-    A..B, or A B, shows what turns version A into version B. A...B shows what B changed since the merge base of A and B.
+    A..B, or A B, shows the changes from version A to version B. A...B shows the changes of B since the merge base of A
+    and B.
     """
     # An option without an effect is refused: a person who typed it expects another answer.
     if not options["rows"]:
@@ -70,7 +71,7 @@ class ShownDiff:
             found: What differs.
             stat: Whether rows are counted.
             rows: How many rows are shown; None for no rows at all.
-            columns: The columns of the rows that are looked at; all of them if none is given.
+            columns: The columns of the rows that are compared; all of them if none is given.
         """
         # No columns means all of them, which `stat` calls None; an empty selection would compare nothing.
         counts = found.stat(columns or None) if stat else None
@@ -121,7 +122,7 @@ def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
 def _row_lines(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
     if not rows:
         return
-    # The columns that describe the change stand for the sign at the beginning of each line.
+    # The sign at the beginning of each line takes the place of the columns that describe the change.
     names = [name for name in rows[0] if not name.startswith(_CHANGE)]
     cells = [
         ["", *map(printable, names)],

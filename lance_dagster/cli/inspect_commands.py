@@ -45,7 +45,7 @@ _SHOWN_ABOVE = frozenset({COMMIT_MESSAGE, COMMITTER, CLAIMS})
 def status(table: "LanceTable", output: Output) -> None:
     """Show how far the branches and tags of TABLE are from main, and which run branches are not merged."""
     found = table.branches.status()
-    # Only run branches are expected to be merged; another branch may be meant to live beside main.
+    # Only run branches are expected to be merged; other branches may be meant to stay separate from main.
     waiting = [branch for branch in found.branches if branch.name.startswith(_RUNS) and not branch.merged]
     main = found.main
     head = [str(main), main.id[:ID_DIGITS], shown_time(main), counted(main.rows, "row"), first_line(main.message)]
@@ -100,14 +100,14 @@ class _ShowOptions(TypedDict):
 @about_table
 @click.argument("ref", type=REF, default="main")
 @click.option("--content", is_flag=True, help="Show the content id too, for which deletion files are read.")
-@click.option("--diff", is_flag=True, help="Show what it changed, compared with its first parent.")
+@click.option("--diff", is_flag=True, help="Show its changes, compared with its first parent.")
 @click.option("--stat", is_flag=True, help="The same, and count the rows that differ.")
 @click.option("--rows", is_flag=True, help="The same, and show the rows that differ.")
 @with_limit
 def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowOptions]) -> None:
-    """Show one version of TABLE: its commit, its parents, its columns, and what it changed.
+    """Show one version of TABLE: its commit, its parents, its columns, and its changes.
 
-    A merge is compared with its first parent, so it shows what the merge brought in.
+    A merge is compared with its first parent, so the output shows the merged changes.
     """
     if not options["rows"]:
         refuse_without("--rows", "limit")
@@ -185,7 +185,7 @@ def _columns(table: "LanceTable", version: "Version") -> tuple[list[dict[str, ob
 def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
     """List the branches of TABLE with the newest version of each; only those that match PATTERN, such as 'run/*'.
 
-    A branch without versions is listed with what puts it right.
+    A branch without versions is listed with the commands that repair it.
     """
     found = sorted(table.branches.list(pattern).values(), key=lambda branch: branch.name)
     documents: list[dict[str, object]] = []
@@ -245,10 +245,10 @@ def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[
         try:
             yield branch, table.head(branch.name)
         except RefNotFoundError:
-            # Deleted since it was listed: it is no part of the answer any more.
+            # Deleted since it was listed, so it is left out.
             continue
         except VersionNotFoundError:
-            # A deletion removes the manifests before the branch file, so look whether this one is complete by now.
+            # A deletion removes the manifests before the branch file, so check whether it is complete by now.
             if branch.name in table.branches.list(branch.name):
                 yield branch, None
 

@@ -65,7 +65,7 @@ class _TimeType(click.ParamType["datetime"]):
 
 
 class _LogOptions(TypedDict):
-    """The options of `log` beside its range."""
+    """The options of `log` except its range."""
 
     begin: str | None
     decorate: bool
@@ -84,15 +84,15 @@ class _LogOptions(TypedDict):
 @click.argument("ref", type=REF, required=False, metavar="[REF | A..B]")
 @click.option("--ref", "begin", type=REF, help="The same as REF.")
 @click.option("--after", type=REF, metavar="REF", help="Leave out what this version contains.")
-@click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most so many versions.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most this many versions.")
 @click.option(
     "--decorate/--no-decorate", default=True, help="Show which branches and tags name a version (the default), or not."
 )
-@click.option("--graph", is_flag=True, help="Draw which version was made from which.")
+@click.option("--graph", is_flag=True, help="Draw the versions with their parents.")
 @click.option(
     "--first-parent/--all-parents",
     default=None,
-    help="What the branch was at each time, or also what was merged into it. The first, unless a graph is drawn.",
+    help="Show only first parents (the default without --graph), or merged versions too (the default with --graph).",
 )
 @click.option("--since", type=_TimeType(), help="Show versions committed then or later: 2026-01-31, '2 days ago'.")
 @click.option("--until", type=_TimeType(), help="Show versions committed then or earlier.")
@@ -104,7 +104,7 @@ class _LogOptions(TypedDict):
     "properties",
     metavar="KEY[=VALUE]",
     multiple=True,
-    help="Show versions with this property; may be given again, and all have to hold.",
+    help="Show versions with this property; may be given again, and all have to match.",
 )
 def log(
     table: "LanceTable",
@@ -114,7 +114,7 @@ def log(
     limit: int | None,
     **options: Unpack[_LogOptions],
 ) -> None:
-    """Show the versions of TABLE, newest first: those REF contains, which is main if not given.
+    """Show the versions of TABLE that REF contains, newest first; REF is main if not given.
 
     A..B shows what B contains and A does not. REF is a branch, a tag, or an expression such as main@17 or main~3.
     """
@@ -149,7 +149,7 @@ def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, 
     if asked.since_base:
         raise click.UsageError(f"log takes A..B, what B contains and A does not: {asked.left}..{asked.right}")
     if after is not None:
-        raise click.UsageError(f"{text} says what to leave out already; take --after away")
+        raise click.UsageError(f"{text} names the versions to leave out already; remove --after")
     return asked.right, asked.left
 
 
@@ -224,7 +224,7 @@ def _beside(drawn: "Drawn", text: str, width: int) -> list[str]:
 
 
 def _coloured(cells: "Cells") -> str:
-    """Return a line with a colour for each lane; `click.echo` leaves colours out where output is no terminal."""
+    """Return a line with a colour for each lane; `click.echo` removes colours where output is not a terminal."""
     coloured = []
     for place in range(lanes_width(cells)):
         character, lane = cells.get(place, (" ", 0))

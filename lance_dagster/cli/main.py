@@ -79,7 +79,7 @@ class Program(click.Group):
             raise
         except click.UsageError as error:
             raise UsageRefusal.from_click(error, ctx.invoked_subcommand) from error
-        # The arguments name what is not there or not allowed: exit code 2, as for a misspelt option.
+        # The arguments name something that does not exist or is not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(error_line(error, ctx.obj or "TABLE")) from error
         except LanceDagsterError as error:
@@ -105,7 +105,7 @@ def main(context: click.Context) -> None:
 
     Exits with 0 when it is done, 1 when it was refused, in conflict or found damage, 2 when it was called wrongly.
     """
-    # The convention of https://no-color.org, which click does not follow by itself.
+    # The convention of https://no-color.org, which click does not implement.
     if os.environ.get("NO_COLOR"):
         context.color = False
 

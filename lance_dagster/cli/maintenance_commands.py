@@ -53,7 +53,7 @@ class _CompactOptions(TypedDict):
 
 
 @click.command()
-@click.option("--ref", type=REF, help="Look at one version only: a branch, a tag or an expression such as main@17.")
+@click.option("--ref", type=REF, help="Check one version only: a branch, a tag or an expression such as main@17.")
 @click.option("--deep", is_flag=True, help="Read every data file instead of comparing its size.")
 @about_table
 def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) -> None:
@@ -65,7 +65,7 @@ def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) 
     with bar() as progress:
         report = table.maintenance.verify(ref, deep=deep, progress=progress)
     output.write({"ok": report.ok, **asdict(report)}, _verify_lines(report))
-    # After the answer is printed: a program needs the document of a damaged table most of all.
+    # After the output is printed: a program needs the document of a damaged table most of all.
     sys.exit(DONE if report.ok else REFUSED)
 
 
@@ -175,7 +175,7 @@ def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[s
     yield from (f"{'removed' if done else 'would remove'} what is left of branch {name!r}" for name in report.branches)
     yield from _count_lines("deleted" if done else "would delete", report.garbage)
     yield from _count_lines("waiting, as only expired versions name them", report.waiting)
-    yield from _count_lines("too young to be told from what is about to be committed", report.young)
+    yield from _count_lines("too young: a writer may be about to commit them", report.young)
     if files:
         yield from (f"    {path}" for path in report.paths)
     yield _sum_line(report)
@@ -278,7 +278,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
     """
     # A wrong property is refused before any fragment is rewritten.
     properties = properties_from(options["properties"])
-    # Read before: the answer compares it with the result, and says when there was nothing to do.
+    # Read before: the output compares it with the result, and says when there was nothing to do.
     before = table.head(branch)
     with bar() as progress:
         made = table.maintenance.compact(
@@ -307,8 +307,8 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
 def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Sequence[str], *, shallow: bool) -> None:
     """Create a table at URI from one version of TABLE.
 
-    A shallow clone lives as long as the files of TABLE do: tag the version that is cloned. History, branches and tags
-    stay with TABLE.
+    A shallow clone is readable as long as the files of TABLE exist: tag the version that is cloned. History, branches
+    and tags are not cloned.
     """
     # An empty mapping would mean no options at all; None means those of TABLE.
     options = storage_options_from(to_options) or None
@@ -326,7 +326,7 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
 
 @click.command()
 @about_table
-@click.option("--from", "old_uri", metavar="URI", help="Where the table was; its branches tell, if not given.")
+@click.option("--from", "old_uri", metavar="URI", help="The former URI; determined from the branches, if not given.")
 @_with_check
 @_with_dry_run
 def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check: bool, dry_run: bool) -> None:
@@ -342,7 +342,7 @@ def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check:
 def allow_base(table: "LanceTable", output: Output, uri: str) -> None:
     """Allow versions of TABLE to name files at URI, a place outside of it, for every reader.
 
-    URI is a base path as an error shows it. The place gets a small object that names TABLE. To allow it for one call
+    URI is a base path as an error shows it. A small object that names TABLE is written there. To allow it for one call
     only, use --storage-option allowed_base_paths=URI.
     """
     table.maintenance.allow_base(uri)
@@ -367,7 +367,7 @@ def _write_relocation(output: Output, found: "Relocation", *, dry_run: bool) -> 
         *(("branch", *_relocation_row(each, dry_run=dry_run)) for each in found.branches),
         *(("tag", *_relocation_row(each, dry_run=dry_run)) for each in found.tags),
     ]
-    lines = aligned(rows) if rows else ["nothing to do: everything is named where it is"]
+    lines = aligned(rows) if rows else ["nothing to do: all paths are correct"]
     output.write({"dry_run": dry_run, **asdict(found)}, lines)
 
 

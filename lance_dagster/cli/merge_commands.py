@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable, MergePreview
 
 _with_parent = click.option(
-    "--parent", type=click.IntRange(min=1), help="For a merge: the parent its change is seen from, counted from 1."
+    "--parent", type=click.IntRange(min=1), help="For a merge: the parent it is compared with, counted from 1."
 )
 
 
 class _MergeOptions(RowOptions):
-    """The options of `merge` that say how."""
+    """The options of `merge` about the way of merging."""
 
     strategies: Sequence[str]
     ff_only: bool
@@ -64,7 +64,7 @@ class _MergeOptions(RowOptions):
 
 
 class _PreviewOptions(TypedDict):
-    """The options of `preview-branch` that say how."""
+    """The options of `preview-branch` about the way of merging."""
 
     name: str | None
     replace: bool
@@ -82,11 +82,11 @@ class _PickOptions(CommitOptions):
 @about_table
 @click.argument("source", type=REF)
 @click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch to merge into.")
-@click.option("--preview", is_flag=True, help="Only say what would be done. Exits with 1 when it would be refused.")
+@click.option("--preview", is_flag=True, help="Only show what would be done. Exits with 1 when it would be refused.")
 @with_rows
 @with_strategy
 @click.option("--ff-only", is_flag=True, help="Refuse when the branch has changes that SOURCE does not contain.")
-@click.option("--squash", is_flag=True, help="Take the changes over without recording what was merged.")
+@click.option("--squash", is_flag=True, help="Apply the changes without recording the merge.")
 @with_message
 @with_properties
 def merge(
@@ -94,8 +94,8 @@ def merge(
 ) -> None:
     """Merge SOURCE, a branch or a version, into a branch of TABLE.
 
-    Only metadata is written, and rows that get cells of both sides. Exits with 1 when both sides contradict each
-    other, and says where; nothing is written then.
+    Writes only metadata, and rows that combine cells of both sides. With conflicts, prints all of them, writes nothing
+    and exits with 1.
     """
     # All options are checked before the merge begins, so that a wrong call changes nothing.
     if options["ff_only"] and options["squash"]:
@@ -115,7 +115,7 @@ def merge(
             rows = PrintedRows.of(found, options)
         _write_preview(output, found, rows, hint_for(found.conflicts, found.remedy, f"{into}...{source}"))
         return
-    # The head is read before the merge: the answer says whether a version was made, and how many rows it added.
+    # The head is read before the merge: the output says whether a version was made, and how many rows it added.
     before = table.head(into)
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         made = table.merge(
@@ -129,12 +129,12 @@ def merge(
 @click.argument("source", type=REF)
 @click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch to merge into.")
 @click.option("--name", help="The new branch; preview/ and the name of the source's branch, if not given.")
-@click.option("--replace", is_flag=True, help="Delete the preview that has the name, once the merge is known to work.")
+@click.option("--replace", is_flag=True, help="Delete the preview of that name, once the merge has no conflict.")
 @with_strategy
 def preview_branch(
     table: "LanceTable", output: Output, source: str, into: str, **options: Unpack[_PreviewOptions]
 ) -> None:
-    """Make a branch that holds what merging SOURCE would give, for checks to run on."""
+    """Create a branch with the result of merging SOURCE, for checks to run on."""
     strategy = strategy_from(options["strategies"])
     make = partial(table.branches.preview, source, into, name=options["name"], strategy=strategy)
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
@@ -143,7 +143,7 @@ def preview_branch(
             made = make()
         except AlreadyExistsError as error:
             if not options["replace"]:
-                raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace makes a preview anew")) from error
+                raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace replaces a preview")) from error
             _delete_preview(table, options["name"], source, into)
             made = make()
     head = table.head(made.name)
@@ -157,7 +157,7 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     """Delete the branch that has the name of a preview.
 
     Raises:
-        ConflictError: It is no preview, so it may hold other work.
+        ConflictError: It is not a preview, so it may hold other work.
     """
     from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
     from lance_dagster.table.branches import preview_name
@@ -165,7 +165,7 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     found = table.branches.get(name or preview_name(table.at(source).branch, into))
     # A preview whose merge was interrupted has only the second key, and may be replaced too.
     if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
-        raise ConflictError(f"branch {found.name!r} of {table.uri} is no preview; give another --name, or delete it")
+        raise ConflictError(f"branch {found.name!r} of {table.uri} is not a preview; give another --name, or delete it")
     table.branches.delete(found.name)
 
 
@@ -178,7 +178,7 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
 def sync(
     table: "LanceTable", output: Output, branch: str, strategies: Sequence[str], **options: Unpack[CommitOptions]
 ) -> None:
-    """Merge what happened on the branch that BRANCH was forked from into BRANCH."""
+    """Merge the branch that BRANCH was forked from into BRANCH."""
     before = table.head(branch)
     strategy, properties = strategy_from(strategies), properties_from(options["properties"])
 
@@ -211,7 +211,7 @@ def merge_base(table: "LanceTable", output: Output, one: str, other: str) -> Non
 @with_message
 @with_properties
 def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **options: Unpack[_PickOptions]) -> None:
-    """Make the change of one VERSION on another branch too."""
+    """Apply the change of one VERSION to another branch."""
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     message, properties = options["message"], properties_from(options["properties"])
     before = table.head(onto)
@@ -226,17 +226,17 @@ def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **
 @click.command()
 @about_table
 @click.argument("version", type=REF)
-@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch it is taken back on.")
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to undo it on.")
 @_with_parent
 @with_strategy
 @with_message
 @with_properties
 def revert(table: "LanceTable", output: Output, version: str, branch: str, **options: Unpack[_PickOptions]) -> None:
-    """Take the change of one VERSION back, and keep what was done since."""
+    """Undo the change of one VERSION, and keep later changes."""
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     message, properties = options["message"], properties_from(options["properties"])
     before = table.head(branch)
-    # What was done after the version is what can conflict with taking it back, so the hint shows that range.
+    # Changes after the version can conflict with undoing it, so the hint shows that range.
     with report_conflicts(output, lambda: f"{version}..{branch}"), busy("merging"):
         made = table.revert(version, branch, parent=parent, strategy=strategy, message=message, properties=properties)
     write_version(output, before, made, f"nothing to do: {made} does not have the change")
@@ -245,11 +245,11 @@ def revert(table: "LanceTable", output: Output, version: str, branch: str, **opt
 @click.command()
 @about_table
 @click.argument("version", type=REF)
-@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to take back.")
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch to restore.")
 @with_message
 @with_properties
 def restore(table: "LanceTable", output: Output, version: str, branch: str, **options: Unpack[CommitOptions]) -> None:
-    """Make an older VERSION of a branch its newest one; what came after stays in the log."""
+    """Restore an older VERSION of a branch as a new version; later versions stay in the log."""
     before = table.head(branch)
     properties = properties_from(options["properties"])
     made = table.restore(version, branch, message=options["message"], properties=properties)
@@ -263,9 +263,9 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
         output: Where to print.
         before: The newest version of the branch before.
         made: The version that has the result.
-        nothing: What to print when that version was there before.
+        nothing: What to print when that version existed before.
     """
-    # A merge that was made before returns the version that has it, which is no newer than the head.
+    # A merge that was made before returns the version that has it, which is not newer than the head.
     new = made.number > before.number
     document = {"made": new, "before": str(before), "version": version_document(made), "conflicts": []}
     # By how many rows the branch grew is printed, so that an unexpected result is noticed.
@@ -279,7 +279,7 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
 
 
 def _write_preview(output: Output, found: "MergePreview", rows: PrintedRows, hint: str) -> None:
-    # The remedy is printed as a hint, and private fields are no part of the document.
+    # The remedy is printed as a hint, and private fields are not part of the document.
     facts = {name: value for name, value in asdict(found).items() if not name.startswith("_") and name != "remedy"}
     output.write({"ok": not found.conflicts, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
     if found.conflicts:

@@ -29,7 +29,7 @@ CUT = "(cut: the version before it was cleaned up)"
 ID_DIGITS = 10
 GAP = "  "
 _ELLIPSIS = "..."
-# A cut cell of fewer characters tells nothing: three of them are the ellipsis.
+# A cut cell of fewer characters is useless: three of them are the ellipsis.
 _NARROWEST = 8
 _NARROW_TERMINAL = 100
 _CELL = 40
@@ -41,15 +41,15 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a subcommand writes its answer."""
+    """The output of a subcommand."""
 
     as_json: bool
 
     def write(self, document: object, lines: Sequence[str]) -> None:
         """Print the document or the lines.
 
-        A closed pipe, such as that of `head -1`, is no error: the subcommand has done its work, and its exit code says
-        how that ended.
+        A closed pipe, such as that of `head -1`, is not an error: the subcommand has done its work, and its exit code
+        reports the outcome.
 
         Raises:
             Refusal: The text cannot be written, such as to a full disk.
@@ -82,7 +82,7 @@ def discard_output() -> None:
 
 
 def terminal_width() -> int | None:
-    """Return how many characters a line may have; None where standard output is no terminal."""
+    """Return how many characters a line may have; None where standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -222,7 +222,7 @@ def padded(text: str, width: int) -> str:
 
 def text_width(text: str) -> int:
     """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
-    # Most texts are ASCII, and large tables have many cells: the look at each character is saved for them.
+    # Most texts are ASCII, and large tables have many cells, so ASCII texts are not examined character by character.
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
@@ -299,7 +299,7 @@ def version_document(version: "Version") -> dict[str, Any]:
 
 def given_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that users and programs gave a version or a name, without this package's own."""
-    # Keys with the reserved prefix are left out, because what they hold has lines and fields of its own.
+    # Keys with the reserved prefix are left out, because their values have lines and fields of their own.
     return {key: value for key, value in properties.items() if not key.startswith("lance_dagster.")}
 
 
@@ -310,7 +310,7 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
     Returns:
         A function that takes the number of things done and the number of all things; None without a terminal.
     """
-    # Standard error, so that the progress does not mix with an answer that goes into a pipe or a file.
+    # Standard error, so that the progress does not mix with output that goes into a pipe or a file.
     if not sys.stderr.isatty():
         yield None
         return

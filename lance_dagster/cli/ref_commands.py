@@ -59,15 +59,15 @@ class _TagOptions(TypedDict):
 @about_table
 @click.argument("name", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to fork from.")
-@click.option("--exist-ok", is_flag=True, help="Take the branch of that name when there is one.")
+@click.option("--exist-ok", is_flag=True, help="Succeed when a branch of that name exists, and use it.")
 @click.option("--delete", "-d", is_flag=True, help="Delete the branch, when main contains all its versions.")
-@click.option("--force", is_flag=True, help="With --delete: also when main lacks some of its versions.")
+@click.option("--force", is_flag=True, help="With --delete: even when main lacks some of its versions.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the branch another name.")
 @click.option(
     "--recover", is_flag=True, help="Bring back a branch that lost its file, or was deleted less than a day ago."
 )
 def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_BranchOptions]) -> None:
-    """Fork the branch NAME from a version of TABLE, delete it, rename it or bring it back."""
+    """Fork the branch NAME from a version of TABLE, or delete, rename or recover it."""
     if options["delete"]:
         refuse_beside("--delete", "at", "exist_ok", "rename", "recover")
         # `branches.delete` does not ask whether the versions are merged; a person at a shell has to add --force.
@@ -91,9 +91,9 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
 @about_table
 @click.argument("name", type=TAG)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to name.")
-@click.option("--immutable", is_flag=True, help="Never move or rename it, as the tag of a release.")
+@click.option("--immutable", is_flag=True, help="Never allow it to be moved or renamed, as for a release.")
 @click.option("--delete", "-d", is_flag=True, help="Delete the tag.")
-@click.option("--force", is_flag=True, help="With --delete: also an immutable tag.")
+@click.option("--force", is_flag=True, help="With --delete: even an immutable tag.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the tag another name.")
 @click.option("--history", is_flag=True, help="Show which versions the tag named, newest first.")
 @click.option("--hold", metavar="REASON", help="Keep the tag where it is until it is released.")
@@ -112,7 +112,7 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
     if options["rename"] is not None:
         refuse_beside("--rename", "at", "immutable", "history", "hold", "release")
         _write_tag(output, table.tags.rename(name, options["rename"]))
-    # One change for each call: a hold and a move at once would leave open which one comes first.
+    # One change for each call: with a hold and a move at once, the order would be unclear.
     elif options["hold"] is not None:
         refuse_beside("--hold", "at", "immutable", "history", "release")
         _write_tag(output, table.tags.hold(name, reason=options["hold"]))
@@ -139,8 +139,8 @@ def protect(
 ) -> None:
     """Protect branches and tags of TABLE by glob patterns, or show what is protected.
 
-    A protected branch takes merges and maintenance, and no other commit. A protected tag names only versions of main
-    or of protected branches.
+    A protected branch accepts only merges and maintenance. A protected tag names only versions of main or of protected
+    branches.
     """
     if not branches and not tags:
         refuse_without("--branch or --tag", "remove")
@@ -158,9 +158,9 @@ def protect(
 @click.argument("branch", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to go back to, or to start from.")
 def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
-    """Make BRANCH go back to an older version of its own, or start anew from a version of another branch.
+    """Reset BRANCH to an older version of its own, or start it anew from a version of another branch.
 
-    Its versions after the older one are dropped; where it starts anew, all its own versions are.
+    Its versions after the older one are dropped; if it starts anew, all its own versions are dropped.
     """
     # Before the reset, which deletes versions: the line and the document say what was the newest one.
     before = _head_or_none(table, branch)
@@ -178,7 +178,7 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to point it to.")
 @_with_expected
 def promote(table: "LanceTable", output: Output, name: str, at: str, expect: str | None) -> None:
-    """Point a tag of TABLE to a version, by compare-and-swap; create it where there is none.
+    """Point a tag of TABLE to a version, by compare-and-swap; create it if it does not exist.
 
     Exits with 1 when another process moves the tag at the same time.
     """

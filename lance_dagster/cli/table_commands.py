@@ -111,7 +111,7 @@ def _inspected(root: str, name: str, tag: str, options: dict[str, str]) -> _Foun
     except RefNotFoundError:
         return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest)
     except LanceDagsterError as error:
-        # One damaged table is no reason to hide the others.
+        # One damaged table must not hide the others.
         return _FoundTable(name=name or ".", uri=uri, problem=" ".join(str(error).split()))
     return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest, production=found)
 
@@ -150,10 +150,10 @@ def _table_document(found: _FoundTable) -> dict[str, object]:
     "columns",
     metavar="NAME:TYPE,...",
     help="The columns, each with an Arrow type: int64, string, timestamp[us], list<string>, decimal(10, 2), "
-    "float32[128] for a vector. With ' not null' after it a column takes no nulls.",
+    "float32[128] for a vector. A column with ' not null' after its type takes no nulls.",
 )
 @click.option("--like", metavar="FILE.parquet", type=click.Path(), help="Take the columns of a Parquet file.")
-@click.option("--exist-ok", is_flag=True, help="Succeed when there is a table with these columns.")
+@click.option("--exist-ok", is_flag=True, help="Succeed when a table with these columns exists.")
 @with_storage_options
 def create(
     table: str, columns: str | None, like: str | None, storage_options: Sequence[str], *, exist_ok: bool, as_json: bool
@@ -168,7 +168,7 @@ def create(
     # The columns are read before the table is created, so that a wrong one leaves nothing behind.
     schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
     made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
-    # After the call, which decides between two processes: the table may be the one of another process.
+    # After the call, which is atomic among processes: another process may have created the table.
     if exist_ok:
         _refuse_other_columns(made, schema)
     head = made.head()
@@ -257,7 +257,7 @@ def _parquet_schema(path: str) -> "pa.Schema":
     """Return the columns of a Parquet file, without what pandas or Spark keep in its metadata.
 
     Raises:
-        InvalidInputError: There is no such file, or it is no Parquet file.
+        InvalidInputError: There is no such file, or it is not a Parquet file.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -268,7 +268,7 @@ def _parquet_schema(path: str) -> "pa.Schema":
         # Only the footer is read, so a file of any size will do.
         return parquet.read_schema(path).remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidInputError(f"{path} is no Parquet file: {error}") from error
+        raise InvalidInputError(f"{path} is not a Parquet file: {error}") from error
 
 
 @click.command(epilog="Example: lance-dagster head orders.lance production --columns id,day --rows 5")
@@ -281,7 +281,7 @@ def _parquet_schema(path: str) -> "pa.Schema":
 def head(table: "LanceTable", output: Output, ref: str, rows: int, columns: Sequence[str]) -> None:
     """Show the first rows of a version of TABLE.
 
-    Reads no more of the data files than it needs. Columns that do not fit the terminal are named below the rows.
+    Reads only the needed part of the data files. Columns that do not fit the terminal are named below the rows.
     """
     version = table.at(ref)
     # An empty list would read no column at all; None means all of them.

@@ -62,10 +62,10 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     # The keys are cast before the check for duplicates: two keys that differ may become equal by the cast.
     found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=list(keys))
     counts = found.group_by(list(keys)).aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
-    # A null equals no other key, so several rows with a null key are no duplicates.
+    # A null equals no other key, so several rows with a null key are not duplicates.
     doubled = next((row for row in _rows_counted_twice(counts) if None not in row.values()), None)
     if doubled is not None:
-        raise InvalidInputError(f"the table to join has the key {doubled} more than once; each may be there once")
+        raise InvalidInputError(f"the table to join has the key {doubled} more than once; each key may occur once")
     places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
     values = table.select(names).combine_chunks()
@@ -183,7 +183,7 @@ def add_columns(
         # An empty table is allowed: no row exists that would be null.
         if not nullable and source.compute is None and len(fragments):
             names = [column.name for column in source.columns if not column.nullable]
-            raise InvalidInputError(f"column {names[0]!r} would be null in every row, and says it cannot be")
+            raise InvalidInputError(f"column {names[0]!r} would be null in every row, and it is not nullable")
         # A concurrent append does not write the new columns, so its rows read as nulls there. With
         # `preserves_nullability` the conflict rules accept such an append; otherwise they make it retry.
         operation = _merged(head, fragments, fields, preserves_nullability=nullable)
@@ -297,9 +297,9 @@ def _source(
     context: TableContext, columns: NewColumns, head: State, *, reads: Sequence[str] | None, on: Sequence[str] | None
 ) -> _Source:
     if isinstance(columns, pa.Table) != (on is not None):
-        raise InvalidInputError("`on` names the columns to look a table's values up by: give both, or neither")
+        raise InvalidInputError("`on` names the key columns of a table of values: give both, or neither")
     if callable(columns) != (reads is not None):
-        raise InvalidInputError("`reads` names the columns a function is given: give both, or neither")
+        raise InvalidInputError("`reads` names the columns that a function gets: give both, or neither")
     if isinstance(columns, pa.Table):
         keys = tuple(on or ())
         values, compute = look_up(columns, keys, schema_of(head))
@@ -343,8 +343,8 @@ def _refuse_indexed(manifest: Manifest, name: str) -> None:
     for index in indices_of(manifest):
         if ids.intersection((*index.fields, *index.covering_fields)):
             raise InvalidInputError(
-                f"column {name!r} has the index {index.name!r}, which would hold values of the old type; drop_index it "
-                "first and make it again after"
+                f"column {name!r} has the index {index.name!r}, which would hold values of the old type; drop it by "
+                "drop_index first and create it again afterwards"
             )
 
 

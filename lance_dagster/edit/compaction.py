@@ -8,8 +8,8 @@ choice of a base path is the user's.
 Rows keep their row ids and the versions at which they were created and updated. A manifest lists fragments in the order
 of their ids, so rewritten rows move behind all other rows.
 
-The groups of a plan are independent of each other. `CompactionPlan` hands them to other processes, which write the
-files, and one commit takes the files of all groups.
+The groups of a plan are independent of each other. `CompactionPlan` passes them to other processes, which write the
+files, and one commit adds the files of all groups.
 
 Indices hold row addresses even on tables with stable row ids, and only pylance can rewrite an index. pylance therefore
 compacts tables with indices or blobs. On a branch that inherited an index pylance would break it: the rewritten index
@@ -63,7 +63,7 @@ class CompactionGroup:
 
     Attributes:
         fragments: The ids of the fragments, in the order of their rows.
-        target: Where the rows go.
+        target: The target of the rows.
         rows: The number of rows.
     """
 
@@ -145,7 +145,7 @@ class Goal:
         if self.target_rows < 1:
             raise InvalidInputError(f"a fragment cannot have {self.target_rows} rows; the target has to be 1 or more")
         if not 0 <= self.deleted_share <= 1:
-            raise InvalidInputError(f"a share of {self.deleted_share} deleted rows is not one between 0 and 1")
+            raise InvalidInputError(f"the share of deleted rows must be between 0 and 1, not {self.deleted_share}")
 
 
 def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progress | None = None) -> State:
@@ -191,7 +191,7 @@ def commit_plan(
     """Commit the files that were written for the groups of a plan, in their order.
 
     Raises:
-        InvalidInputError: A group has no files, or they have another number of rows than it.
+        InvalidInputError: A group has no files, or their number of rows is not that of the group.
         CommitConflictError: Another commit since the version changed one of the fragments.
     """
     if not plan.groups:
@@ -338,7 +338,7 @@ def _with_lineage(context: TableContext, head: State, group: Group, made: Sequen
         )
     # A mismatch would assign ids to the wrong rows, which no later check could find.
     if start != ids.rows:
-        raise InvalidInputError(f"{start} rows were read of {ids.rows} in {where}; nothing was committed")
+        raise InvalidInputError(f"{start} rows were read in {where} instead of {ids.rows}; nothing was committed")
     return tuple(found)
 
 

@@ -1,10 +1,10 @@
 """Check that the rows of a replacement satisfy the predicate of its claim.
 
-`replace_where` claims that its rows are all rows for which the predicate is true. A merge relies on the claim: it takes
-rows out by the predicate. A row outside of it would survive the next replacement of the same scope, and come a second
-time with it.
+`replace_where` claims that its rows are all rows for which the predicate is true. A merge relies on the claim: it
+removes rows by the predicate. A row outside of it would survive the next replacement of the same scope, and would then
+occur twice.
 
-The check reads the columns that the predicate names, and no others: of Arrow rows while they are written, of staged
+The check reads only the columns that the predicate names: those of Arrow rows while they are written, those of staged
 files from the files.
 """
 
@@ -23,7 +23,7 @@ from lance_dagster.history.versions import State
 # An evaluation costs about two milliseconds, however few rows there are, so the rows of small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
 _SHOWN = 3
-# Virtual columns of a scan. They have other values in memory than in the table, and the commit gives rows their values.
+# Virtual columns of a scan. Their values in memory differ from those in the table, which rows get by the commit.
 _VIRTUAL = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 
 
@@ -100,7 +100,7 @@ class PredicateCheck:
     @property
     def _columns(self) -> list[str]:
         """The columns that the predicate may name: those whose name occurs in it, in any case."""
-        # A column too many costs a little time; to parse the SQL here would be a second grammar beside Lance's.
+        # Reading a column too many costs little time; parsing the SQL here would need a second grammar beside Lance's.
         text = self.predicate.lower()
         return [name for name in self.schema.names if name.lower() in text]
 

@@ -75,8 +75,8 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
             removed_fragment_ids=out.removed,
             updated_fragments=out.updated,
             new_fragments=moved_in(context, head, staged, addresses),
-            # These are the changed fields. pylance lets an index on other fields go on covering the moved rows, which
-            # such an index finds by their stable row ids.
+            # These are the changed fields. In pylance an index on other fields still covers the moved rows, which such
+            # an index finds by their stable row ids.
             updated_fields=field_ids(head.manifest.fields, list(values)),
         )
         return Written(state=submit(context, head, operation, info.as_properties()), updated=len(addresses))

@@ -1,8 +1,8 @@
 """Check staged files before a commit names them, and read their rows.
 
 A description of staged files, or a transaction, may come from another process, an older run or a configuration. A
-version that names a file which is missing, cut, or of other rows makes every reader of the table fail. So the files are
-looked at first: one ranged read of each, in parallel. Files that the same call wrote are not looked at again.
+version that names a file that is missing, truncated, or has other rows makes every reader of the table fail. So the
+files are checked first, by one ranged read of each, in parallel. Files that the same call wrote are not checked again.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from lance_dagster.transactions.base_paths import data_folder
 
 
 def check_staged(context: TableContext, head: State, staged: StagedFiles) -> None:
-    """Check that staged files exist where they should, with the size, rows and columns that their description says.
+    """Check that staged files exist at their place, with the size, rows and columns of their description.
 
     Raises:
         InvalidInputError: A description cannot be that of a staged file, or the file has other rows or columns.
@@ -51,7 +51,7 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
         columns, version = len(described.column_indices), data_file_version(described)
         found = file_version_name(shape.major, shape.minor)
         wrong = (
-            f"{shape.rows} rows, and {fragment.physical_rows} were announced"
+            f"{shape.rows} rows, but its description has {fragment.physical_rows}"
             if shape.rows != fragment.physical_rows
             else f"{shape.columns} columns, and the table stores {columns}"
             if shape.columns < columns
@@ -64,10 +64,10 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
 
 
 def commit_given(context: TableContext, branch: str, transaction: Transaction) -> State:
-    """Commit a transaction that a caller made, or find the version it made when it landed before.
+    """Commit a transaction that a caller made, or return the version it made if it landed before.
 
     Raises:
-        CommitConflictError: A version committed since it read the table contradicts it.
+        CommitConflictError: A version that was committed since its read version conflicts with it.
         CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
         ProtectedError: The branch is protected and takes only merges.
     """
@@ -83,7 +83,7 @@ def commit_given(context: TableContext, branch: str, transaction: Transaction) -
 def check_transaction(context: TableContext, head: State, transaction: Transaction) -> None:
     """Check the files that a transaction adds to a version, by the rules of `check_staged`.
 
-    Files that the version names already are not looked at again.
+    Files that the version names already are not checked again.
 
     Raises:
         InvalidInputError: A name cannot be that of a data file, or a file has other rows or columns.
@@ -96,14 +96,14 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
         bases = (*head.manifest.base_paths, *operation.initial_bases)
         head = replace(head, manifest=replace(head.manifest, base_paths=bases))
     added = list(_added_files(context, head, operation))
-    # Files of the first format have another layout; of these only the place was looked at.
+    # Files of the first format have another layout; of these only the place was checked.
     shaped = [each for each in added if data_file_version(each[1]) != LEGACY_FILE_VERSION]
     for (expected, file, rows), shape in zip(shaped, read_shapes([each[0] for each in shaped]), strict=True):
         if shape.rows != rows:
-            raise InvalidInputError(f"the file {expected.path} has {shape.rows} rows, and {rows} were announced")
+            raise InvalidInputError(f"the file {expected.path} has {shape.rows} rows, but the transaction has {rows}")
         last = max(file.column_indices, default=-1)
         if shape.columns <= last:
-            raise InvalidInputError(f"the file {expected.path} has {shape.columns} columns, and none at {last}")
+            raise InvalidInputError(f"the file {expected.path} has {shape.columns} columns, so there is none at {last}")
 
 
 def _added_files(
@@ -135,7 +135,7 @@ def _named_fragments(operation: Operation) -> Iterator[Fragment]:
 def read_staged(
     context: TableContext, head: State, staged: StagedFiles, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Read columns of staged files, where they lie.
+    """Read columns of staged files at their place.
 
     Raises:
         InvalidInputError: The version has no base path at the place of the files.
@@ -158,10 +158,10 @@ def _check_descriptions(files: tuple[StagedFile, ...]) -> None:
     for file in files:
         _check_name(file.name)
         if file.size <= 0:
-            raise InvalidInputError(f"the staged file {file.name} has a size of {file.size} bytes; its writer knows it")
+            raise InvalidInputError(f"the size of the staged file {file.name} cannot be {file.size} bytes")
     repeated = [name for name, count in Counter(file.name for file in files).items() if count > 1]
     if repeated:
-        raise InvalidInputError(f"the staged file {repeated[0]} is given twice, so its rows would be there twice")
+        raise InvalidInputError(f"the staged file {repeated[0]} is given twice, so its rows would be duplicated")
 
 
 def _place(context: TableContext, head: State, base: str | None) -> tuple[Store, str]:

@@ -44,11 +44,11 @@ class StagedUpsert:
 
 
 def claimed_values(values: "pa.Array[Any]") -> "pa.Array[Any]":
-    """Return few values of a key column that are claimed as all of them are."""
+    """Return a few values of a key column that give the same claim as all of them."""
     found: pa.Array[Any] = values.drop_null().unique()
     if len(found) <= LISTED:
         return found
-    # More than are listed, so that the claim is the range, and its limits.
+    # More values than a claim lists, so that the claim becomes the range, and the limits of the range.
     limits: Any = pc.min_max(found)
     ends = pa.array([limits["min"].as_py(), limits["max"].as_py()], found.type)
     few: pa.Array[Any] = pa.concat_arrays([found.slice(0, LISTED + 1), ends]).unique()
@@ -61,7 +61,7 @@ def commit_upsert(context: TableContext, staged: StagedUpsert, info: CommitInfo)
     Raises:
         CommitConflictError: Another commit since the version changed one of the rows, or inserted one of the keys.
     """
-    # Refuses a branch that does not exist any more.
+    # Refuses a branch that no longer exists.
     newest = context.head(info.branch)
     head = context.at(f"{info.branch}@{staged.version}")
     gone = np.concatenate([staged.addresses, staged.missing])

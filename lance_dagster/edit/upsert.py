@@ -73,7 +73,7 @@ def key_columns(given: Sequence[str]) -> tuple[str, ...]:
     """
     found = string_list("key", given, "id")
     if not found:
-        raise InvalidInputError("a key is a list of columns such as ['id'], not an empty one")
+        raise InvalidInputError("a key is a list of at least one column, such as ['id']")
     return found
 
 
@@ -109,7 +109,7 @@ class Keys:
         if len(twice):
             row = rows.select(self._columns).slice(int(self._rows[twice[0]]), 1).to_pylist()[0]
             shown = ", ".join(f"{name} = {value!r}" for name, value in row.items())
-            raise InvalidInputError(f"two of the rows have the key {shown}; each key may come once")
+            raise InvalidInputError(f"two of the rows have the key {shown}; each key may occur once")
 
     def places(self, rows: pa.Table) -> Positions:
         """Return for each row the position of the indexed row with the same key; -1 where no key matches."""
@@ -166,7 +166,7 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
         whole = whole.dictionary_decode()
     if pa.types.is_nested(whole.type) or pa.types.is_float16(whole.type):
         raise InvalidInputError(
-            f"column {name!r} is {column.type}, which cannot be a key; give columns of single values"
+            f"column {name!r} is {column.type}, which cannot be a key; give columns whose values are not nested"
         )
     comparable: pa.Array[Any] = whole
     return comparable
@@ -227,9 +227,9 @@ def _literal(value: object) -> str | None:
 
 
 WhenNotMatched = Literal["insert", "ignore"]
-"""What becomes of given rows whose key is not in the table."""
+"""What happens to source rows whose key is not in the table."""
 WhenMissing = Literal["keep", "delete"]
-"""What becomes of rows of the table whose key is not given."""
+"""What happens to rows of the table whose key is not in the source."""
 
 
 class When(TypedDict, total=False):
@@ -255,13 +255,13 @@ class Rules:
         """Build the rules from the keyword arguments of an upsert.
 
         Raises:
-            InvalidInputError: A keyword or a value is not known.
+            InvalidInputError: A keyword or a value is unknown.
         """
         # `Unpack[When]` is checked by type checkers only; at runtime any keyword arrives here.
         for name in when:
             if name not in When.__annotations__:
                 close = difflib.get_close_matches(name, When.__annotations__, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(When.__annotations__)}"
+                hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(When.__annotations__)}"
                 raise InvalidInputError(f"an upsert takes no {name!r}; {hint}")
         return cls(**when)
 
@@ -279,7 +279,7 @@ class Rules:
             if rule not in known:
                 raise InvalidInputError(f"{what} cannot be {rule!r}; give {known[0]!r} or {known[1]!r}")
         if self.missing_where is not None and self.when_missing != "delete":
-            raise InvalidInputError("missing_where limits what when_missing='delete' deletes; give both")
+            raise InvalidInputError("missing_where limits the rows that when_missing='delete' deletes; give both")
 
     @property
     def condition(self) -> str | None:
@@ -335,9 +335,9 @@ def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Sc
         raise InvalidInputError(f"an upsert needs key columns, each once, such as on=['id']; not {[*on]}")
     for name in on:
         if name not in schema.names:
-            raise InvalidInputError(f"no column {name!r} to be a key; the table has {', '.join(schema.names)}")
+            raise InvalidInputError(f"there is no key column {name!r}; the table has {', '.join(schema.names)}")
         if name not in rows.schema.names:
-            raise SchemaMismatchError(f"column {name!r} is the key, and missing")
+            raise SchemaMismatchError(f"the key column {name!r} is missing")
     wanted = pa.schema([column for column in schema if column.name in rows.schema.names])
     check_schema(rows.schema, wanted)
     left_out = [column.name for column in schema if column.name not in wanted.names and not column.nullable]
@@ -378,7 +378,7 @@ def submit_upsert(
     on: tuple[str, ...],
     added: pa.Table | None,
 ) -> State:
-    """Commit an upsert, which claims the keys of the rows that are added."""
+    """Commit an upsert, which claims the keys of the inserted rows."""
     # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
     if added is None:
         return submit(context, head, operation, info.as_properties())
@@ -407,7 +407,7 @@ class _Upsert:
         matches = self._matched(keys)
         there = np.zeros(self._rows.num_rows, np.bool_)
         there[matches.given] = True
-        # Computed after `there`: a matched row that the condition leaves unchanged is still no row to insert.
+        # Computed after `there`: a matched row that the condition leaves unchanged is still not inserted.
         changed = self._chosen(matches)
         inserts = self._rules.when_not_matched == "insert"
         added = np.flatnonzero(~there) if inserts else np.empty(0, np.int64)
@@ -430,7 +430,7 @@ class _Upsert:
 
     def _matched(self, keys: Keys) -> _Matches:
         """Match the rows of the table with the source rows by key, by a filtered scan where the source keys are few."""
-        # Rows that the source lacks can only be found by a scan of all the rows among which they are missed.
+        # Rows that the source lacks can be found only by a scan of all rows that may be missing.
         whole = self._rules.when_missing == "delete" and self._rules.missing_where is None
         few = None if whole else exact_predicate_of(self._rows, self._on)
         addresses, given, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []

@@ -219,7 +219,7 @@ def refuse_blobs(head: State, verb: str) -> None:
     for column in head.manifest.fields:
         if column.extension_name.startswith(_BLOBS) or not column.metadata.keys().isdisjoint(_BLOBS):
             raise InvalidInputError(
-                f"cannot {verb} rows of {head}: column {column.name!r} holds blobs, which are not written anew here; "
+                f"cannot {verb} rows of {head}: column {column.name!r} holds blobs, which are not rewritten here; "
                 "delete and append the rows, or change them with pylance"
             )
 
@@ -370,12 +370,12 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
 def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State) -> Written:
     """Append rows that are written for a version which was read earlier, without asking for the head first.
 
-    It is what a writer does whose rows take long to write: the commit finds the versions that landed meanwhile. That
+    A writer whose rows take long to write does the same: the commit finds the versions that landed meanwhile. This
     saves a listing, and on object storage the time of a request.
 
     Raises:
         SchemaMismatchError: The rows do not fit that version; they may fit the head.
-        CommitConflictError: A version that landed since does not agree with the change, or the version is gone.
+        CommitConflictError: A version that landed since conflicts with the change, or the version is gone.
     """
     staged = _staged_for_append(context, rows, known)
     added = _placed(context, staged, known.manifest.fields, known)
@@ -405,7 +405,7 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
         check_storable(fields, head.manifest.file_version)
     staged = _staged(context, rows, schema, head)
     added = _placed(context, staged, fields, head)
-    # Before the commit: once the version is there, nothing may fail any more, or the caller would write it again.
+    # Before the commit: once the version exists, nothing may fail any more, or the caller would write it again.
     deleted = context.count_rows(head)
     operation = Overwrite(fragments=added, fields=fields, schema_metadata=metadata)
     state = submit(context, head, operation, info.as_properties(OVERWRITE))

@@ -1,6 +1,6 @@
-"""What a write did: the version it made, and how many rows it added, deleted and updated.
+"""The result of a write: the version it made, and how many rows it added, deleted and updated.
 
-The counts come from what a write knows anyway: the rows of the files it wrote, the rows it looked up, the rows its
+The counts come from values that a write has anyway: the rows of the files it wrote, the rows it looked up, the rows its
 manifest had. No data and no manifest is read for them.
 """
 
@@ -12,15 +12,15 @@ from lance_dagster.history.versions import State, Version
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WriteResult(Version):
-    """The version a write made, and what the write did to rows; equal to that version, and a ref as it is.
+    """The version that a write made, with its counts of rows; it equals that version and can be used as a ref.
 
     A write that found nothing to do returns the newest version and counts no row.
 
     Attributes:
         rows_added: The number of rows that were not in the table before.
-        rows_deleted: The number of rows that were taken out. An overwrite counts those of the version it read, without
-            what others appended while it was under way.
-        rows_updated: The number of rows that got new values and stayed the same rows.
+        rows_deleted: The number of rows that were deleted. An overwrite counts those of the version it read, without
+            rows that others appended while it was running.
+        rows_updated: The number of rows that got new values and kept their identity.
     """
 
     rows_added: int = 0
@@ -28,7 +28,7 @@ class WriteResult(Version):
     rows_updated: int = 0
 
     def __eq__(self, other: object) -> bool:
-        """Compare the versions: one that is read again does not know the counts."""
+        """Compare only the versions, because a version that is read again does not have the counts."""
         if not isinstance(other, Version):
             return NotImplemented
         return all(getattr(self, part.name) == getattr(other, part.name) for part in fields(Version))

@@ -1,7 +1,7 @@
 """Connect Dagster to Lance tables: run branches, checks of them, a publisher that merges them, and sensors.
 
-The public names are loaded when they are first used, so that a code location pays for what it defines. None of them
-needs pyarrow or the format before a run: what writes, reads, merges and evaluates is imported by the step.
+The public names are loaded when they are first used, so that a code location loads only the modules that it uses. None
+of them needs pyarrow or the format before a run: the step imports the modules that write, read, merge and evaluate.
 """
 
 import importlib

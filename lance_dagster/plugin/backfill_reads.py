@@ -1,12 +1,12 @@
-"""What a run of a backfill reads of a table that other runs of the same backfill wrote.
+"""Reads of a run of a backfill from tables that other runs of the same backfill wrote.
 
 Dagster splits a backfill over several assets into runs wherever their partitions differ: an asset without partitions
-comes before the days that need it, or after all of them. A run starts when the runs before it have materialized what
-it reads, and the publisher comes last, so `main` has none of that yet. Such a run therefore reads a merge of `main` and
-the branches of the runs before it.
+comes before the days that need it, or after all of them. A run starts when the runs before it have materialized its
+inputs, and the publisher runs last, so `main` does not have these rows yet. Such a run therefore reads a merge of
+`main` and the branches of the runs before it.
 
-What was read in this way has passed no audit yet. The commits of the reading run name it, and the publisher publishes
-them only after, or together with, exactly these versions (`publish.dependencies`).
+These versions have not been audited yet. The commits of the reading run name them, and the publisher publishes these
+commits only after, or together with, exactly these versions (`publish.dependencies`).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _TRIES = 5
-# A tag of the run for each thing that it read.
+# The run gets one tag with this prefix for each version that it read.
 _READ_TAG = "lance/read/"
 
 
@@ -45,7 +45,7 @@ def read_property(chain: RunChain, instance: dg.DagsterInstance | None) -> dict[
     for run in filter(None, map(instance.get_run_by_id, chain.run_ids)):
         for tag in (value for key, value in run.tags.items() if key.startswith(_READ_TAG)):
             read = json.loads(tag)
-            # A run that is executed again from its start has the tags of its parent, but reads anew.
+            # A full re-execution inherits the tags of its parent run, but reads again itself.
             if read["run"] in chain.run_ids:
                 found.setdefault(read["table"], set()).update(read["versions"])
     named = {uri: sorted(refs) for uri, refs in sorted(found.items())}
@@ -65,7 +65,7 @@ def read_of_backfill(
     Args:
         table: The table.
         chain: The run that reads.
-        asset: The asset of the table, whose materializations tell which run wrote what.
+        asset: The asset of the table, whose materializations show which run wrote which partitions.
         instance: The Dagster instance that records them.
         keys: The partitions to read; empty for all.
 
@@ -133,7 +133,7 @@ def _at(table: "LanceTable", branch: str, made: Materialized) -> "Version | None
 def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain) -> "Version":
     """Return the version that has the rows of several branches, on a branch that belongs to the run that reads it.
 
-    Also one branch is merged and not read itself: its publisher may delete it while this run still reads.
+    A single branch is merged too, and not read directly: its publisher may delete it while this run still reads.
     """
     from lance_dagster.merge.preview import PREVIEW_OF
 
@@ -141,7 +141,8 @@ def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain)
     of = [base, *sorted(versions, key=lambda version: version.committed_at)]
     # All steps of the run that read the same versions share the branch.
     digest = hashlib.sha256("\n".join(version.id for version in of).encode()).hexdigest()[:12]
-    # Not below `preview/`: the role of runs may write this one, and must not write what a publisher has audited.
+    # Not below `preview/`: runs have the right to write this branch, but must not be able to write a version that a
+    # publisher has audited.
     name = f"{READS}{chain.run_id}-{digest}"
     about: Mapping[str, str] = {md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(of[-1])}
     table.branches.create(name, at=base, exist_ok=True, metadata=about)

@@ -1,4 +1,4 @@
-"""What runs wrote: the partitions of a branch, whether it replaced their rows, and the newest run of each partition."""
+"""The extent of a branch: its partitions, whether it replaced their rows, and the newest run of each partition."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +62,7 @@ def _claims(commits: "Iterable[Version]") -> "list[Claim]":
 
 def _replaces(claims: "Iterable[Claim]") -> bool:
     modes = {claim.mode for claim in claims}
-    # With an append or an upsert among its commits a branch supersedes no other: it lacks the rows of that one.
+    # A branch with an append or an upsert does not supersede another branch: it lacks the rows of the other one.
     return bool(modes) and modes <= {"overwrite", "replace"}
 
 
@@ -123,7 +123,7 @@ def newest_materialized(
         instance: The Dagster instance.
         keys: The partitions to look for; empty for all.
         since: Earlier materializations are left out.
-        by: Says of the id of a run whether its materializations count.
+        by: Returns for the id of a run whether its materializations count.
     """
     wanted = dg.AssetRecordsFilter(
         asset_key=asset,

@@ -1,6 +1,6 @@
 """Components: the parts of this package as YAML files of a `dg` project.
 
-The assets themselves stay in Python. A `LanceResourceComponent` says where the tables are, once for a code location. A
+The assets themselves stay in Python. A `LanceResourceComponent` configures the root, once for a code location. A
 `LanceTablesComponent` checks and operates some tables, and a `LancePublisherComponent` publishes them.
 """
 
@@ -69,7 +69,7 @@ class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
     root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
-        description="Endpoint, region and the like, in pylance's vocabulary. Secrets go into `environment`.",
+        description="Endpoint, region and the like, under pylance's names. Secrets go into `environment`.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
@@ -131,14 +131,14 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
 
 
 class LanceTableModel(dg.Model, dg.Resolvable):
-    """A candidate, and what must hold of its table."""
+    """A candidate, and the checks of its table."""
 
     key: str = Field(description="The key of the asset that writes the table, such as shop/orders.")
     checks: list[LanceCheckModel] = Field(default_factory=list, description="Its blocking checks.")
 
 
 class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
-    """Checks of some tables, and what operates them: a ref sensor, a branch sweeper, a maintenance job.
+    """Checks of some tables, and their operation: a ref sensor, a branch sweeper, a maintenance job.
 
     The assets that write the tables are defined in Python, in the same code location.
     """

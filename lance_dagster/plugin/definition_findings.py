@@ -1,6 +1,6 @@
-"""What is wrong with the definitions of a code location, found without a run and without reading a table.
+"""Find mistakes in the definitions of a code location, without a run and without reading a table.
 
-A setting that is not understood, or two assets on one table, would otherwise show in the first run, or never. Only
+An unknown setting, or two assets on one table, would otherwise be found in the first run, or never. Only
 Dagster's public attributes are read: the assets and resources of a `Definitions`, the outputs and inputs of each
 asset, and the required resource keys.
 """
@@ -41,7 +41,7 @@ class _Node(NamedTuple):
 
     @property
     def is_other_node(self) -> bool:
-        """Whether the asset stands for a table that another asset writes, as a promoted node does."""
+        """Whether the asset represents a table that another asset writes, as a promoted node does."""
         return md.CANDIDATE in self.metadata
 
     @property
@@ -60,7 +60,7 @@ class _Node(NamedTuple):
 
 
 class Findings:
-    """The definitions of a code location, and what is wrong with them."""
+    """The definitions of a code location, and the mistakes in them."""
 
     def __init__(self, defs: dg.Definitions) -> None:
         """Collect the assets, checks and resources."""
@@ -174,7 +174,7 @@ class Findings:
                 )
 
     def _other_nodes(self) -> Iterator[str]:
-        """Find promoted nodes that look for a table where its asset does not write it."""
+        """Find promoted nodes that read a table at a place where its asset does not write it."""
         for node in self._nodes:
             candidate = dg.AssetKey(owner_of(node.spec.key, node.metadata).split("/"))
             written = self._by_key.get(candidate) if node.is_other_node else None
@@ -188,7 +188,7 @@ class Findings:
             yield from self._other_root(written, node.definition, f"asset {node.name}")
 
     def _other_checks(self) -> Iterator[str]:
-        """Find checks that look for a table below another root than its asset writes it."""
+        """Find checks that read a table below a root other than the one its asset writes."""
         for check in self._checks:
             for key in check.check_keys:
                 written = self._by_key.get(key.asset_key)

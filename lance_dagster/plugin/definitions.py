@@ -1,4 +1,4 @@
-"""Definitions as a whole: `lance_assets` makes the usual ones, `validate_definitions` refuses what cannot work."""
+"""Whole definitions: `lance_assets` makes the usual ones, `validate_definitions` refuses those that cannot work."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ _WEEKLY = "0 3 * * 0"
 
 
 def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
-    """Return definitions as they are, or refuse them with everything that is wrong with them.
+    """Return definitions as they are, or refuse them with an error that lists all mistakes.
 
     Call it where the code location makes its `Definitions`, so that a mistake is found when they are loaded and not in
     a run. It reads no table and no environment variable.
 
     Refused are: metadata of assets and inputs that is misspelt, unknown or in the wrong place; several assets on one
     table, and tables outside of the root; partitioned assets without `lance/partition_expr`, or whose runs would
-    overwrite each other's partitions; publishers and checks that look for a table in another place than the one that
+    overwrite each other's partitions; publishers and checks that read a table at a place other than the one that
     its asset writes; publishers of tables without a blocking check, unless they have `unchecked=True`; resources that
     are missing; and secrets that are not given as `dg.EnvVar`.
 
@@ -78,8 +78,8 @@ def lance_assets(
     """Return the definitions of assets that are written on a branch of each run, checked there, and published.
 
     Three ideas are enough to use it. A run writes each table on a branch of its own, so nobody else reads its rows.
-    The checks look at that branch. When all of them pass, the branch is merged into `main` and the tag is moved to
-    the result. Readers depend on the promoted nodes, such as `production/shop/orders`, and see what the tag names.
+    The checks read that branch. When all of them pass, the branch is merged into `main` and the tag is moved to
+    the result. Readers depend on the promoted nodes, such as `production/shop/orders`, and read the version of the tag.
 
     The definitions have a `LanceResource`, a `LanceIOManager` as the default IO manager, the checks, a publisher, a
     job `load_and_publish` that writes, checks and publishes everything, a job `publish` for promotions by hand, a job
@@ -87,7 +87,7 @@ def lance_assets(
     validated. Merge them with those of readers and other assets by `dg.Definitions.merge`.
 
     Switch the schedule of the maintenance on in the UI; like every schedule of Dagster it is stopped until then. Each
-    publication leaves a small branch in each table, which only maintenance takes away.
+    publication leaves a small branch in each table, which only maintenance deletes.
 
     Args:
         assets: The candidates: each returns the rows of one table.
@@ -106,7 +106,7 @@ def lance_assets(
             `io_manager_key` differ too.
 
     Raises:
-        InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds something.
+        InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds a mistake.
 
     Example:
         >>> @dg.asset
@@ -175,13 +175,13 @@ def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: 
             name = asset_key_of(named).to_user_string()
             near = difflib.get_close_matches(name, known, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"the assets are {', '.join(known)}"
-            raise InvalidInputError(f"checks are given for {name!r}, which is none of the assets; {meant}")
+            raise InvalidInputError(f"checks are given for {name!r}, which is not one of the assets; {meant}")
         found += build_table_checks(spec, values, resource_key=resource_key)
     return found
 
 
 def _refuse_several_partitions(specs: Sequence[dg.AssetSpec]) -> None:
-    """Refuse what Dagster would refuse when the job is first looked at, without saying what to do."""
+    """Refuse different partitions with a remedy; Dagster would refuse them without one, when the job is resolved."""
     first = next((spec for spec in specs if spec.partitions_def is not None), None)
     for spec in specs:
         if first is not None and spec.partitions_def not in (None, first.partitions_def):

@@ -2,9 +2,9 @@
 
 A code location of a branch deployment runs the same assets and publishers as that of production. With an environment
 set, each of its tables is a shallow clone below `{root}/.environments/<environment>/`: one manifest that names the
-files of the shared table. Run branches, merges into `main`, tags, rollbacks and holds are then those of the clone, so
-no code needs to know of the environment, and nothing that a branch deployment does can reach the shared table. A branch
-of the shared table in place of `main` would have to be spelled out wherever something is merged, tagged or compared.
+files of the shared table. Run branches, merges into `main`, tags, rollbacks and holds then affect only the clone, so no
+other code has to handle the environment, and a branch deployment cannot change the shared table. The alternative, a
+branch of the shared table in place of `main`, would have to be passed wherever versions are merged, tagged or compared.
 
 The clone leaves a tag `clone-<digest>` on the shared table, which keeps the files that it names.
 """
@@ -83,7 +83,8 @@ def _tagged(table: "LanceTable", shared_uri: str, storage_options: Mapping[str, 
     from lance_dagster.table import LanceTable
 
     head = table.head(MAIN)
-    # Not right after the clone: a process may be killed between the two. The number of a clone is that of its source.
+    # The tags are not set by the clone itself, because a process may be killed between the two. The version number of a
+    # clone is that of its source.
     if head.operation != "Clone" or table.tags.list():
         return table
     for name, tag in LanceTable.open(shared_uri, storage_options).tags.list().items():

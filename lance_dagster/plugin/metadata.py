@@ -122,7 +122,7 @@ def definition_metadata(table_name: str, uri: str | None) -> dict[str, str]:
 
 def version_metadata(version: "Version") -> dict[str, str]:
     """Return the entries that identify the version an event is about."""
-    # The number as text: Dagster plots every number over time, and this one says nothing.
+    # The number is stored as text: Dagster plots every number over time, and a plot of this one is meaningless.
     return {BRANCH: version.branch, VERSION: str(version.number), TRANSACTION: version.transaction}
 
 

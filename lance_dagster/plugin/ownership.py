@@ -34,7 +34,7 @@ class Ownership:
             raise InvalidInputError(
                 f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
                 f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
-                f"{owner} does not write the table any more, hand it over: "
+                f"{owner} no longer writes the table, hand it over: "
                 f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
             )
         return owner is not None
@@ -46,7 +46,7 @@ class Ownership:
         of the second one conflicts.
         """
         name, run_id = self.branch.name, self.branch.chain.run_id
-        # The commit carries the run id alone: a retried append takes back the newest one that names step and asset.
+        # The commit has only the run id: a retried append undoes the newest commit that names its step and asset.
         properties = {md.RUN_ID: run_id} if run_id else None
         self.branch.table.config.set(
             {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties

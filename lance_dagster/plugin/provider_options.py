@@ -1,6 +1,6 @@
 """Credentials and endpoints of storage providers as typed options of a resource, and which of them are secrets.
 
-Every field becomes an option of pylance's vocabulary, which is what the rest of the package speaks.
+Every field becomes an option under pylance's name, which the rest of the package uses.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from lance_dagster.errors import InvalidInputError
 
 
 def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
-    """Refuse names that are no fields of a resource; pydantic would ignore them silently.
+    """Refuse names that are not fields of a resource; pydantic would ignore them silently.
 
     Raises:
         InvalidInputError: A name is unknown. The message suggests the nearest field.
@@ -43,7 +43,7 @@ class ProviderOptions(dg.Config):
         super().__init__(**fields)
 
     def as_storage_options(self) -> dict[str, str]:
-        """Return the options in pylance's vocabulary, without the fields that are left out."""
+        """Return the options under pylance's names, without the fields that are left out."""
         # A field that is false or empty counts as left out.
         given = {option: getattr(self, field) for field, option in self.OPTIONS.items()}
         return {option: "true" if value is True else value for option, value in given.items() if value}
@@ -87,7 +87,7 @@ class AzureOptions(ProviderOptions):
     """How to reach a container of Azure Blob Storage. Give secrets as `dg.EnvVar`.
 
     Without a key, a signature or a secret, the identity of the machine is used: the environment, a managed identity,
-    or who is logged in with Azure's tools.
+    or the user who is logged in with Azure's tools.
 
     Example:
         >>> AzureOptions(account_name="lake", account_key=dg.EnvVar("LAKE_KEY")).as_storage_options()["account_name"]
@@ -113,7 +113,7 @@ class AzureOptions(ProviderOptions):
     tenant_id: str = Field(default="", description="The tenant of a service principal.")
     client_id: str = Field(default="", description="The id of a service principal.")
     client_secret: str = Field(default="", repr=False, description="Its secret; give it as EnvVar.")
-    use_azure_cli: bool = Field(default=False, description="Whether who is logged in with `az login` is used.")
+    use_azure_cli: bool = Field(default=False, description="Whether the user who is logged in with `az login` is used.")
     endpoint: str = Field(default="", description="URL of the account where it is not Azure's, such as an emulator.")
     allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
     anonymous: bool = Field(default=False, description="Whether requests are not signed, for public containers.")
@@ -140,7 +140,7 @@ class GoogleOptions(ProviderOptions):
 
     service_account: str = Field(default="", description="Path of the JSON file of a service account's key.")
     service_account_key: str = Field(default="", repr=False, description="The key itself; give it as EnvVar.")
-    storage_token: str = Field(default="", repr=False, description="A token for a short time; give it as EnvVar.")
+    storage_token: str = Field(default="", repr=False, description="A short-lived token; give it as EnvVar.")
     endpoint: str = Field(default="", description="URL of a server other than Google's.")
     allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
     anonymous: bool = Field(default=False, description="Whether requests are not signed, for public buckets.")
@@ -157,7 +157,7 @@ def literal_secrets(storage_options: Mapping[str, str]) -> Iterator[str]:
 
 
 def merge_options(storage_options: Mapping[str, str], **providers: ProviderOptions | None) -> dict[str, str]:
-    """Return the storage options together with the typed ones, which are of one provider.
+    """Return the storage options together with the typed ones, which belong to one provider.
 
     Raises:
         InvalidInputError: An option is given both ways, or there are typed options of two providers.

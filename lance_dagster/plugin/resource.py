@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class PinnedTable:
     """A table at the version that a ref named when the table was opened; later commits do not show.
 
-    Nothing is read before a method asks for it. `columns` and `filter`, where set, narrow every read, and the
+    Nothing is read before a method is called. `columns` and `filter`, where set, narrow every read, and the
     arguments of the methods narrow it further.
     """
 
@@ -133,7 +133,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Credentials and endpoint, in pylance's vocabulary. Give secrets as EnvVar.",
+        description="Credentials and endpoint, under pylance's names. Give secrets as EnvVar.",
     )
     s3: S3Options | None = Field(default=None, description="Credentials and endpoint of S3, as typed options.")
     azure: AzureOptions | None = Field(default=None, description="Account and credentials of Azure, as typed options.")
@@ -196,7 +196,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def connection_options(self) -> dict[str, str]:
-        """The storage options and the typed options together, in pylance's vocabulary; secret."""
+        """The storage options and the typed options together, under pylance's names; secret."""
         return merge_options(self.storage_options, s3=self.s3, azure=self.azure, google=self.google)
 
     def address_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> TableAddress:
@@ -204,8 +204,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             asset_key: An asset key, or its path written `shop/orders`.
-            metadata: The asset's definition metadata, in which `lance/table` or `lance/schema` decide. A promoted
-                node names its candidate in `lance/candidate`, and has the address of the candidate.
+            metadata: The asset's definition metadata, in which `lance/table` or `lance/schema` set the place. A
+                promoted node names its candidate in `lance/candidate`, and has the address of the candidate.
 
         Raises:
             InvalidInputError: The path has a part that is not the name of a folder.
@@ -247,12 +247,12 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def open_repository(self) -> "LanceRepository | None":
         """Return the repository at the root; None where there is none yet, or `repository` is False.
 
-        Nothing is written: what only reads tables needs no right to write, and makes no repository by looking.
+        Nothing is written: a reader of tables needs no write permission, and does not create a repository.
         """
         return self.repository_there() if self.repository else None
 
     def repository_there(self) -> "LanceRepository | None":
-        """Return the repository at the root, if there is one, also where `repository` is False."""
+        """Return the repository at the root, if there is one, even where `repository` is False."""
         if self._repository is None:
             # Imported here, because most processes do not need it.
             from lance_dagster.repository import LanceRepository
@@ -273,11 +273,11 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return the version of a table that a tag or another ref names for a run.
 
         In a repository, all steps of a run read a channel such as `production` at the commit that the first of them
-        saw, so that tables read one after the other belong together. A table that the channel does not name is read
-        at its own tag: it was published by itself, and nobody has published it through the repository yet.
+        saw, so that tables read one after the other are consistent. A table that the channel does not name is read
+        at its own tag: it was published by itself, and not through the repository yet.
 
         Raises:
-            RefNotFoundError: There is no such ref; or the channel never had the table, or not where it is.
+            RefNotFoundError: There is no such ref; or the channel never had the table, or its commit lacks the table.
         """
         # Most reads are of `main`, or of a version or branch: no channel has such a name.
         repository = None if ref == "main" or not re.fullmatch(_CHANNEL, ref) else self.open_repository()
@@ -291,7 +291,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         tag = table.tags.list().get(ref)
         if tag is None or COMMIT in tag.metadata:
-            # The channel was rolled back to a commit without the table. The tag of the table is a remainder.
+            # The channel was rolled back to a commit without the table. The tag of the table is stale.
             raise RefNotFoundError(ref, [], table.uri, "channel", f"{name} was not published to it")
         return table.at(ref)
 
@@ -326,8 +326,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Args:
             context: The context of the asset, check or op that reads.
             asset_key: The asset whose table is read.
-            metadata: The asset's definition metadata, needed when it decides where the table is.
-            ref: A version, or any ref expression, in place of what the current run reads.
+            metadata: The asset's definition metadata, needed when it sets the place of the table.
+            ref: A version, or any ref expression, in place of the version that the current run reads.
         """
         from lance_dagster.plugin.backfill_reads import read_of_backfill
         from lance_dagster.plugin.run_branch import RunChain
@@ -364,7 +364,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return the root as a canonical URI; computed once for each resource.
 
         Raises:
-            InvalidInputError: The root is empty, relative, or no location that a store can have.
+            InvalidInputError: The root is empty, relative, or not a location of a store.
         """
         if self._root_uri:
             return self._root_uri
@@ -390,8 +390,8 @@ def _pinned(repository: "LanceRepository", channel: str, run_id: str | None) -> 
     try:
         return repository.pinned(run_id, channel)
     except StoreError as error:
-        # With the right to read only, the run cannot record the commit that all its steps shall see. A storage that is
-        # down fails the next line too.
+        # Without write permission, the run cannot record the commit for all its steps. If the storage is down, the
+        # next line fails too.
         view = repository.pinned(None, channel)
         dg.get_dagster_logger().warning("the steps of this run may see different commits of %s: %s", channel, error)
         return view

@@ -43,10 +43,10 @@ BACKFILL_TAG = "dagster/backfill"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 PREVIEWS = "preview/"
-# What a run reads of other runs of its backfill.
+# The prefix of branches that hold what a run reads of other runs of its backfill.
 READS = "reads/"
 _BRANCH_PREFIX = "run/"
-# The tags by which Dagster says who or what launched a run. A person comes before an automatism.
+# The tags by which Dagster says who or what launched a run. A person takes precedence over an automation.
 _WHO_TAGS = (
     "dagster/user",
     "user",
@@ -226,8 +226,8 @@ class RunBranch:
         for name in map(branch_of, self.chain.run_ids):
             try:
                 if name in known:
-                    # In the usual case the head is no newer one, which the deletion finds out for itself, also of a
-                    # commit that comes at this moment.
+                    # Usually the head is not newer. The deletion checks this itself, so it also detects a commit that
+                    # lands at this moment.
                     with suppress(ConflictError):
                         self.table.branches.delete(name, newest=known[name])
                         continue
@@ -271,7 +271,7 @@ def is_never_written(table: "LanceTable", version: "Version") -> bool:
     The IO manager creates the table of a candidate on `main` and writes its rows on run branches. Until the first of
     them is published, `main` is empty, which a reader must not take for an asset without rows.
     """
-    # The log is read for tables without rows only, and as far as the first commit that wrote some.
+    # The log is read only for tables without rows, and only back to the newest commit that wrote rows.
     if version.rows:
         return False
     return all(one.number == 1 or one.operation in WITHOUT_ROWS for one in table.log(version))
@@ -322,12 +322,12 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
 
 
 def who_launched(run: dg.DagsterRun) -> str:
-    """Return the person or automation that launched a run, as far as its tags say; else an empty text."""
+    """Return the person or automation that launched a run, according to its tags; an empty text if they do not say."""
     return next((f"{tag.rpartition('/')[2]} {run.tags[tag]}" for tag in _WHO_TAGS if tag in run.tags), "")
 
 
 def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
-    """Return whether a run has ended, or is not known any more."""
+    """Return whether a run has ended, or is no longer known."""
     run = instance.get_run_by_id(run_id or "")
     # The record of an old run may be deleted.
     return run is None or run.is_finished

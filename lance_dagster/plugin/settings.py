@@ -1,8 +1,8 @@
-"""The settings that users write as metadata: which there are, where each may stand, and what its value may be.
+"""The settings that users write as metadata: their keys, the places where each may be used, and their values.
 
-Dagster accepts any metadata key, so a misspelt setting would be ignored without a word, and the run would write in
-another way than its author asked for. A setting is therefore refused unless it is known at the place where it
-stands. Keys without the prefix `lance/` are the users' own, except those that are the name of a setting or nearly so.
+Dagster accepts any metadata key, so a misspelt setting would be ignored silently, and the run would write
+differently from what its author intended. A setting is therefore refused unless it is known at the place where it
+is used. Keys without the prefix `lance/` are the users' own, except those that equal or resemble the name of a setting.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 
 SettingPlace = Literal["asset", "output", "input", "spec"]
-"""Where metadata stands.
+"""The place of metadata.
 
 `asset`: the definition of an asset that is written. `output`: `add_output_metadata` in a run. `input`: an `AssetIn`.
 `spec`: the `AssetSpec` of a table that others write, or a promoted node.
@@ -26,7 +26,7 @@ _WRITE_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
 _EVOLUTIONS: tuple[SchemaEvolution, ...] = get_args(SchemaEvolution)
 _PREFIX = "lance/"
 _NEAR = 0.8
-# Shorter names without the prefix are too often words of the user's own: `label` is no misspelt `table`.
+# Shorter names without the prefix are too often keys of the user's own: `label` is not a misspelt `table`.
 _LONG_NAME = 6
 _NAMED = {
     "asset": "the metadata of an asset that is written",
@@ -34,7 +34,7 @@ _NAMED = {
     "input": "the metadata of an input (AssetIn)",
     "spec": "the AssetSpec of a table that others write or of a promoted node",
 }
-# What other IO managers and older habits call a setting.
+# Names of settings in other IO managers, and other likely names.
 _OTHER_NAMES = {
     "mode": md.WRITE_MODE,
     "column": md.COLUMNS,
@@ -56,7 +56,7 @@ _COMMON = frozenset({"partition", "where", "key", "on", "version", "tag"})
 
 
 class Setting(NamedTuple):
-    """One setting: its key, the places where it may stand, and the kind of its value.
+    """One setting: its key, the places where it may be used, and the kind of its value.
 
     `values` lists the values that a text may have; empty: any text.
     """
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
     values: tuple[str, ...] = ()
 
     def refusal(self, value: object) -> str | None:
-        """Return what is wrong with a value, or None when the setting takes it."""
+        """Return why a value is refused, or None when the setting accepts it."""
         if self._accepts(value):
             return None
         return f"{self.key} must be {self._wanted}, not {value!r}"
@@ -139,7 +139,7 @@ def refuse_unknown_settings(metadata: Mapping[str, object], place: SettingPlace,
 
     Args:
         metadata: The metadata as the user wrote it, or as Dagster returns it.
-        place: The kind of place where the metadata stands.
+        place: The kind of place where the metadata is.
         where: The name of that place for the message, such as `asset shop/orders`.
 
     Raises:
@@ -161,7 +161,7 @@ def _problem(key: str, value: object, place: SettingPlace) -> str | None:
 
 
 def _unknown(key: str, place: SettingPlace) -> str | None:
-    """Return why a key that is no setting cannot stand, or None when it is the user's own."""
+    """Return why a key that is not a setting is refused, or None when it is the user's own."""
     meant = _meant(key)
     if key.startswith(_PREFIX):
         known = ", ".join(setting.key for setting in SETTINGS if place in setting.places)
@@ -172,10 +172,10 @@ def _unknown(key: str, place: SettingPlace) -> str | None:
 
 
 def _meant(key: str) -> str | None:
-    """Return the setting that a key probably stands for, or None."""
+    """Return the setting that a key probably means, or None."""
     prefix, slash, rest = key.rpartition("/")
     lowered = rest.lower().replace("-", "_")
-    # A key of another system, such as `dagster/row_count`, is a setting only when the whole of it is nearly one.
+    # A key of another system, such as `dagster/row_count`, counts as a setting only when the whole key resembles one.
     if slash and prefix.lower() != _PREFIX.rstrip("/"):
         return next(iter(difflib.get_close_matches(key.lower(), _KEYS, n=1, cutoff=0.9)), None)
     if lowered in _NAMES:

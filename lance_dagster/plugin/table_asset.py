@@ -1,8 +1,8 @@
-"""How a caller names the asset of a table, and where the table is below the root.
+"""The asset of a table as a caller names it, and the place of the table below the root.
 
-Two assets on one table would replace each other's rows. The place follows the whole key of the asset, so two assets
-meet only where metadata says so; the definitions of one code location are compared when they are loaded, and
-`ownership` keeps the assets of different code locations apart.
+Two assets on one table would replace each other's rows. The place is derived from the whole key of the asset, so two
+assets share a table only where metadata names the same place; the definitions of one code location are compared when
+they are loaded, and `ownership` keeps the assets of different code locations apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def metadata_of(asset: TableAsset) -> dict[str, object]:
 
 
 class WatchedTable(NamedTuple):
-    """A table that a sensor or a job looks after: the key of its candidate, and what the definition says of it."""
+    """A table that a sensor or a job handles: the key of its candidate, and the metadata of the definition."""
 
     key: dg.AssetKey
     metadata: dict[str, object]

@@ -1,7 +1,7 @@
-"""What the page of an asset shows about a version: what it changed, a few of its rows, and its size.
+"""The report about a version on the page of an asset: its changes, a few of its rows, and its size.
 
-The report is for people. Nothing decides by it, so a version that cannot be compared or shown any more is committed or
-published all the same, without that part of its report.
+The report is for people. No decision depends on it, so a version that can no longer be compared or shown is committed
+or published all the same, without that part of its report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from lance_dagster.table import Diff, LanceTable, RowCounts
 
 # Above this number of rows in changed fragments, rows are counted by the manifests and none is read.
 _MOST_COMPARED = 100_000
-# The sizes of files stand in the manifest; all fragments of a larger table are not worth decoding.
+# The sizes of files are in the manifest; decoding all fragments of a larger table would take too long.
 _MOST_FRAGMENTS = 1_000
 _COLUMNS, _CHARACTERS = 10, 40
 _SCHEMA_CHANGES = 5
@@ -32,8 +32,8 @@ def change_entries(
     Args:
         table: The table.
         version: The version.
-        since: The versions to compare with, by what they are for people. One that is gone is left out.
-        on: The key columns by which rows are recognised; empty for the ids of rows.
+        since: The versions to compare with, by their labels for people. A version that no longer exists is left out.
+        on: The key columns that identify rows; empty for row ids.
     """
     lines: list[str] = []
     counts: RowCounts | None = None
@@ -65,7 +65,8 @@ def content_entries(table: LanceTable, version: Version, rows: int) -> dict[str,
         return {}
     try:
         return _content(table, version, rows)
-    # What pylance raises when it cannot read. The rows are committed, so the step does not fail for its report.
+    # Errors that pylance raises when it cannot read. The rows are committed, so the step does not fail because of its
+    # report.
     except (LanceDagsterError, OSError, RuntimeError, ValueError):
         return {}
 
@@ -88,7 +89,7 @@ def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]
 def _counted(table: LanceTable, diff: Diff, on: Sequence[str]) -> tuple[RowCounts, bool]:
     """Return the numbers of rows that differ, and whether rows that were rewritten as they were are left out."""
     if sum(one.rows_before + one.rows_after for one in diff.fragments) <= _MOST_COMPARED:
-        # A key may be missing in the older version or occur twice there; then the ids of rows have to do.
+        # A key may be missing in the older version or occur twice there; then row ids are used instead.
         with suppress(InvalidInputError):
             return (table.diff(diff.before, diff.after, on=on) if on else diff).stat(), True
     added = sum(max(0, one.rows_after - one.rows_before) for one in diff.fragments)

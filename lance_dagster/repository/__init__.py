@@ -1,4 +1,4 @@
-"""Many tables that are committed, published and promoted together, on object storage alone."""
+"""Repositories of many tables that are committed, published and promoted together, using only object storage."""
 
 from lance_dagster.repository.adoption import Adopted, AdoptedChannel
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel

@@ -1,11 +1,11 @@
-"""Take tables that exist into a repository, with what their Lance tags say.
+"""Add existing tables to a repository, and let channels start at their Lance tags.
 
-Readers may have followed a tag such as `production` of each table for years. The channel of that name begins where
-these tags are: a table whose `main` is ahead of its tag is in the channel at the tag, and a table without the tag is
-not in the channel. Where a tag is held, so is the channel.
+Readers may have followed a tag such as `production` of each table for years. The channel of that name begins at the
+versions of these tags: a table whose `main` is ahead of its tag is in the channel at the tag, and a table without the
+tag is not in the channel. Where a tag is held, so is the channel.
 
-Each step can be repeated, and two processes may adopt at once: tables that a commit names are passed over, and so are
-those that the channel names. `main` gets its commit before the channels get their entries. Until its first entry a
+Each step is idempotent, and two processes may adopt at once: tables that a commit names are skipped, and so are those
+that the channel names. `main` gets its commit before the channels get their entries. Until its first entry a
 channel does not exist, and readers use the tags.
 """
 
@@ -30,11 +30,11 @@ from lance_dagster.repository.repository_context import RepositoryContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedChannel:
-    """A channel that took tables from the tags of its name.
+    """A channel that got tables from the tags of its name.
 
     Attributes:
         channel: The channel after that; held, where a tag was held.
-        tables: The version that each of these tables brought, such as `main@7`.
+        tables: The version at which each of these tables was added, such as `main@7`.
         behind_main: Those whose `main` is newer; the next promotion of `main` brings them up to it.
     """
 
@@ -45,13 +45,13 @@ class AdoptedChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """What an adoption did.
+    """The result of an adoption.
 
     Attributes:
         commit: The newest commit of `main`, which names all tables that were adopted.
         tables: The tables that it did not name before.
-        channels: By name, the channels that took tables from their tags.
-        skipped: What was left as it is, and why: a table that cannot be read, a tag that names nothing.
+        channels: By name, the channels that got tables from their tags.
+        skipped: What was not adopted, and why: a table that cannot be read, a tag whose version is gone.
     """
 
     commit: RepositoryCommit
@@ -76,7 +76,7 @@ class Adoption:
     _repository: RepositoryContext
 
     def adopt(self, names: Iterable[str] | None, channels: Iterable[str], message: str) -> Adopted:
-        """Register and commit tables, then let channels begin where the tags of these tables are.
+        """Register and commit tables, then let channels begin at the tags of these tables.
 
         Raises:
             NotFoundError: There is no table at a name that was given.
@@ -87,7 +87,7 @@ class Adoption:
             check_tag_name(tag)
         head = self._repository.head()
         wanted = self._all() if names is None else sorted(set(names))
-        # What a commit names was registered and read when it was committed, so it costs no request here.
+        # Tables that a commit names were registered and read when they were committed, so they cost no request here.
         new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
         # `main` before the channels: the commit of a channel has that of `main` as its parent.
         head, adopted = self._committed(head, new, message)
@@ -109,7 +109,7 @@ class Adoption:
             for name in self._repository.registry.discover(known)
             if not self._repository.registry.was_removed(name)
         ]
-        # The search passes over registered tables, and an adoption that died may have left one without a commit.
+        # The search skips registered tables, and an adoption that died may have left one without a commit.
         return sorted({*known, *found})
 
     def _registered(self, names: Iterable[str], *, strict: bool) -> tuple[list[str], list[str]]:
@@ -141,7 +141,7 @@ class Adoption:
             return head, ()
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            # Another process adopted it first. An adoption does not take in later versions; `commit` does.
+            # Another process adopted it first. An adoption does not add later versions; `commit` does.
             if dest is not None:
                 return None
             context = self._repository.table(name)
@@ -157,15 +157,15 @@ class Adoption:
         """Return the tables with a tag that the channel does not name yet, and why other tags are left."""
         newest = self._repository.logs.newest("channel", name)
         if newest is not None and newest.deleted:
-            # A person deleted the channel, and the tags of the tables stayed. These do not bring it back.
+            # A person deleted the channel, and the tags of the tables stayed. These must not create it again.
             return {}, []
         named = {} if newest is None else self._repository.logs.commit(newest.commit).tables
 
         def look(table: str) -> Tagged | str | None:
             context = self._repository.table(table)
             tag = context.refs.tag(name)
-            # A tag with this key was set by a channel, which does not name the table any more: it was rolled back to a
-            # commit before the table. Adopting the tag would undo the rollback.
+            # A tag with this key was set by a channel that no longer names the table: it was rolled back to a commit
+            # before the table. Adopting the tag would undo the rollback.
             if tag is None or COMMIT in tag.metadata:
                 return None
             try:
@@ -177,14 +177,14 @@ class Adoption:
         looked = for_each_table(look, [table for table in tables if table not in named])
         found = {table: each for table, each in looked.items() if isinstance(each, Tagged)}
         left = [each for each in looked.values() if isinstance(each, str)]
-        # A held channel names the same tables until it is released; the next adoption after that takes these in.
+        # A held channel names the same tables until it is released; the next adoption after that adds these.
         if found and newest is not None and newest.hold is not None:
             left += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in found]
             return {}, left
         return found, left
 
     def _begun(self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit) -> AdoptedChannel | None:
-        """Let a channel name tables where their tags are, beside those that it names."""
+        """Add tables to a channel at the versions of their tags; the tables that it names stay."""
         # Outside of the decision, which may be made several times: capturing a version costs requests.
         versions = for_each_table(
             lambda table: capture(self._repository.table(table), head.tables[table].id, found[table].state), found
@@ -196,7 +196,7 @@ class Adoption:
             named = {} if present is None else present.tables
             # Filled anew by each decision: the last one is what happened.
             taken[:] = sorted(versions.keys() - named.keys())
-            # Another process took the tables in, or held the channel since it was looked at.
+            # Another process added the tables, or held the channel since it was read.
             if not taken or (before is not None and before.hold is not None):
                 taken.clear()
                 return None
@@ -222,7 +222,7 @@ class Adoption:
 
 
 def _hold(found: Iterable[Tagged]) -> ChannelHold | None:
-    """Return the hold of a channel whose tags were held: what somebody stopped is not moved by an adoption."""
+    """Return the hold of a channel whose tags were held: an adoption must not release a hold."""
     holds = [each.tag.hold for each in found if each.tag.hold is not None]
     if not holds:
         return None

@@ -1,8 +1,8 @@
-"""How a channel moves: the next entry of its log, and what follows it.
+"""Move a channel by the next entry of its log, and bring the Lance tags of the tables up to it.
 
 The entry is one put-if-absent, and all tables move for readers of the channel. The Lance tags of the tables follow, one
-by one. A process that dies between the two leaves tags behind. They are moved when the call is repeated, by the next
-move that changes their tables, and by `repair`.
+by one. When a process dies between the two steps, some tags are not moved. They are moved when the call is repeated, by
+the next move that changes their tables, and by `repair`.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class ChannelMoves:
         check_tag_name(name)
         for _ in range(TRIES):
             newest = self._newest(name, create=create, known=known)
-            # For the caller a deleted channel is none, so that nothing is compared with what it named.
+            # The caller gets None for a deleted channel, so that nothing is compared with the commit it named.
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
             if wanted is None:
@@ -78,14 +78,14 @@ class ChannelMoves:
                 if before is None or not tags:
                     return channel_at(name, self._repository.logs.current("channel", name))
                 return self._followed(name, before, self._before(name, before))
-            # The number is counted from the newest entry and not from `before`: a channel that was deleted goes on
+            # The number is counted from the newest entry and not from `before`: a channel that was deleted continues
             # after its old numbers, since readers take a larger number for a later move.
             wanted = wanted if newest is None else replace(wanted, number=newest.number + 1)
             if self._repository.logs.append("channel", name, wanted):
-                # The look at the mark of a collection comes after the put, so that one of the two sees the other.
+                # The mark of a collection is read after the put, so that one of the two sees the other.
                 self._refuse_collected(name, wanted, before)
                 return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
-            # Another process moved the channel first. A rollback counted its steps from the former place, so it ends.
+            # Another process moved the channel first. A rollback counted its steps from the former commit, so it fails.
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise contended(self._repository, name)
@@ -101,7 +101,7 @@ class ChannelMoves:
         return newest
 
     def _followed(self, name: str, entry: RefEntry, before: RefEntry | None) -> Channel:
-        """Let the tags of the tables follow an entry, and what other processes made of the channel meanwhile."""
+        """Bring the tags of the tables up to an entry, and to later moves of the channel by other processes."""
         lagging: tuple[Lagging, ...] = ()
         while before is None or (before.commit, before.hold) != (entry.commit, entry.hold):
             commit = self._repository.logs.commit(entry.commit)
@@ -124,7 +124,7 @@ class ChannelMoves:
         return replace(channel_at(name, entry), lagging=lagging)
 
     def _before(self, name: str, entry: RefEntry) -> RefEntry | None:
-        """Return the entry before the one that brought a channel to its commit; None where there is none any more."""
+        """Return the entry before the one that moved a channel to its commit; None where it no longer exists."""
         before = entry
         # Holds and releases are entries with the same commit; the tags did not move with them.
         while before.commit == entry.commit:
@@ -135,10 +135,10 @@ class ChannelMoves:
         return None if before.deleted else before
 
     def _refuse_collected(self, name: str, entry: RefEntry, before: RefEntry | None) -> None:
-        """Take a move back when a collection marked its commit before it saw the move.
+        """Undo a move when a collection marked its commit before it saw the move.
 
-        The collection marks first and then looks at the channels again; here the move comes first and the look at the
-        mark second. So one of the two sees the other.
+        The collection marks first and then reads the channels again; here the move comes first and the mark is read
+        second. So one of the two sees the other.
         """
         if not self._repository.logs.is_expired(entry.commit):
             return

@@ -1,7 +1,8 @@
 """Channels: names that readers follow, with a history, rollback and hold.
 
 A channel such as `production` names one commit of the repository, and so one version of every table. Each move is an
-entry of its log: who, when, why, and which checks had passed. A held channel does not move until it is released.
+entry of its log, with the user, the time, the reason and the checks that passed. A held channel does not move until it
+is released.
 """
 
 from collections.abc import Collection, Mapping
@@ -108,7 +109,7 @@ class Channels:
     def history(self, name: str, limit: int | None = None) -> tuple[RefEntry, ...]:
         """Return the entries of a channel, newest first: who moved it when, where to and why.
 
-        The entries of a channel that was deleted are there until they are collected.
+        The entries of a channel that was deleted exist until they are collected.
 
         Raises:
             RefNotFoundError: There is no such channel, and never was.
@@ -118,9 +119,9 @@ class Channels:
         return tuple(islice(self._repository.logs.entries("channel", name), limit))
 
     def create(self, name: str, at: str = "main", *, reason: str = "") -> Channel:
-        """Create a channel; return the one that is there when it names the same commit.
+        """Create a channel; return the existing one when it names the same commit.
 
-        A name that was deleted may be used again; its history goes on.
+        The name of a deleted channel may be used again; its history continues.
 
         Raises:
             AlreadyExistsError: The channel names another commit, or a branch or release tag has the name.
@@ -145,13 +146,13 @@ class Channels:
         Two requests when there is nothing new, however long the log is. Entries that were collected are left out.
 
         Args:
-            name: The channel; without any entry where it never existed.
+            name: The channel; the result is empty where it never existed.
             number: The number of the last entry that is known; 0 for none.
         """
         newest = self._repository.logs.newest("channel", name)
         if newest is None or newest.number <= number:
             return ()
-        # The usual case of a sensor that looks often: no listing of the log is needed.
+        # The usual case of a sensor that polls often: no listing of the log is needed.
         if newest.number == number + 1:
             return (newest,)
         found = []
@@ -168,7 +169,7 @@ class Channels:
         at: str = "main",
         **options: Unpack[PromoteOptions],
     ) -> Channel:
-        """Let a channel name a commit.
+        """Move a channel to a commit.
 
         The channel moves for all tables at once. The tags of that name in the tables follow one by one.
 
@@ -179,8 +180,8 @@ class Channels:
                 `expected` is the id of the commit that the channel must name now. With `forward_only=True` a channel
                 that names a commit which contains this one is left as it is. `since` is an entry that the caller read
                 before; a channel that was rolled back after it stays where it is. With `create=True` a channel that
-                does not exist is created; `production` is in any case. With `tags=False` the tags of the tables are
-                left to the caller.
+                does not exist is created; `production` is created in any case. With `tags=False` the tags of the tables
+                are left to the caller.
 
         Raises:
             RefNotFoundError: There is no such channel.
@@ -199,7 +200,7 @@ class Channels:
             if expected is not None and (before is None or before.commit != expected):
                 raise RefMovedError(name, expected, "nothing" if before is None else before.commit)
             if before is not None:
-                # Before the hold is looked at: a held channel that names the commit already need not move.
+                # Before the hold is checked: a held channel that names the commit already need not move.
                 if before.commit == commit.id or (
                     forward_only and is_ancestor(self._repository.logs, commit.id, before.commit)
                 ):
@@ -220,11 +221,11 @@ class Channels:
         tables: Collection[str] | Mapping[str, TableVersion],
         **options: Unpack[PromoteOptions],
     ) -> Channel:
-        """Let a channel name some tables as a commit has them, and every other table as before.
+        """Move a channel to the versions that a commit has of some tables, and leave every other table as before.
 
-        What was audited is promoted this way: `main` of the repository may have commits of other tables that no check
-        looked at for this channel, or that were withdrawn from it. Where the channel names a newer version of a table,
-        that version stays. A channel that does not exist is created: the name comes from the definition of a publisher.
+        A publisher promotes audited versions this way: `main` of the repository may have commits of other tables that
+        were not audited for this channel, or that were withdrawn from it. Where the channel names a newer version of a
+        table, that version stays. A channel that does not exist is created: the definition of a publisher names it.
 
         Args:
             name: The channel.
@@ -259,18 +260,18 @@ class Channels:
                 )
                 # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
                 self._repository.logs.put_commit(target, data)
-            # What restores an earlier commit takes promotions back, so that `channel~1` does not lead to them.
+            # Restoring an earlier commit undoes promotions, so that `channel~1` does not lead to them.
             action: Action = "rollback" if RESTORES in properties else "promote"
             return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
 
         return self._moves.move(name, entry, create=True, tags=options.get("tags", True), known=options.get("since"))
 
     def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
-        """Let a channel name an earlier commit again, for all tables at once.
+        """Move a channel back to an earlier commit, for all tables at once.
 
-        After a crash it can be repeated: a channel that is held by a rollback for this reason stays where it is.
-        Without a hold only `to` says where it shall stop; steps would be counted from where it is then. A channel that
-        is held can be rolled back further, for another reason, and is held there.
+        With a hold this can be repeated after a crash: a channel that is held by a rollback for this reason stays where
+        it is. Without a hold, repeat only a rollback with `to`; steps would be counted from the present commit again. A
+        held channel can be rolled back further, for another reason, and is held there.
 
         Args:
             name: The channel.
@@ -283,8 +284,8 @@ class Channels:
 
         Raises:
             RefNotFoundError: There is no such channel, or there were fewer promotions.
-            ProtectedError: The channel is held, and would go forward or be free.
-            NotFoundError: What the commit names is being collected.
+            ProtectedError: The channel is held, and would move forward or be released.
+            NotFoundError: The commit is being collected.
         """
         given = given_reason(reason, "roll back")
         steps, to, who = options.get("steps", 1), options.get("to"), options.get("who", "")
@@ -331,7 +332,7 @@ class Channels:
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
                 raise unknown_channel(self._repository, name)
-            # The reason tells a call that is repeated after a crash from a second person who holds the channel.
+            # The reason distinguishes a call that is repeated after a crash from a second person who holds the channel.
             if before.hold is not None and before.hold.reason == given:
                 return None
             refuse_held(name, before)
@@ -343,10 +344,10 @@ class Channels:
     def _refuse_rolled_back(
         self, name: str, before: RefEntry, commit: RepositoryCommit, since: RefEntry | None
     ) -> None:
-        """Refuse to promote what was published while somebody rolled the channel back, without a hold.
+        """Refuse to promote a publication during which somebody rolled the channel back, without a hold.
 
         Raises:
-            ConflictError: That was the last move since an entry.
+            ConflictError: The last move since an entry was such a rollback.
         """
         moved = before
         # Holds and releases move nothing.
@@ -361,7 +362,7 @@ class Channels:
             )
 
     def refuse_immovable(self, name: str, *, create: bool) -> RefEntry | None:
-        """Return the newest entry of a channel, or refuse to go on when it is held or cannot be created.
+        """Return the newest entry of a channel, or raise when it is held or cannot be created.
 
         Raises:
             ProtectedError: It is held.
@@ -380,7 +381,7 @@ class Channels:
         return newest
 
     def ended_holds(self, channel: Channel) -> frozenset[str]:
-        """Return the reasons of the last holds of a channel that are over; tags that are held for one of them lag."""
+        """Return the reasons of the last holds of a channel that are over; tags held for one of them lag behind."""
         entries = islice(self._repository.logs.entries("channel", channel.name), _HOLDS)
         reasons = {entry.hold.reason for entry in entries if entry.hold is not None}
         return frozenset(reasons - ({channel.hold.reason} if channel.hold else set()))
@@ -410,7 +411,7 @@ class Channels:
         present = self._repository.logs.commit(released.commit).tables
 
         def release(table: str) -> None:
-            # A table has no tag where it could not follow the channel so far, or where it was before it was moved.
+            # A table has no tag where it could not be brought up to the channel so far, or at its place before a move.
             with suppress(RefNotFoundError):
                 release_tag(name, given, who, self._repository.table(table).refs)
                 return
@@ -426,8 +427,8 @@ class Channels:
     def delete(self, name: str, *, reason: str) -> None:
         """Delete a channel, and keep the tags of that name in the tables.
 
-        Its history stays. Collections keep what it named within `CommitRetention.keep_for` of now, the commit of its
-        last day included, and no number of promotions beyond that; those commits are read by their ids.
+        Its history stays. Collections keep the commits that it named within `CommitRetention.keep_for` of now, the
+        commit of its last day included, and no promotions beyond that; these commits can be read by their ids.
 
         Raises:
             RefNotFoundError: There is no such channel.
@@ -447,7 +448,7 @@ class Channels:
 
 def _is_newer(offered: TableVersion, present: TableVersion | None) -> bool:
     """Return whether a channel takes an offered version of a table in place of the one that it names."""
-    # Another id is another table, made at the place of the one that the channel names: numbers do not compare.
+    # Another id means another table, created at the place of the one that the channel names: numbers do not compare.
     if present is None or offered.id != present.id:
         return True
     # A slower publication must not undo a faster one. A version that cannot land on `main` has no number to compare,

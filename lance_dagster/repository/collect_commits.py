@@ -2,37 +2,38 @@
 
 A collection must not delete what a ref names, although other processes publish, promote, roll back and tag meanwhile.
 
-**What stays.** The commits that branches, channels and release tags name; the last promotions of each channel, and
-everything that a ref named within a time; commits younger than the grace period, because a publication may be about to
-put the entry that names them. Of a table, every version that one of these commits names stays.
+**What stays.** The commits that branches, channels and release tags name; the last promotions of each channel, and the
+commits that a ref named within a time; commits younger than the grace period, because a publication may be about to
+put the entry that names them. Every version of a table that one of these commits names stays.
 
 **A ref that moves to an old commit meanwhile.** A collection first marks the commits that it is going to delete, then
-reads all refs again and keeps what one of them names by now. A process that moves a ref to an existing commit puts the
-entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other. A mark
-stays for the grace period: a process may have read the commit before it was deleted, and have it in memory. A mark
-belongs to the collection that put it, which alone deletes the commit or takes the mark back: of two collections at
-once, one could otherwise take back the mark that the other one relies on. The commits that a collection marked and did
-not delete, because it died, are left alone for the grace period.
+reads all refs again and keeps the commits that a ref names by now. A process that moves a ref to an existing commit
+puts the entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other.
+A mark stays for the grace period: a process may have read the commit before it was deleted, and have it in memory. A
+mark belongs to the collection that put it, and only this collection deletes the commit or the mark: otherwise, with two
+collections at once, one could delete the mark that the other one relies on. The commits that a collection marked and
+did not delete, because it died, are kept for the grace period.
 
 **A publication that is about to name a version of a table.** The version is held by a branch `published/...` or by a
 tag before the commit is stored. A collection that lists the commits before that sees a branch or tag that no commit
-names, and deletes it only if it is older than the grace period. What is older may still be used by a publication that
+names, and deletes it only if it is older than the grace period. An older one may still be used by a publication that
 finds it from an earlier attempt, or because an older commit named the same version:
 
 - A branch is used again only while it is at most half as old (`staging.REUSED_FOR`); then another name is taken.
 - A tag that is older is written again first, by compare-and-swap. The collection reads the tag, lists its age after
   that, and deletes it by comparing its bytes. If the publication wrote between the first two, the age shows it. If it
-  wrote after that, the deletion finds other bytes. If the deletion came first, the publication makes the tag anew.
+  wrote after that, the deletion finds other bytes. If the deletion came first, the publication creates the tag again.
 
-So whatever a publication relies on was at most twelve hours old when it did. A collection that deletes it began twelve
-hours later or more; a publication takes less from its staging to its commit, so the commit was there to be listed.
+So a branch or tag that a publication uses was at most twelve hours old at that moment. A collection that deletes it
+began at least twelve hours later; a publication takes less time from its staging to its commit, so the collection lists
+the commit.
 
-**Logs of ended branches.** There is one for each run, and only a repeated publication reads it. A log goes when its
-newest entry ended the branch longer ago than what is kept and the grace period, and no table is marked as touched by
-the branch. From then on a publication of the branch says that there is no such branch, and a fork begins with entry 1
-again. No process takes a number of before for a later one: what was known of the log is older than any process that is
-at work. A process that read the log just before it went puts a larger number, which begins a log as well as entry 1
-does. Logs of channels stay, because sensors remember their numbers, and so does the newest entry of each other log.
+**Logs of ended branches.** There is one for each run, and only a repeated publication reads it. A log is deleted when
+its newest entry ended the branch longer ago than the retention and the grace period, and no table is marked as touched
+by the branch. From then on a publication of the branch says that there is no such branch, and a fork begins with entry
+1 again. No process mistakes an earlier number for a later one: the deleted log is older than any running process. A
+process that read the log just before its deletion puts a larger number, which can begin a log as well as entry 1 can.
+Logs of channels stay, because sensors remember their numbers, and so does the newest entry of each other log.
 
 Commits are deleted before the branches of tables: a crash in between leaves branches that no commit names, and the next
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
@@ -68,13 +69,13 @@ _HOLDING = re.compile(rf"{PUBLISHED}[0-9a-f]{{16}}(-undo)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRetention:
-    """Which commits a collection keeps beside those that refs name.
+    """Which commits a collection keeps in addition to those that refs name.
 
     Attributes:
         promotions: How many of the last promotions of each channel stay readable.
-        keep_for: What a branch or channel named within this time stays readable.
-        grace: How young a commit or branch is that a publication may still be working on; at least a day, except where
-            no other process is at work.
+        keep_for: Commits that a branch or channel named within this time stay readable.
+        grace: The age up to which a publication may still be using a commit or branch; at least a day, except where
+            no other process is running.
     """
 
     promotions: int = 30
@@ -102,7 +103,7 @@ class RepositoryGarbage:
 
 
 def collect_commits(repository: RepositoryContext, retention: CommitRetention, *, dry_run: bool) -> RepositoryGarbage:
-    """Delete what no ref and no rule of the retention needs.
+    """Delete the commits that no ref and no rule of the retention needs, with their entries and branches.
 
     Raises:
         InvalidInputError: The retention would keep nothing of a channel, or has a negative time.
@@ -121,7 +122,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     needs = _Needs(logs, retention, now)
     going = sorted(old - needs.commits(newest).keys())
     if not dry_run:
-        # Before new marks: those of a collection that died would keep this one from their commits.
+        # Before new marks: marks of a collection that died would keep this one from deleting their commits.
         logs.drop_marks(before)
         going = _marked(needs, going, newest)
     gone = set(going)
@@ -157,10 +158,10 @@ class _Needs:
         found = [tag.commit for tag in list_tags(logs).values()]
         found += self._pinned()
         for name, entry in newest.items():
-            # What an ended branch named is needed by the refs that have its commits, or by nothing.
+            # The commits of an ended branch are needed only by the refs that contain them.
             if not entry.deleted:
                 found += _named_since(logs, "branch", name, since)
-        # Deleted channels too: what they named stays readable for `keep_for` from the deletion on.
+        # Deleted channels too: their commits stay readable for `keep_for` after the deletion.
         for name in logs.names("channel"):
             found += _named_since(logs, "channel", name, since)
             with suppress(NotFoundError):
@@ -168,9 +169,9 @@ class _Needs:
         return dict.fromkeys(commit for commit in found if commit)
 
     def _pinned(self) -> Iterator[str]:
-        """Return the commits that runs see.
+        """Return the commits that runs are pinned to.
 
-        Those of older runs need not be read: the channel named them within the time for which what it named stays.
+        Pins of older runs need not be read: the channel named their commits within `keep_for`, so these stay anyway.
         """
         since = self.now - self.retention.grace.total_seconds()
         for info in self.logs.store.walk(PINS):
@@ -199,12 +200,12 @@ def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Itera
 
 
 def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry]) -> list[str]:
-    """Mark the commits that are to go, and return those that no ref came to name meanwhile."""
+    """Mark the commits that are to be deleted, and return those that no ref has named meanwhile."""
     logs = needs.logs
     own = uuid.uuid4().hex
     with ThreadPoolExecutor(_WORKERS) as pool:
         own_marks = pool.map(lambda commit: logs.mark(commit, own), going)
-        # What another collection has marked is left to it: only it may take the mark back.
+        # Commits that another collection marked are left to it: only that collection may delete the mark.
         marked = [commit for commit, done in zip(going, own_marks, strict=True) if done]
     if not marked:
         return []
@@ -216,9 +217,9 @@ def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry])
 
 
 def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]) -> Iterator[tuple[RefKind, str, int]]:
-    """Return the entries from which on a log cannot be followed any more.
+    """Return the entries from which on a log can no longer be followed.
 
-    A log is cut and not thinned out: `production~1` must never name an older promotion than the one before.
+    A log is cut and not thinned out: `production~1` must always name the promotion just before, never an older one.
     """
     # Most collections delete nothing, and then no log is read.
     if not gone:

@@ -27,7 +27,7 @@ from lance_dagster.repository.registry import Registry
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
 FOLLOW = MergeOptions(message="follow the repository")
-"""How `main` of a table follows a commit that somebody else made."""
+"""How `main` of a table is merged up to a commit that another process made."""
 _TRIES = 5
 
 
@@ -50,7 +50,7 @@ class FollowingTag:
 
     Attributes:
         name: Its name.
-        immutable: Whether a tag that is created is one that never moves.
+        immutable: Whether a tag is created as immutable.
         hold: The hold of the channel, which the tags get too: another program that promotes a single table is refused.
         ended: The reasons of holds of the channel that are over; a tag that is held for one of them is released.
     """
@@ -81,7 +81,7 @@ def project(
 
     def one(name: str) -> list[Lagging]:
         context, at, found = registry.context(name), commit.tables[name], []
-        # Readers of the repository do not depend on this step, so a failure is reported and the other tables go on.
+        # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
         error: LanceDagsterError | None
         if options is not None:
             try:
@@ -122,15 +122,15 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
             if found is None:
                 create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
             elif found.hold is not None and found.hold.reason in (of_channel if moves else tag.ended):
-                # A held tag cannot be moved, so it is released here and moved by the next try. A tag that is held for
-                # another reason, by a person, stays where it is and is reported.
+                # A held tag cannot be moved, so it is released here and moved by the next try. A tag that a person
+                # holds for another reason stays where it is and is reported.
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
                 move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
             if target.hold is not None and (found is None or found.hold is None):
-                # A new tag is made without a hold, and a tag in place was not moved. Where the move has set the hold
-                # already, this call finds it and changes nothing.
+                # A new tag is created without a hold, and a tag that was already in place was not moved. Where the move
+                # has set the hold already, this call changes nothing.
                 hold_tag(tag.name, target.hold, context.refs)
             return
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")

@@ -1,10 +1,10 @@
-"""Which tables belong to a repository, and by which id each one is recognised.
+"""The tables of a repository, and the ids that identify them.
 
-A table is called by its path below the root, without `.lance`. Its identity is a random id in a file of the table
-itself, so that a table keeps it when its folder gets another name, and a copy of a folder is recognised as one.
+The name of a table is its path below the root, without `.lance`. Its identity is a random id in a file of the table
+itself, so that a table keeps it when its folder is renamed, and a copy of a folder is recognised as a copy.
 
 A second file, named after the identity, holds the name of the table. So a registration costs the same however many
-tables there are, and a commit that calls a table by an older name finds it.
+tables there are, and a table that a commit names by an older name is found.
 """
 
 import json
@@ -42,7 +42,7 @@ class Registry:
         return sorted(unquote(name.removesuffix(".json")) for name in self.store.list(TABLES))
 
     def all_tables(self) -> dict[str, str]:
-        """Return the ids of all tables that are or were registered, by their names, as far as they are in place."""
+        """Return the ids of all tables that are or were registered, by their names, if they are still in place."""
         names = self.names()
         with ThreadPoolExecutor(_READERS) as pool:
             found = dict(zip(names, pool.map(self.id_of, names), strict=True))
@@ -59,7 +59,7 @@ class Registry:
         """Return the id under which a table is registered, or None."""
         found = _read_id(self.store, _path(name))
         if found is not None and self._seen.setdefault(name, found) != found:
-            # Another process made the table again: the context has caches of the former one.
+            # Another process created the table again: the context has caches of the former one.
             self._open.pop(name, None)
             self._seen[name] = found
         return found
@@ -83,14 +83,14 @@ class Registry:
             return known
         context = self.context(name)
         if not context.versions.has_versions(MAIN):
-            remedy = Remedy("create it first, or check the path: a table is called by its path without .lance")
+            remedy = Remedy("create it first, or check the path: the name of a table is its path without .lance")
             raise TableNotFoundError(f"no Lance table at {context.uri}", remedy=remedy)
         table_id = _identity_of(context.store)
         # Claimed before the table is registered: a registered table can always be found by its identity.
         self._claim(table_id, name)
         self.store.put_if_absent(_path(name), _id_bytes(table_id))
         if self.name_of(table_id) != name:
-            # A copy of the table took the identity over before it could see this registration.
+            # A copy of the table claimed the identity before it could see this registration.
             self.remove(name)
             raise self._copied(table_id, name)
         # Read back: two processes that register a table at the same moment agree on what was written first.
@@ -114,8 +114,8 @@ class Registry:
         if found != table_id:
             at = self.context(new_name).uri
             raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
-        # The identity gets the new name before the register changes: older commits call the table by its old name, and
-        # readers find it by the identity. A crash in between is mended by a second call.
+        # The identity gets the new name before the register changes: older commits use the old name of the table, and
+        # readers find it by the identity. After a crash in between, a second call completes the change.
         self.store.put(_identity_path(table_id), _name_bytes(new_name))
         put_once(self.store, _path(new_name), _id_bytes(table_id))
         self.store.delete(_path(name))
@@ -123,7 +123,7 @@ class Registry:
         return table_id
 
     def was_replaced(self, name: str) -> bool:
-        """Return whether the table at a name is not the one that is registered: another program made it again."""
+        """Return whether the table at a name is not the registered one, because another program created it again."""
         registered = self.id_of(name)
         return registered is not None and _read_id(self.context(name).store, IDENTITY) != registered
 
@@ -150,7 +150,7 @@ class Registry:
         yield from _tables_below(self.store, "", known)
 
     def _claim(self, table_id: str, name: str) -> None:
-        """Record under an identity which name its table has.
+        """Record the name of the table that has an identity.
 
         Raises:
             AlreadyExistsError: A table that is registered under another name has it.
@@ -163,15 +163,15 @@ class Registry:
         if found is None or other is None:
             return
         if other == name:
-            # The table may have been removed before, and its file says so; the swap takes that mark away.
+            # The table may have been removed before, and its file says so; the swap removes that mark.
             self.store.compare_and_swap(path, data, found[1])
             return
-        # Refused only where the other name is registered: else its table was removed, or its registration died.
+        # Refused only where the other name is registered: otherwise its table was removed, or its registration died.
         if self.id_of(other) == table_id:
             raise self._copied(table_id, name)
         if not self.store.compare_and_swap(path, data, found[1]) and self.name_of(table_id) != name:
             raise self._copied(table_id, name)
-        # Looked at again: the other name may have been registered between the first look and the swap.
+        # Checked again: the other name may have been registered between the first check and the swap.
         if self.id_of(other) == table_id:
             self.store.put(path, _name_bytes(other))
             raise self._copied(table_id, name)
@@ -198,7 +198,7 @@ def check_table_name(name: str) -> None:
         raise InvalidInputError(f"{name!r} lies inside the table {outer!r}: a table cannot be part of another one")
     if not is_path_inside(name) or name.endswith(SUFFIX) or name.split("/", maxsplit=1)[0] == FOLDER:
         raise InvalidInputError(
-            f"{name!r} is no name of a table: it is the path below the root without .lance, such as 'shop/orders'"
+            f"{name!r} is not a name of a table: give the path below the root without .lance, such as 'shop/orders'"
         )
 
 
@@ -241,9 +241,9 @@ def _read_text(store: Store, path: str, key: str) -> str | None:
     try:
         found = json.loads(data)[key]
     except (ValueError, LookupError, TypeError) as error:
-        raise CorruptFileError(f"{store.uri}/{path}", "it holds no identity of a table") from error
+        raise CorruptFileError(f"{store.uri}/{path}", "it does not hold the identity of a table") from error
     if not isinstance(found, str) or not found:
-        raise CorruptFileError(f"{store.uri}/{path}", "it holds no identity of a table")
+        raise CorruptFileError(f"{store.uri}/{path}", "it does not hold the identity of a table")
     return found
 
 

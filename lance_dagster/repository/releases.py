@@ -18,7 +18,7 @@ class Releases:
         return list_tags(self._repository.logs)
 
     def create(self, name: str, at: str = "main", *, message: str = "") -> tuple[ReleaseTag, tuple[Lagging, ...]]:
-        """Name a commit for ever, in the repository and by an immutable tag in each of its tables.
+        """Name a commit permanently, in the repository and by an immutable tag in each of its tables.
 
         Raises:
             AlreadyExistsError: The tag names another commit, or a branch or channel has the name.

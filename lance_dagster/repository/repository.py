@@ -6,7 +6,7 @@
     repository.publish("run/4f2a", channel="production")
     repository.at("production")["shop/orders"].read()
 
-No server, lock or daemon takes part: each step is a conditional put in the storage of the tables.
+It needs no server, lock or daemon: each step is a conditional put in the storage of the tables.
 """
 
 import json
@@ -61,13 +61,13 @@ from lance_dagster.table import LanceTable
 class LanceRepository:
     """The Lance tables under one root, with commits, branches and channels over all of them.
 
-    A table is called by its path below the root, without `.lance`, such as `shop/orders`. `ref` arguments take a branch
-    (`main`), a channel (`production`), a release tag, a commit id, or an expression such as `production~1` or
+    The name of a table is its path below the root, without `.lance`, such as `shop/orders`. `ref` arguments take a
+    branch (`main`), a channel (`production`), a release tag, a commit id, or an expression such as `production~1` or
     `production@{yesterday}`.
     """
 
     def __init__(self, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
-        """Wrap a root; `open` and `create` check what is there."""
+        """Wrap a root; `open` and `create` check its contents."""
         options = dict(storage_options or {})
         self._context = RepositoryContext.on(open_store(root, options), options)
 
@@ -98,14 +98,14 @@ class LanceRepository:
         """
         found = parse_version_uri(uri)
         if found.table is None:
-            raise InvalidInputError(f"{uri!r} names no table of a repository: it has no table=<name> after '?'")
+            raise InvalidInputError(f"{uri!r} does not name a table of a repository: it has no table=<name> after '?'")
         return cls.open(found.location, storage_options).at(found.ref)[found.table]
 
     @classmethod
     def create(
         cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
     ) -> "LanceRepository":
-        """Make a repository of a root, or open the one that is there. Tables join it one by one, or by `adopt`.
+        """Create a repository at a root, or open the existing one. Tables join it one by one, or by `adopt`.
 
         Raises:
             InvalidInputError: The root lies inside a table, or below another repository that would find its tables.
@@ -115,15 +115,15 @@ class LanceRepository:
         made = logs.store.get(MARKER) is not None
         if not made:
             _refuse_nested(repository.root, logs.store, repository._context.registry.storage_options)
-        # Looked at apart from the marker: an earlier call may have died between the two.
+        # Checked independently of the marker: an earlier call may have died between the two.
         if logs.newest("branch", MAIN) is None:
             # The first commit is empty, so that every commit that a person makes has a parent to be compared with.
             first, data = new_commit({}, (), author=person(), message="create the repository", properties={})
             logs.put_commit(first, data)
             logs.append("branch", MAIN, next_entry(None, "commit", first.id, reason=first.message))
         if not made:
-            # Last, since `open` looks for it: what has no commit is no repository yet. Of two processes that create
-            # the repository at once, both go on with the marker of the first one.
+            # The marker is put last, since `open` looks for it: a root without a commit is not a repository yet. When
+            # two processes create the repository at once, both continue with the marker of the first one.
             marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
             logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         return repository
@@ -157,7 +157,7 @@ class LanceRepository:
         return f"LanceRepository({self.root!r})"
 
     def uri(self, table: str, ref: str = MAIN) -> str:
-        """Write a table at a ref as one text, which `open_uri` and the command line take."""
+        """Return a table at a ref as one text, which `open_uri` and the command line accept."""
         check_table_name(table)
         return repository_uri(self.root, table, ref)
 
@@ -166,7 +166,7 @@ class LanceRepository:
         return self._context.registry.names()
 
     def table(self, name: str) -> LanceTable:
-        """Open a table, registered or not, for everything that concerns it alone.
+        """Open a table, registered or not, for operations on this table alone.
 
         Raises:
             TableNotFoundError: There is no table of that name.
@@ -177,19 +177,19 @@ class LanceRepository:
         return table
 
     def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
-        """Create an empty table and register it; open the one that is there, if it has these columns.
+        """Create an empty table and register it; open an existing table if it has these columns.
 
         Raises:
-            SchemaMismatchError: The one that is there has other columns; it is not registered.
+            SchemaMismatchError: The existing table has other columns; it is not registered.
         """
         context = self._context.table(name)
-        # A table that is there is taken: an earlier call may have died before it was registered.
+        # An existing table is used: an earlier call may have died before it was registered.
         table = LanceTable.create(context.uri, schema, storage_options=context.storage_options, exist_ok=True)
         found, given = table.schema(), arrow_from_fields(fields_from_arrow(schema))
         if not found.equals(given):
             raise SchemaMismatchError(
                 f"table {name!r} of {self.root} exists with other columns than the given ones:\n{_columns(found)}\n"
-                f"not:\n{_columns(given)}\nOpen it by `table({name!r})`, or take it into the repository by `adopt`"
+                f"not:\n{_columns(given)}\nOpen it by `table({name!r})`, or add it to the repository by `adopt`"
             )
         self._context.registry.register(name)
         return table
@@ -205,12 +205,12 @@ class LanceRepository:
         channels: Iterable[str] = ("production",),
         message: str = "",
     ) -> Adopted:
-        """Take Lance tables that exist into the repository, with what their tags say.
+        """Add existing Lance tables to the repository, and let channels start at their tags.
 
         The newest version of `main` of each table becomes part of a commit of `main`. A channel begins with the tables
         that have a tag of its name, each at the version of the tag, and held where a tag is held; a table without the
-        tag is not in the channel. Nothing is done to tables that the repository has, so this can be repeated, and
-        several processes may do it at once.
+        tag is not in the channel. Tables that the repository has are not changed, so this is idempotent, and several
+        processes may do it at once.
 
         Args:
             names: The tables; None for all that lie below the root, without those that `remove_table` removed.
@@ -218,7 +218,7 @@ class LanceRepository:
             message: The commit message; by default it names the tables.
 
         Returns:
-            What was done. With `names=None`, tables that cannot be adopted are left and named.
+            What was done. With `names=None`, tables that cannot be adopted are skipped and listed.
 
         Raises:
             TableNotFoundError: There is no table at a name.
@@ -230,14 +230,15 @@ class LanceRepository:
     def move_table(self, name: str, new_name: str) -> RepositoryCommit:
         """Give a table whose folder was moved its new name, and commit that.
 
-        Move the folder first, with the tools of the storage. Branches of the table name its old place and are mended
-        here. Commits from before are read at the new place as far as their versions are on `main`.
+        Move the folder first, with the tools of the storage. Branches of the table name its old place and are repaired
+        here. Older commits are read at the new place as far as their versions are on `main`.
 
         Raises:
             TableNotFoundError: The table is not registered.
             InvalidInputError: Another table is at the new place.
         """
-        # The register first: commits call the table by its old name, and readers find the new one by its identity.
+        # The register is changed first: commits use the old name of the table, and readers find the new name by its
+        # identity.
         self._context.registry.rename(name, new_name)
         moved = self._context.table(new_name)
         LanceTable(moved).maintenance.relocate(self._context.table(name).uri)
@@ -264,7 +265,7 @@ class LanceRepository:
         return done.commit
 
     def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
-        """Make a branch of a table that `publish` of the branch will find; open the one that is there.
+        """Create a branch of a table that `publish` of the branch will find, or open the existing branch.
 
         The branch is forked from the table's `main`.
         """
@@ -289,7 +290,7 @@ class LanceRepository:
         tables: Iterable[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> RepositoryCommit:
-        """Commit the newest version of the `main` of tables, as one state of the repository.
+        """Commit the newest version of `main` of each table, as one state of the repository.
 
         Args:
             message: The commit message.
@@ -319,13 +320,13 @@ class LanceRepository:
     ) -> Published:
         """Merge a branch of many tables into `main` of the repository, all of them at once or none.
 
-        Idempotent: repeated after a crash, it finds what was done and does the rest.
+        Idempotent: after a crash, a repeated call completes the steps that are missing.
 
         Args:
             branch: The branch, such as `run/4f2a`.
             channel: A channel that names the result afterwards. `production` is created where there is none.
             tables: The tables that have the branch; None for those that `fork` recorded.
-            audit: Is given the versions that would be published, and raises to refuse them.
+            audit: A function that gets the versions that would be published, and raises to refuse them.
             **options: `message` is the commit message. `properties` are kept with the commit and with the merge in each
                 table. `strategy` resolves conflicts, as for `LanceTable.merge`. `retire=False` keeps the branches of
                 the tables, which are deleted otherwise. `create_channel=True` makes a channel of another name. `reads`
@@ -356,12 +357,14 @@ class LanceRepository:
 
         Args:
             wanted: By table, a version that contains everything `main` of the table has, or a version of `main`.
-            plan_again: Is called with the name of a table whose `main` moved meanwhile, and returns another version.
+            plan_again: A function that is called with the name of a table whose `main` moved meanwhile, and returns
+                another version.
             message: The commit message.
             properties: Kept with the commit.
-            audit: Is called before each attempt to commit, unless nothing of what it looks at changed: with what the
-                commit would have of these tables and of those in `reads`. Raises to refuse the commit.
-            reads: Other tables that the audit reads. It is not given those that no commit has yet.
+            audit: A function that is called before each attempt to commit, unless none of its versions changed: with
+                the versions that the commit would have of these tables and of those in `reads`. It raises to refuse the
+                commit.
+            reads: Other tables that the audit reads. Tables that no commit has yet are left out.
 
         Raises:
             ConflictError: `main` of a table moved again and again; nothing is visible.
@@ -376,7 +379,7 @@ class LanceRepository:
             request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
-        # By table: a version that was planned again has other properties, which say what was audited.
+        # By table, because a version that was planned again has other properties, which record what was audited.
         options = {name: _options(one.message, one.properties, None) for name, one in current.items()}
         lagging = project(registry, done.commit, current, tag=None, options=options)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
@@ -389,7 +392,7 @@ class LanceRepository:
             InvalidInputError: The table is not below the root.
         """
         name = table.uri.removeprefix(f"{self.root}/").removesuffix(SUFFIX)
-        # Put together again: where the prefix or the suffix was not there, nothing was removed.
+        # Compared with the URI put together again: without the prefix or the suffix, nothing was removed from it.
         if f"{self.root}/{name}{SUFFIX}" != table.uri:
             raise InvalidInputError(f"the table at {table.uri} is not below {self.root}")
         return name
@@ -408,23 +411,24 @@ class LanceRepository:
             newest = self._context.logs.newest("channel", channel)
             if newest is None or newest.deleted:
                 return None
-            # Two steps of a run may look at the same moment, and the channel may move between them; the pin that was
+            # Two steps of a run may read the channel at the same moment, and it may move in between; the pin that was
             # put first counts for both.
             commit = newest.commit if reader is None else self._context.logs.pin(reader, channel, newest.commit)
         return RepositoryView(self._context.logs.commit(commit), self._context.registry)
 
     def pin_again(self, reader: str, channel: str, commit: str) -> None:
-        """Let a reader see another commit by a channel, because it published that commit itself."""
+        """Pin a reader of a channel to another commit, because it published that commit itself."""
         self._context.logs.pin_again(reader, channel, commit)
 
     def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
 
-        A table that was moved since is found by its id. One that was removed is left out, and the message of the new
-        commit names it. Where `main` of a table cannot follow, `status` shows it and `repair` tries again.
+        A table that was moved since is found by its id. A table that was removed is left out, and the message of the
+        new commit names it. Where `main` of a table cannot be brought up to the commit, `status` shows it and `repair`
+        tries again.
 
         Raises:
-            MergeConflictError: Later changes build on it; nothing is visible.
+            MergeConflictError: Later changes depend on it; nothing is visible.
             ConflictError: A version of the commit is not on `main` of its table as it was published; all tables that
                 it changed were removed; or a table that it removed would come back where another one is now.
             InvalidInputError: The commit changed nothing, or gave a table another name.
@@ -435,18 +439,18 @@ class LanceRepository:
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
         names = done.changed or changed_by(self._context, commit, done.commit)
         project(self._context.registry, done.commit, names, tag=None, options=_options(request.message, {}, None))
-        # After the commit, as for `remove_table`. Registered tables are what `commit` takes in.
+        # After the commit, as for `remove_table`. `commit` adds the versions of registered tables.
         for name, table_id in added_by(self._context, commit, done.commit).items():
             if self._context.registry.id_of(name) == table_id:
                 self._context.registry.remove(name)
         return done.commit
 
     def diff(self, before: str, after: str) -> RepositoryDiff:
-        """Say which tables differ between two commits; `rows` of each says in what."""
+        """Return the tables that differ between two commits; `rows` of each compares its rows."""
         return diff_commits(self._context.registry, self.head(before), self.head(after))
 
     def status(self) -> RepositoryStatus:
-        """Say where every table, channel and branch stands."""
+        """Return the status of every table, channel and branch."""
         return status_of_repository(self._context)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = True) -> RepositoryGarbage:
@@ -461,14 +465,14 @@ class LanceRepository:
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 
     def held_versions(self, name: str) -> int:
-        """Return how many branches of a table hold versions for commits; they go with their commits, by `collect`."""
+        """Return how many branches of a table hold versions for commits; `collect` deletes them with their commits."""
         return len(self._context.table(name).refs.branch_names(PUBLISHED))
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
-        """Bring `main` and the tags of some tables up to a channel; return what could not follow.
+        """Bring `main` and the tags of some tables up to a channel; return those that could not be brought up.
 
-        A process that moved the channel may have died before they followed. Tables that the channel does not name, and
-        a channel that does not exist, are passed over.
+        A process that moved the channel may have died before it did this. Tables that the channel does not name, and
+        a channel that does not exist, are skipped.
         """
         newest = self._context.logs.newest("channel", channel)
         if newest is None or newest.deleted:
@@ -480,7 +484,7 @@ class LanceRepository:
         return project(self._context.registry, commit, names, tag=tag, options=options)
 
     def repair(self) -> tuple[Lagging, ...]:
-        """Bring `main` and the tags of every table up to the repository; return what could not follow."""
+        """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""
         head = self.head()
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
         found = project(self._context.registry, head, head.tables, tag=None, options=FOLLOW)
@@ -510,13 +514,13 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
     one of them is another one.
     """
     if own.list_some(VERSIONS, 1):
-        raise InvalidInputError(f"{root} is a Lance table: a repository is made of the folder that it lies in")
+        raise InvalidInputError(f"{root} is a Lance table: create the repository in the folder that contains it")
     scheme, separator, path = root.rpartition("://")
     *parents, name = path.split("/")
     # Upwards to the bucket or the root of the file system, or to a folder that no repository above searches for tables.
     while parents[1:] and not name.startswith(("_", ".")):
         above = f"{scheme}{separator}{'/'.join(parents)}"
-        # Credentials may allow the prefix of the root only, and then nothing can be known of the folders above it.
+        # Credentials may allow only the prefix of the root, and then the folders above it cannot be checked.
         with suppress(StoreError):
             store = open_store(above, storage_options)
             if name.endswith(SUFFIX) and store.list_some(f"{name}/{VERSIONS}", 1):

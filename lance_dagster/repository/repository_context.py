@@ -1,4 +1,4 @@
-"""What every operation on a repository needs: its commits and refs, and its tables."""
+"""The context of every operation on a repository: its commits and refs, and its tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from lance_dagster.store import Store
 
 @dataclass(frozen=True, slots=True)
 class RepositoryContext:
-    """The commits and refs of one repository, and its tables. Both lie in one store and keep what they read."""
+    """The commits and refs of one repository, and its tables. Both are in one store and cache what they read."""
 
     logs: RefLogs
     registry: Registry
 
     @classmethod
     def on(cls, store: Store, storage_options: Mapping[str, str]) -> "RepositoryContext":
-        """Put together the context of the repository in a store; nothing is read yet."""
+        """Return the context of the repository in a store; nothing is read yet."""
         return cls(RefLogs(store), Registry(store, storage_options))
 
     @property
@@ -51,6 +51,6 @@ class RepositoryContext:
         """Return the context of the table at a name, registered or not; nothing is read.
 
         Raises:
-            InvalidInputError: It is no name of a table.
+            InvalidInputError: It is not a name of a table.
         """
         return self.registry.context(name)

@@ -3,15 +3,15 @@
     namespace = lance_namespace.connect("lance_dagster.RepositoryNamespace", {"root": "s3://lake", "ref": "production"})
     lance.dataset(namespace_client=namespace, table_id=["shop", "orders"])
 
-Table `shop/orders` is table `orders` of namespace `shop`. The ref is resolved once, by the connection, so all tables
-that it hands out belong together; connect again to see a later commit.
+Table `shop/orders` is table `orders` of namespace `shop`. The ref is resolved once, when the namespace is connected, so
+all its tables are at one commit; connect again to see a later commit.
 
-A namespace names the location of a table and no version, and programs read the newest version that they find there. So
-each table is given as one whose versions the namespace manages: programs then ask the namespace which versions there
-are, and it names one only, that of the commit. A version that is not on `main` of its table, because another program
+A namespace names the location of a table but not a version, and programs read the newest version that they find there.
+So each table is described as one whose versions the namespace manages: programs then ask the namespace for the
+versions, and it lists only that of the commit. A version that is not on `main` of its table, because another program
 committed there at the same time, is given by the folder of its branch, which is a Lance table as well.
 
-Nothing can be written through it: a write would go to one table, beside the commits of the repository.
+The namespace is read-only: a write would change one table without a commit of the repository.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _STORAGE = "storage."
 
 
 class RepositoryNamespace(LanceNamespace):
-    """The tables of a repository as the commit of a ref has them, for programs that speak Lance namespaces."""
+    """The tables of a repository at the commit of a ref, for programs that use Lance namespaces."""
 
     def __init__(self, root: str, ref: str = "main", **properties: str) -> None:
         """Open the repository and resolve the ref.
@@ -55,7 +55,7 @@ class RepositoryNamespace(LanceNamespace):
         Raises:
             NotFoundError: There is no repository at the root, or no such ref.
         """
-        # Properties are one flat map of texts, so storage options need a prefix of their own in it.
+        # Properties are one flat map of texts, so storage options need a prefix of their own.
         options = {key.removeprefix(_STORAGE): value for key, value in properties.items() if key.startswith(_STORAGE)}
         self._root, self._ref, self._options = root, ref, options
         self._view = LanceRepository.open(root, options).at(ref)
@@ -75,7 +75,7 @@ class RepositoryNamespace(LanceNamespace):
         return ListNamespacesResponse(namespaces=found, page_token=token)
 
     def describe_namespace(self, request: object) -> DescribeNamespaceResponse:
-        """Name the root, the ref and the commit that is read."""
+        """Return the root, the ref and the commit that is read."""
         self._folder(request)
         commit = self._view.commit.id
         return DescribeNamespaceResponse(properties={"root": self._root, "ref": self._ref, "commit": commit})
@@ -84,7 +84,7 @@ class RepositoryNamespace(LanceNamespace):
         """Refuse a namespace without tables.
 
         Raises:
-            NamespaceNotFoundError: No table is below it.
+            NamespaceNotFoundError: There is no table below it.
         """
         self._folder(request)
         return NamespaceExistsResponse()
@@ -105,7 +105,7 @@ class RepositoryNamespace(LanceNamespace):
         return TableExistsResponse()
 
     def describe_table(self, request: object) -> DescribeTableResponse:
-        """Name the location of a table, and its version at the commit.
+        """Return the location of a table, and its version at the commit.
 
         Raises:
             TableNotFoundError: The commit has no such table.
@@ -118,7 +118,7 @@ class RepositoryNamespace(LanceNamespace):
             table=table.name.rpartition("/")[2],
             namespace=table.name.split("/")[:-1],
             version=version.version,
-            # Taken from the manifest and not from the table: a version beside `main` lies in the folder of its branch.
+            # Taken from the manifest and not from the table: a version that is not on `main` is in its branch's folder.
             location=table.manifest_uri.rpartition(f"/{VERSIONS}/")[0],
             storage_options=dict(self._options),
             properties={"root": self._root, "commit": self._view.commit.id, "ref": table.ref},
@@ -169,7 +169,7 @@ class RepositoryNamespace(LanceNamespace):
         return parts
 
     def _below(self, parts: list[str]) -> list[list[str]]:
-        """Return the rests of the names of the tables below a namespace, in parts."""
+        """Return the names of the tables below a namespace, relative to it and split into parts."""
         names = (name.split("/") for name in self._view)
         return [name[len(parts) :] for name in names if len(name) > len(parts) and name[: len(parts)] == parts]
 
@@ -186,7 +186,7 @@ class RepositoryNamespace(LanceNamespace):
             raise UnsupportedOperationError(
                 f"{table.name} is read at commit {self._view.commit.short_id}, and not at a branch or tag of its own"
             )
-        # Any other version would break the promise that the tables belong together.
+        # Any other version would break the promise that all tables are at one commit.
         if wanted is not None and wanted != version.number:
             raise TableVersionNotFoundError(
                 f"{table.name} is at version {version.number} at {self._ref}, and no other one is given: connect with "
@@ -206,7 +206,7 @@ def _path_in_store(uri: str) -> str:
 
 
 def _asked(request: object, key: str) -> object:
-    # Calls from Rust bring a dict, calls from Python the model of the request.
+    # Calls from Rust pass a dict, calls from Python the model of the request.
     return request.get(key) if isinstance(request, dict) else getattr(request, key, None)
 
 
@@ -217,8 +217,8 @@ def _id_of(request: object) -> list[str]:
 
 
 def _page(names: Iterable[str], request: object) -> tuple[list[str], str | None]:
-    """Return the names that a request asks for, and where the next request goes on; the last name is the token."""
-    # A name and not a position, so that the token means the same on a connection that was opened anew.
+    """Return the names that a request asks for, and the token of the next page, which is the last name."""
+    # A name and not a position, so that the token stays valid on a new connection.
     after, limit = _asked(request, "page_token"), _asked(request, "limit")
     rest = sorted(name for name in names if not after or name > str(after))
     shown = rest[:limit] if isinstance(limit, int) and limit > 0 else rest

@@ -1,4 +1,4 @@
-"""Where the tables, channels and branches of a repository stand."""
+"""The status of the tables, channels and branches of a repository."""
 
 import time
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ class TableState:
     Attributes:
         name: The table.
         at: The version that the repository names; None for a table that was never committed.
-        main: The newest version of the table's own `main`; None when there is no table at its place any more.
+        main: The newest version of the table's own `main`; None when there is no longer a table at its place.
         ahead: How many versions other programs committed to `main` since; the next publication of the table, or
-            `commit`, takes them in.
+            `commit`, adds them to the repository.
         lagging: Whether `main` does not have the version of the repository yet; `repair` brings it there.
-        replaced: Whether another program deleted the table and made one of its name. `remove_table` drops it from the
-            repository, and then `adopt` takes in the new one; older commits cannot be read there any more.
+        replaced: Whether another program deleted the table and created one of its name. `remove_table` drops it from
+            the repository, and then `adopt` adds the new one; the table can no longer be read at older commits.
         moved_tags: The tags that no longer follow their channel, with the version they name: another program moved
             them, or a publication was interrupted.
     """
@@ -57,7 +57,7 @@ class ChannelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryStatus:
-    """Where a repository stands.
+    """The status of a repository.
 
     Attributes:
         commit: The newest commit of `main`.
@@ -65,8 +65,8 @@ class RepositoryStatus:
         channels: The channels.
         waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
             that were made in the tables themselves. A table that was removed since is written `orders (removed)`.
-        collectable: How many commits a collection with the default retention deletes at least, about.
-        held_versions: How many branches of tables hold versions for commits; they go with their commits.
+        collectable: The approximate minimum number of commits that a collection with the default retention deletes.
+        held_versions: How many branches of tables hold versions for commits; they are deleted with their commits.
     """
 
     commit: RepositoryCommit
@@ -77,7 +77,7 @@ class RepositoryStatus:
     held_versions: int = 0
 
     def __str__(self) -> str:
-        """Return a line for `main`, each channel, each table with something to say, and each branch that waits."""
+        """Return a line for `main`, each channel, each table with findings, and each branch that waits."""
         lines = [f"main: {self.commit.short_id} {self.commit.message}, {len(self.commit.tables)} tables"]
         for channel in self.channels:
             held = f", held by {channel.hold.held_by}: {channel.hold.reason}" if channel.hold else ""
@@ -85,7 +85,7 @@ class RepositoryStatus:
             lines.append(f"channel {channel.name}: {channel.commit[:12]}, {behind}{held}")
         for table in self.tables:
             said = [
-                *(["there is no table any more"] if table.main is None else []),
+                *(["the table no longer exists"] if table.main is None else []),
                 *(["another table has its place"] if table.replaced else []),
                 *(["never committed"] if table.at is None else []),
                 *([f"main has {table.ahead} versions that are not committed"] if table.ahead else []),
@@ -103,7 +103,7 @@ class RepositoryStatus:
 
 
 def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
-    """Look at every table, channel and branch that waits; a few requests for each, and nothing is written."""
+    """Read every table, channel and branch that waits; this costs a few requests for each, and writes nothing."""
     newest = repository.logs.current("branch", MAIN)
     head = repository.logs.commit(newest.commit)
     channels = dict(sorted(repository.logs.live("channel").items()))
@@ -116,7 +116,7 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         # Another table has this place, so its branches and tags say nothing about the one that was committed.
         return replace(state, ahead=0, lagging=False, replaced=True, moved_tags={})
 
-    # Both: a table may be registered and not committed yet, or committed and taken out of the register since.
+    # Both are read: a table may be registered and not committed yet, or committed and removed from the register since.
     names = sorted({*repository.registry.names(), *head.tables})
     tables = for_each_table(one, names)
     # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
@@ -147,8 +147,8 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
 
 def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, set[str]]:
     """Return the branches that were forked and not ended, with the tables that they touched."""
-    # The end of a branch takes its marks away. Where one is left, something of the branch waits, whatever its log says:
-    # rows may have been committed to it, or a table forked to it, while it was published.
+    # The end of a branch deletes its marks. Where one is left, the branch still waits, whatever its log says: rows may
+    # have been committed to it, or a table forked to it, while it was published.
     found = {}
     for branch in (name for name, log in repository.logs.branch_logs().items() if log.is_marked):
         touched = touched_tables(repository, branch, head)
@@ -157,16 +157,16 @@ def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, 
 
 
 def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
-    """Return how many commits a collection with the default retention deletes; mostly it deletes more.
+    """Return how many commits a collection with the default retention deletes; usually it deletes more.
 
-    No log is read for this, so as many are left out as the refs may need.
+    No log is read for this, so the number of commits that the refs may need is subtracted.
     """
     retention = CommitRetention()
-    # The local clock: that of the storage is read by a write, which a reader may have no right to.
+    # The local clock: reading the clock of the storage needs a write, for which a reader may lack permission.
     until = time.time() - max(retention.keep_for, retention.grace).total_seconds()
     old = sum(info.modified < until for info in logs.store.walk(COMMITS))
-    # Of each channel its promotions and the entry that was in force at the time; the latter of `main` too; of each
-    # other branch the commit that it began with; and release tags.
+    # For each channel its promotions and the entry that was in force at that time; the latter for `main` too; for each
+    # other branch the commit that it was forked from; and release tags.
     needed = channels * (retention.promotions + 1) + 1 + branches + (len(logs.store.list(TAGS)) if old else 0)
     return max(0, old - needed)
 

@@ -1,4 +1,4 @@
-"""What differs between two commits of a repository, table by table."""
+"""Compare two commits of a repository, table by table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class TableDiff:
 
     @property
     def kind(self) -> Literal["added", "removed", "changed"]:
-        """What became of the table."""
+        """The kind of the change of the table."""
         return "added" if self.before is None else "removed" if self.after is None else "changed"
 
     def rows(self, *, on: Sequence[str] | None = None) -> Diff:
@@ -40,7 +40,7 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryDiff:
-    """What differs between two commits: the tables that do, by name."""
+    """The tables that differ between two commits, by name."""
 
     before: RepositoryCommit
     after: RepositoryCommit
@@ -57,7 +57,7 @@ class RepositoryDiff:
 
 
 def diff_commits(registry: Registry, before: RepositoryCommit, after: RepositoryCommit) -> RepositoryDiff:
-    """Compare two commits; nothing is read of the tables."""
+    """Compare two commits without reading the tables."""
     # Commits name each version by a digest, so equal tables are recognised without opening them.
     tables = tuple(
         TableDiff(

@@ -1,6 +1,6 @@
-"""All tables of a repository at one moment, for reading.
+"""All tables of a repository at one commit, for reading.
 
-A view is made of one commit, so its tables belong together however long it is used and whatever is published meanwhile.
+A view is made of one commit, so its tables stay consistent however long it is used and whatever is published meanwhile.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class TableView:
     name: str
     at: TableVersion
     _registry: Registry = field(repr=False)
-    # What the first use found. A list, because the class is frozen.
+    # The result of the first use. A list, because the class is frozen.
     _found: list[tuple[TableContext, State]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -99,7 +99,7 @@ class TableView:
             return self._found[0]
         context, state = find_version(self._registry, self.name, self.at)
         if state.branch == MAIN:
-            # Only a version of `main` is remembered. One that is beside it now may land on `main` later, and then its
+            # Only a version of `main` is remembered. A version of another branch may land on `main` later, and then its
             # branch can be collected.
             self._found.append((context, state))
         return context, state
@@ -119,7 +119,7 @@ class RepositoryView(Mapping[str, TableView]):
             TableNotFoundError: The commit has no such table.
         """
         if not isinstance(name, str):
-            raise InvalidInputError(f"a table is called by its name, not by {name!r}")
+            raise InvalidInputError(f"the name of a table is a string, not {name!r}")
         at = self.commit.tables.get(name)
         if at is None:
             known = ", ".join(sorted(self.commit.tables)) or "none"
@@ -137,7 +137,7 @@ class RepositoryView(Mapping[str, TableView]):
     @overload
     def get(self, name: str, default: T, /) -> TableView | T: ...
 
-    # `Mapping.get` catches KeyError, and the error for an unknown table is another one.
+    # `Mapping.get` catches KeyError, but the error for an unknown table is not a KeyError.
     def get(self, name: str, default: TableView | T | None = None, /) -> TableView | T | None:
         """Return a table, or the default when the commit has none of that name."""
         if name not in self:

@@ -118,7 +118,7 @@ class Branches:
         if newest is None:
             branch_operations.delete_branch(name, refs, versions)
         elif newest.branch != name:
-            raise InvalidInputError(f"newest is {newest}, which is no version of branch {name!r}")
+            raise InvalidInputError(f"newest is {newest}, which is not a version of branch {name!r}")
         else:
             branch_operations.delete_up_to(self.get(name), newest.number, refs, versions)
 
@@ -141,11 +141,11 @@ class Branches:
     def reset(self, name: str, at: Ref = MAIN, *, message: str | None = None, properties: Properties = None) -> Branch:
         """Reset a branch to a version, as `git reset --hard` does; the branch keeps its metadata.
 
-        To an older version of its own: the branch gets a new version with the content of that one, made from it, and
-        the versions in between are dropped. `restore` goes back without dropping any, also on `main`. To a version of
-        another branch: as if the branch was deleted and created again; its own versions are lost. A concurrent commit
-        to the branch then raises `CommitConflictError`, or `CommitStateUnknownError` when it may have been merged
-        before.
+        A reset to an older version of its own gives the branch a new version with the content of that one and with that
+        one as its parent, and drops the versions in between. `restore` goes back without dropping any, also on `main`.
+        A reset to a version of another branch works as if the branch was deleted and created again; its own versions
+        are lost. A concurrent commit to the branch then raises `CommitConflictError`, or `CommitStateUnknownError` when
+        it may have been merged before.
 
         Args:
             name: The branch; not `main`.
@@ -159,7 +159,7 @@ class Branches:
             ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to the branch, or to a version that would be dropped; or
                 another branch contains such a version. The message names them all. Or another reset or a deletion of
-                the branch began meanwhile, and has its way.
+                the branch began meanwhile and takes precedence.
             CommitConflictError: Another writer committed while the branch was reset to a version of its own.
         """
         given = CommitInfo.of(name, message, properties).as_properties()
@@ -242,7 +242,7 @@ class Branches:
         return self._context.versions.describe(found)
 
     def status(self) -> TableStatus:
-        """Say how far every branch and tag is ahead of `main` and behind it.
+        """Return how far every branch and tag is ahead of `main` and behind it.
 
         One version is read for each, and the names of the versions of each branch.
         """
@@ -254,12 +254,12 @@ class Branches:
         """Merge the parent of a branch into the branch; otherwise as `table.merge`.
 
         Raises:
-            InvalidInputError: `name` is main, which was forked from nothing; or as for `table.merge`.
-            MergeConflictError: With every reason why not; nothing was written.
+            InvalidInputError: `name` is main, which has no parent branch; or as for `table.merge`.
+            MergeConflictError: There are conflicts, which the error lists; nothing was written.
         """
         if name == MAIN:
             uri = self._context.uri
-            raise InvalidInputError(f"main of {uri} was forked from nothing, so there is nothing to sync it with")
+            raise InvalidInputError(f"main of {uri} has no parent branch, so there is nothing to sync it with")
         found = self._context.refs.branch(name)
         if found is None:
             raise self._context.refs.branch_not_found(name)

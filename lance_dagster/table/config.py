@@ -12,13 +12,13 @@ from lance_dagster.history.context import Properties, Ref, TableContext
 from lance_dagster.history.versions import Version
 
 Changes = Mapping[str, str | None]
-"""New values by key; None takes a key out."""
+"""New values by key; None removes a key."""
 
 
 class Config:
     """The settings and the metadata of a table, as `table.config`.
 
-    Every change makes one version. `replace` takes out the keys that are not given; without it they stay.
+    Every change makes one version. `replace` removes the keys that are not given; without it they stay.
     """
 
     def __init__(self, context: TableContext) -> None:
@@ -42,11 +42,11 @@ class Config:
         """Update the table config, with keys such as `lance.auto_cleanup.interval`.
 
         Args:
-            settings: New values by key; a value of None takes a key out.
-            replace: Whether keys that are not given are taken out.
+            settings: New values by key; a value of None removes a key.
+            replace: Whether keys that are not given are removed.
             branch: The branch to commit to.
-            message: What the log says.
-            properties: Kept with the transaction.
+            message: The commit message.
+            properties: Stored with the transaction.
         """
         update = UpdateConfig(config=map_update("settings", settings, replace=replace))
         return self._committed(update, CommitInfo.of(branch, message, properties))
@@ -77,7 +77,7 @@ class Config:
         # A changed merge record would let a later merge start from a wrong merge base.
         taken = sorted(key for key in metadata if key.startswith(MERGE_RECORD_PREFIXES))
         if taken:
-            raise InvalidInputError(f"what merges have recorded is not yours to change: {', '.join(taken)}")
+            raise InvalidInputError(f"these keys are reserved for the records of merges: {', '.join(taken)}")
         return self._committed(UpdateConfig(table_metadata=update), CommitInfo.of(branch, message, properties))
 
     def set_schema_metadata(

@@ -67,7 +67,7 @@ class Maintenance(Generic[TableT]):
 
         Args:
             ref: The version whose files are read; None for all versions of all branches.
-            progress: Called with the number of files that were looked at, and their total.
+            progress: Called with the number of files that were checked, and their total.
 
         Returns:
             The number of digests that were recorded.
@@ -100,12 +100,12 @@ class Maintenance(Generic[TableT]):
         given when the table is opened, as `base_<id>.<option>`; without them, the options of the table apply.
 
         Args:
-            name: What it is called.
+            name: The name of the base path.
             uri: A local path or `s3://bucket/path`.
-            is_dataset_root: Whether data files lie in a folder `data` below it, or in the place itself.
+            is_dataset_root: Whether data files are in a folder `data` below it, or in the place itself.
             branch: The branch to commit to.
-            message: What the log says.
-            properties: Kept with the transaction.
+            message: The commit message.
+            properties: Stored with the transaction.
 
         Raises:
             AlreadyExistsError: The branch has another base path of that name or at that place.
@@ -123,11 +123,11 @@ class Maintenance(Generic[TableT]):
     def allow_base(self, uri: str | os.PathLike[str]) -> None:
         """Allow versions of this table to name files at a place outside of it, for every reader.
 
-        `add_base`, `move_base` and a shallow `clone` do this by themselves. It is needed where pylance added the base
+        `add_base`, `move_base` and a shallow `clone` call this. It is needed where pylance added the base
         path, or where the table was moved. The place gets a small object that names the table, below `_refs/tables`.
 
         Args:
-            uri: The base path, as `bases` shows it; places below it are not allowed by it.
+            uri: The base path, as `bases` shows it; this does not allow places below it.
 
         Raises:
             StoreError: The place cannot be written. Readers can allow it with the storage option `allowed_base_paths`.
@@ -238,7 +238,7 @@ class Maintenance(Generic[TableT]):
         return self._table_of(made)
 
     def indices(self, ref: Ref = MAIN) -> tuple[IndexStatus, ...]:
-        """Return the indices of a version by name, with how many rows each covers."""
+        """Return the indices of a version by name, each with the number of rows that it covers."""
         return index_status.index_statuses(self._context.at(ref).manifest)
 
     def drop_index(
@@ -297,7 +297,7 @@ class Maintenance(Generic[TableT]):
         storage options.
 
         Raises:
-            InvalidInputError: A target makes no sense.
+            InvalidInputError: A target is not valid.
         """
         return compaction.plan_of(self._context, branch, Goal(target_rows=target_rows, deleted_share=deleted_share))
 
@@ -418,5 +418,5 @@ class Maintenance(Generic[TableT]):
 def _duration(value: object) -> timedelta:
     # A `pendulum.Duration` is a timedelta too. A number is refused, because its unit would be a guess.
     if not isinstance(value, timedelta):
-        raise InvalidInputError(f"{value!r} is no duration; give a timedelta or a pendulum.Duration")
+        raise InvalidInputError(f"{value!r} is not a duration; give a timedelta or a pendulum.Duration")
     return value

@@ -21,8 +21,8 @@ class RefStatus:
     """A branch or tag compared with `main`.
 
     `ahead` is the number of versions that only the ref contains, `behind` of those that only `main` contains. When the
-    version was removed, `version` is None and the counts are 0. `squashed` tells that its changes reached `main` by a
-    squash merge, which records no second parent. `held` says who holds a tag where it is and why; None when it is free.
+    version was removed, `version` is None and the counts are 0. `squashed` says whether its changes reached `main` by a
+    squash merge, which records no second parent. `held` says who holds a tag and why; None when it is not held.
     """
 
     name: str

@@ -43,19 +43,20 @@ from lance_dagster.table.version_log import first_parent_log, full_log
 class LanceTable:
     """A Lance table with branches, tags and merges.
 
-    A table holds no open file and no lock, and is cheap to make. Use one per process.
+    A table object holds no open file and no lock, and is cheap to create. Use one per process.
 
     `ref` arguments take a branch, a tag, an expression such as `"main@17"`, `"production~2"` or
     `"main@{2026-01-31}"`, a commit id, or a `Version`. `branch` and `into` name the branch that gets a new version.
     `message` is the commit message that the log shows, `properties` are stored with the transaction.
 
-    A ref that names nothing raises `RefNotFoundError`, one whose version was cleaned up `VersionNotFoundError`. When
-    others commit meanwhile, a write is rebased or made again; it raises `CommitConflictError` where the others replaced
-    the table or were faster again and again, and `CommitStateUnknownError` where it may or may not have landed.
+    A ref that names nothing raises `RefNotFoundError`, a ref whose version was cleaned up raises
+    `VersionNotFoundError`. When others commit meanwhile, a write is rebased or repeated; it raises
+    `CommitConflictError` where the others replaced the table or were faster at each attempt, and
+    `CommitStateUnknownError` where it may or may not have landed.
     """
 
     def __init__(self, context: TableContext) -> None:
-        """Wrap the context of a table; `open` and `create` make one."""
+        """Wrap the context of a table; use `open` or `create` instead."""
         self._context = context
 
     @classmethod
@@ -64,11 +65,11 @@ class LanceTable:
 
         Args:
             uri: A local path or `s3://bucket/path`. `split_table_uri` splits one that names a version.
-            storage_options: Credentials and endpoint, in pylance's vocabulary.
+            storage_options: Credentials and endpoint, under pylance's names.
 
         Raises:
             TableNotFoundError: There is no Lance table at `uri`.
-            InvalidInputError: The URI's scheme or a storage option is not known, or the URI names a version.
+            InvalidInputError: The URI's scheme or a storage option is unknown, or the URI names a version.
         """
         if is_table_uri(uri):
             raise InvalidInputError(
@@ -94,12 +95,12 @@ class LanceTable:
         """Create an empty table with stable row ids, as `main@1`.
 
         Args:
-            uri: A local path or `s3://bucket/path`, where the table shall lie.
+            uri: The place of the new table: a local path or `s3://bucket/path`.
             schema: Its columns.
             storage_options: As for `open`.
-            message: What the log says.
-            properties: Kept with the transaction.
-            **options: `exist_ok=True` opens a table that is there instead of failing; its schema and config are not
+            message: The commit message.
+            properties: Stored with the transaction.
+            **options: `exist_ok=True` opens an existing table instead of failing; its schema and config are not
                 compared. `config` is the table config of the first version, so that no version exists without it.
 
         Raises:
@@ -112,7 +113,7 @@ class LanceTable:
 
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
-        """Tell whether there is a Lance table."""
+        """Return whether there is a Lance table."""
         return open_context(uri, storage_options).versions.has_versions(MAIN)
 
     def __repr__(self) -> str:
@@ -126,7 +127,7 @@ class LanceTable:
 
     @property
     def uri(self) -> str:
-        """The table's canonical URI: base paths are stored in this spelling, so maintenance should use it too."""
+        """The table's canonical URI; base paths are stored in this spelling, so pylance's maintenance needs it too."""
         return self._context.uri
 
     @property
@@ -157,7 +158,7 @@ class LanceTable:
 
     @property
     def maintenance(self) -> "Maintenance[LanceTable]":
-        """Compact, verify, move and clone the table; collect garbage; look after indices and base paths."""
+        """Compact, verify, move and clone the table; collect garbage; manage indices and base paths."""
         return Maintenance(self._context, LanceTable)
 
     def at(self, ref: Ref) -> Version:
@@ -177,37 +178,39 @@ class LanceTable:
         first_parent: bool = True,
         only: LogFilter | None = None,
     ) -> list[Version]:
-        """Return a version and those it was made from, newest first.
+        """Return a version and its ancestors, newest first.
 
-        Versions that a clean-up removed are left out; the one made from it is marked as `cut`.
+        Versions that a clean-up removed are left out; a version whose parent was removed is marked as `cut`.
 
         Args:
-            ref: Where to begin.
-            after: Leave out what this version contains: `log("run/4f2a", after="main")` is what the branch did.
-            limit: Return at most so many.
-            first_parent: Follow first parents only, across forks: what a branch was at each time. Else everything it
-                contains, what was merged into it too, each version once and before those it was made from.
-            only: Return only those a filter lets through.
+            ref: The version to begin with.
+            after: Leave out what this version contains: `log("run/4f2a", after="main")` lists the branch's own
+                versions.
+            limit: The maximum number of versions.
+            first_parent: Follow only first parents, across forks: the states of the branch over time. Otherwise the log
+                has everything that the version contains, merged versions too, each once and before its parents.
+            only: A filter that the returned versions have to match.
         """
         if first_parent:
             return first_parent_log(self._context, ref, after=after, limit=limit, only=only)
         return [version for version, _ in full_log(self._context, ref, after=after, limit=limit, only=only)]
 
     def diff(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None, since_base: bool = False) -> Diff:
-        """Say what turns version `before` into version `after`, wherever the two are: `before..after`.
+        """Compare version `before` with version `after`, on any branches: `before..after`.
 
         Two manifests are read; rows only when they are asked for.
 
         Args:
-            before: The version to begin with.
-            after: The version to arrive at.
-            since_base: Whether to begin with the merge base of both instead, `before...after`: what `after` did since
-                both were last the same. What was merged from `before` into `after` meanwhile is no change then.
-            on: The key columns that identify rows, such as `["id"]`. Without them rows are identified by stable row id,
-                in a table without these by all values, so that a changed row is one removed and one added.
+            before: The older version of the comparison.
+            after: The newer version of the comparison.
+            since_base: Whether to compare with the merge base of both instead of `before`, `before...after`: the
+                changes of `after` since the merge base. What was merged from `before` into `after` is not a change
+                then.
+            on: The key columns that identify rows, such as `["id"]`. Without them rows are identified by stable row id;
+                in a table without these by all values, so that a changed row counts as one removed and one added.
 
         Raises:
-            InvalidInputError: A key column is not in both versions; or they have no merge base, where it is wanted.
+            InvalidInputError: A key column is not in both versions; or they have no merge base, where it is needed.
             VersionNotFoundError: The merge base was cleaned up.
         """
         old, new = self._context.recall(before), self._context.recall(after)
@@ -255,15 +258,15 @@ class LanceTable:
 
         Args:
             ref: The version to read.
-            columns: The columns wanted, in that order; None for all.
-            filter: A condition in Lance SQL, such as `"distance > 100 AND carrier = 'UA'"`.
-            isolated: Read in a process of its own, which takes a second or two to start. Damage that ends the process
-                that reads is an error then; its memory is limited to 16 times the size of the data files, at least
-                4 GiB. Rows that were read before may have been returned.
+            columns: The columns to read, in that order; None for all.
+            filter: A predicate in Lance SQL, such as `"distance > 100 AND carrier = 'UA'"`.
+            isolated: Read in a process of its own, which takes a second or two to start. Damage that ends this process
+                is raised as an error; its memory is limited to 16 times the size of the data files, at least 4 GiB.
+                Rows that were read before the error may have been returned.
 
         Raises:
-            InvalidInputError: A column does not exist, or the filter cannot be understood.
-            CorruptFileError: A file is damaged, as far as that is found before or while it is read.
+            InvalidInputError: A column does not exist, or the filter is invalid.
+            CorruptFileError: A file is damaged, and the damage was detected before or during the read.
         """
         if isolated:
             return self._context.scan_isolated(self._context.at(ref), columns, filter)
@@ -287,9 +290,9 @@ class LanceTable:
 
         Args:
             data: Arrow rows, or data files that are already staged.
-            partitions: The partition keys the rows belong to. A merge compares them with what others claim.
-            replaces: A version an earlier attempt of the same work made; the fragments it added are taken out in
-                the same commit, so that a retry leaves no row twice.
+            partitions: The partition keys of the rows. A merge compares them with the claims of other commits.
+            replaces: A version that an earlier attempt of the same work made; the fragments it added are removed in
+                the same commit, so that a retry duplicates no row.
 
         Raises:
             SchemaMismatchError: The rows do not fit the table; nothing was written.
@@ -322,8 +325,8 @@ class LanceTable:
     ) -> WriteResult:
         """Replace the rows that match a predicate, in one version; arguments as for `append`.
 
-        Each new row must match the predicate, since the version claims to hold all rows that do. A merge refuses when
-        another branch replaced rows of the same partitions, or put rows there.
+        Each new row must match the predicate, since the version claims all rows that match. A merge is refused when
+        another branch replaced rows of the same partitions, or inserted rows there.
 
         Raises:
             InvalidInputError: The predicate is invalid, or false or null for a new row; nothing was committed.
@@ -334,19 +337,19 @@ class LanceTable:
     def delete(
         self, predicate: str, *, branch: str = MAIN, message: str | None = None, properties: Properties = None
     ) -> WriteResult:
-        """Take out the rows that match a predicate.
+        """Delete the rows that match a predicate.
 
         When another commit touches the same fragments meanwhile, the rows are looked up again.
 
         Args:
-            predicate: A condition in Lance SQL, such as `"distance > 100"`; `"true"` takes out every row.
+            predicate: A predicate in Lance SQL, such as `"distance > 100"`; `"true"` deletes every row.
 
         Returns:
-            The version without the rows; the newest one as it is when no row matches, where pylance would make a
+            The version without the rows; the newest version, unchanged, when no row matches, where pylance would make a
             version that changes nothing.
 
         Raises:
-            InvalidInputError: The predicate cannot be understood.
+            InvalidInputError: The predicate is invalid.
         """
         info = CommitInfo.of(branch, message, properties)
         return self._result(row_edits.delete(self._context, predicate, info))
@@ -363,21 +366,21 @@ class LanceTable:
         """Give the rows that match a predicate new values.
 
         Rows keep their ids and the version they were created at, on a table with stable row ids. When another commit
-        touches the same rows meanwhile, the values are computed again from what it left.
+        touches the same rows meanwhile, the values are computed again from its result.
 
         Args:
             values: An expression in Lance SQL for each column that changes, over the values before the update:
-                `{"price": "price * 2", "currency": "'EUR'"}`. Values are converted to the column's type where that
-                can be done for each of them.
+                `{"price": "price * 2", "currency": "'EUR'"}`. Values are converted to the column's type if all of
+                them can be converted.
             where: The predicate; None for every row.
 
         Returns:
-            The version with the new values; the newest one as it is when no row matches.
+            The version with the new values; the newest version, unchanged, when no row matches.
 
         Raises:
             SchemaMismatchError: A value does not fit its column; nothing was committed.
-            InvalidInputError: A column does not exist, an expression or the predicate cannot be understood, or a
-                column holds blobs inside.
+            InvalidInputError: A column does not exist, an expression or the predicate is invalid, or a
+                column has nested blobs.
         """
         info = CommitInfo.of(branch, message, properties)
         return self._result(row_edits.update(self._context, values, where, info))
@@ -396,25 +399,26 @@ class LanceTable:
         """Update the rows whose key occurs in the source rows, and insert the other source rows, as one version.
 
         Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
-        with a null in it is equal to no other: a given row with one is always added. When several rows of the table
-        have a key, all of them change. Of two writers that add the same key at the same time, the second one changes
-        the row the first one added.
+        with a null in it equals no other key, so a source row with such a key is always inserted. When several rows of
+        the table have a key, all of them change. When two writers insert the same key at the same time, the second one
+        updates the row that the first one inserted.
 
         Args:
-            data: Arrow rows, held in memory, or what `stage_upsert` made of a Spark frame by the same rules. Rows may
-                lack columns of the table: rows that change keep their values there, rows that are added get nulls.
-            on: The columns of the key, of single values.
-            **when: `when_matched`, what becomes of rows whose key is given: `"update"` (if left out), `"keep"`, or a
-                condition in Lance SQL, such as `"source.changed_at > target.changed_at"`. `when_not_matched`, of given
-                rows whose key is not there: `"insert"` (if left out) or `"ignore"`. `when_missing`, of rows whose key
-                is not given: `"keep"` (if left out) or `"delete"`, with `missing_where` only where that is true.
+            data: Arrow rows, held in memory, or the result of `stage_upsert` for a Spark frame. Rows may lack columns
+                of the table: rows that change keep their values there, rows that are inserted get nulls.
+            on: The columns of the key; their values are not nested.
+            **when: `when_matched` applies to rows of the table whose key is in the source: `"update"` (the default),
+                `"keep"`, or a condition in Lance SQL, such as `"source.changed_at > target.changed_at"`.
+                `when_not_matched` applies to source rows whose key is not in the table: `"insert"` (the default) or
+                `"ignore"`. `when_missing` applies to rows of the table whose key is not in the source: `"keep"` (the
+                default) or `"delete"`, with `missing_where` only where that is true.
 
         Returns:
-            The version with the rows; the newest one as it is when nothing changes.
+            The version with the rows; the newest version, unchanged, when nothing changes.
 
         Raises:
-            InvalidInputError: A key is given twice or a key column is not there; the condition cannot be understood;
-                a column holds blobs inside.
+            InvalidInputError: A key occurs twice or a key column is missing; the condition is invalid;
+                a column has nested blobs.
             SchemaMismatchError: The rows do not fit the table.
         """
         info = CommitInfo.of(branch, message, properties, partitions)
@@ -439,25 +443,25 @@ class LanceTable:
     def write_target(
         self, schema: pa.Schema | None = None, branch: Ref = MAIN, base: str | None = None
     ) -> datafiles.WriteTarget:
-        """Return what another process needs to stage data files: `write_files(target, batches)`.
+        """Return the target with which another process stages data files: `write_files(target, batches)`.
 
         Args:
-            schema: The columns of the files; None for those of `branch`. Any branch can take the files.
-            branch: A branch, or a version of it that is known already, whose columns, base paths and file format the
-                files are made for.
-            base: The name of the base path the files shall lie under, which the branch has to know; None for the
-                table itself. Give the target's `base` on to the `StagedFiles` made of them.
+            schema: The columns of the files; None for those of `branch`. The files can be committed to any branch.
+            branch: A branch, or a version that the caller has read, which decides the columns, the base paths and the
+                file format.
+            base: The name of the base path to write the files to, which the branch must have; None for the
+                table itself. Pass the target's `base` on to the `StagedFiles` made of them.
         """
         state = self._context.recall(branch) if isinstance(branch, Version) else self._context.head(branch)
         return write.target(self._context, schema or schema_of(state), state, base)
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
-        """Commit a transaction, or find the version it made when it landed before.
+        """Commit a transaction, or return the version it made if it landed before.
 
-        The files that it adds are looked at first, by one ranged read of each; then it raises as `append` does.
+        The files that it adds are checked first, by one ranged read of each; it raises the same errors as `append`.
 
         Raises:
-            CommitConflictError: A version committed since it read the table contradicts it.
+            CommitConflictError: A version that was committed since its read version conflicts with it.
             CorruptFileError: A file is missing, has another size, or is damaged.
         """
         return self._described(staged_files.commit_given(self._context, branch, transaction))
@@ -467,7 +471,7 @@ class LanceTable:
     ) -> MergePreview:
         """Return what a merge would do now, with all its conflicts; nothing is written.
 
-        The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows the conflicts are about.
+        The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows in conflict.
         """
         return preview.preview(self._context, self._context.at(source), into, strategy=strategy, mode=mode)
 
@@ -481,23 +485,23 @@ class LanceTable:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Merge a version into a branch; only metadata is written, and rows that get cells of both sides.
+        """Merge a version into a branch; this writes only metadata, and the rows that combine cells of both sides.
 
-        Whatever either side did to rows, columns and settings since their merge base is carried over, or is a
-        conflict. When everything was merged before, the version that did it is returned and nothing is written.
+        All changes of both sides to rows, columns and settings since their merge base are kept, or are reported as
+        conflicts. When everything was merged before, that merge is returned and nothing is written.
 
         Args:
             source: The branch, or another ref, to merge.
-            strategy: Who wins conflicts, "source-wins" or "dest-wins": for all of them, or by unit or kind of
-                conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`, with "*" for all others. What
-                is no conflict is kept of both sides whatever the strategy.
+            strategy: The side that wins conflicts, "source-wins" or "dest-wins": for all of them, or by unit or kind of
+                conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`, with "*" for all others.
+                Changes that do not conflict are kept from both sides, whatever the strategy.
             mode: "merge"; "ff-only" to refuse when `into` has changes that `source` does not contain; "squash" to
-                take the changes over as one commit that does not record what was merged, after which the branch can
+                apply the changes as one commit that does not record the merge, after which the branch can
                 only be deleted or reset.
 
         Raises:
-            InvalidInputError: There is no such mode or strategy, or what is to be kept is no text.
-            MergeConflictError: With every reason why not; nothing was written.
+            InvalidInputError: The mode or strategy is unknown, or the message or a property is not a string.
+            MergeConflictError: There are conflicts, which the error lists; nothing was written.
         """
         options = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
         return self._described(merge_commit.merge(self._context, self._context.at(source), into, options))
@@ -514,17 +518,17 @@ class LanceTable:
     ) -> Version:
         """Apply the change of one version to another branch; return its head when the branch has the change already.
 
-        A branch that took the change back gets it again. The new version keeps the committer of the picked one, and
+        A branch that reverted the change gets it again. The new version keeps the committer of the picked one, and
         its message unless another one is given; the property `lance_dagster.cherry_pick.by` says who picked it.
 
         Args:
-            source: The version whose change is meant.
+            source: The version whose change is applied.
             into: The branch that gets it.
-            parent: For a merge, which of its parents the change is seen from, counted from 1.
+            parent: For a merge, the parent that the merge is compared with, counted from 1.
             strategy: As for `merge`; the picked version is the source.
 
         Raises:
-            MergeConflictError: With every reason why not; nothing was written.
+            MergeConflictError: There are conflicts, which the error lists; nothing was written.
             InvalidInputError: It is a merge and no parent was given.
         """
         options = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
@@ -542,17 +546,18 @@ class LanceTable:
     ) -> Version:
         """Undo the change of one version, and keep all later changes.
 
-        When there is nothing to take back, the newest version is returned and nothing is written. Rows it added go,
-        rows it deleted come back, rows it gave new values get those they had. The version stays in the log. A merge
-        that was reverted still counts as merged: its changes come back only with a revert of the revert.
+        Rows that the version added are deleted, rows that it deleted come back, and rows that it updated get their
+        former values. When there is nothing to undo, the newest version is returned and nothing is written. The version
+        stays in the log. A merge that was reverted still counts as merged: its changes come back only with a revert of
+        the revert.
 
         Args:
-            ref: The version whose change is meant.
-            parent: For a merge, which of its parents to go back to, counted from 1.
-            strategy: Who wins conflicts, as for `merge`; the state before the version is the source.
+            ref: The version whose change is undone.
+            parent: For a merge, the parent to go back to, counted from 1.
+            strategy: The side that wins conflicts, as for `merge`; the state before the version is the source.
 
         Raises:
-            MergeConflictError: Later changes contradict it; nothing was written.
+            MergeConflictError: Later changes conflict with it; nothing was written.
             InvalidInputError: It is a merge and no parent was given.
         """
         options = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
@@ -561,12 +566,12 @@ class LanceTable:
     def restore(
         self, ref: Ref, branch: str = MAIN, *, message: str | None = None, properties: Properties = None
     ) -> Version:
-        """Make an older version of a branch its newest one; what came after stays in the log.
+        """Restore an older version of a branch as a new version; later versions stay in the log.
 
-        A branch that was restored to that version just now is left as it is.
+        A branch whose newest version is a restore of that version is left as it is.
 
         Args:
-            ref: The version to go back to: one of that branch, or of those it was forked from, before that.
+            ref: The version to go back to: one of that branch, or one from before its fork point.
         """
         to = self._context.at(ref)
         options = PickOptions(properties=CommitInfo.of(branch, message or f"restore {to}", properties).as_properties())

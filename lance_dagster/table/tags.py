@@ -232,7 +232,7 @@ class Tags:
             patterns: Such as `["production", "v*"]`; `*` matches any characters, "/" included.
 
         Raises:
-            InvalidInputError: A pattern is empty, or what is given is no list.
+            InvalidInputError: A pattern is empty, or the argument is not a list.
         """
         return protecting.change_protection(self._context.store, _patterns(patterns), Protection())
 

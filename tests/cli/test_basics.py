@@ -196,8 +196,8 @@ def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
     assert run("show", table.uri, "run/1@3").stdout == run("show", text).stdout
     assert "looked at 1 version" in run("verify", text).stdout
     for wrong, problem in (
-        (("log", text, "--ref", "main"), "TABLE names the ref 'run/1@3' already; give one only"),
-        (("tags", text), "tags is about a whole table; leave out 'lance+' and '?ref=', and give the ref apart"),
+        (("log", text, "--ref", "main"), "TABLE names the ref 'run/1@3' already; give only one ref"),
+        (("tags", text), "tags takes a whole table; leave out 'lance+' and '?ref='"),
         (("log", f"{text}&key=hunter2"), "after '?' the URI of a version has only ref=<expression>, not 'key'"),
     ):
         result = run(*wrong)

@@ -115,6 +115,6 @@ def test_a_commit_that_may_have_landed_is_looked_for() -> None:
     """There is no transaction to commit again at a shell."""
     error = CommitStateUnknownError("the answer was lost", "1f", object())
     assert (
-        "the answer was lost; look whether the log has it, and do it again if not; delete nothing meanwhile"
+        "the answer was lost; check whether the log has it, and repeat it if not; delete nothing meanwhile"
         == error_line(error, "t")
     )

@@ -50,7 +50,7 @@ def test_a_log_begins_where_it_is_told(table: LanceTable, arguments: list[str], 
     [
         (["left", "--ref", "main"], "give REF, or --ref REF, not both"),
         (["main...left"], "log takes A..B, what B contains and A does not: main..left"),
-        (["main..left", "--after", "main@1"], "main..left says what to leave out already; take --after away"),
+        (["main..left", "--after", "main@1"], "main..left names the versions to leave out already; remove --after"),
         (["main..nobody"], "no branch or tag 'nobody'"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_table_that_was_moved_works_again(table: LanceTable, tmp_path: Path) -
     answer = document_of("relocate", str(new))
     assert (False, "work@5") == (answer["dry_run"], answer["branches"][0]["after"])
     assert 3 == len(contents(LanceTable.open(new), "work"))
-    assert ["nothing to do: everything is named where it is"] == lines_of("relocate", str(new), "--from", table.uri)
+    assert ["nothing to do: all paths are correct"] == lines_of("relocate", str(new), "--from", table.uri)
     assert [] == document_of("relocate", str(new), "--dry-run")["branches"]
 
 

@@ -377,7 +377,7 @@ def test_a_preview_is_made_anew(table: LanceTable) -> None:
     lines_of("preview-branch", table.uri, "run/1")
     table.append(entries("r", 2), branch="run/1")
     refused = run("preview-branch", table.uri, "run/1")
-    assert (1, True) == (refused.exit_code, refused.stderr.endswith("; --replace makes a preview anew\n"))
+    assert (1, True) == (refused.exit_code, refused.stderr.endswith("; --replace replaces a preview\n"))
     (line,) = lines_of("preview-branch", table.uri, "run/1", "--replace")
     assert line.endswith(", 4 rows")
     assert contents(table, "run/1") == contents(table, "preview/run/1")

@@ -50,7 +50,7 @@ def test_tables_that_exist_become_a_repository(lake: str) -> None:
     """`create` names the tables that it found, `adopt` commits them, and both can be repeated."""
     created, hint = lines_of("repository", "create", lake)
     assert f"{lake}: is a repository now" == created
-    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster repository adopt {lake}` takes them in" in hint
+    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster repository adopt {lake}` adds them" in hint
     assert f"2 tables: {LINES}, {ORDERS}" in lines_of("repository", "adopt", lake)[0]
     assert [f"{LINES}   main@2  1 row", f"{ORDERS}  main@2  1 row"] == lines_of("repository", "tables", lake)
     assert [f"no table below {lake} that is not part of the repository"] == lines_of("repository", "adopt", lake)
@@ -184,4 +184,4 @@ def test_show_says_that_the_parent_was_collected(repository: str) -> None:
 def test_without_a_command_the_help_is_shown() -> None:
     """Each command with its whole first sentence."""
     result = run("repository")
-    assert re.search(r"promote +Let a channel name a commit, for all tables at once", result.output)
+    assert re.search(r"promote +Move a channel to a commit, for all tables at once", result.output)

@@ -117,7 +117,7 @@ def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
         (("--schema", "a:decimal(99,2)"), "cannot read the type 'decimal(99,2)' of column 'a'"),
         (("--schema", "a:int64,a:string"), "column 'a' is given twice"),
         (("--like", "nowhere.parquet"), "there is no file nowhere.parquet; --like takes a local Parquet file"),
-        (("--like", __file__), "is no Parquet file: "),
+        (("--like", __file__), "is not a Parquet file: "),
     ],
 )
 def test_columns_that_cannot_be_read_are_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

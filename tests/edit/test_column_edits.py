@@ -154,7 +154,7 @@ def test_rows_that_come_and_go_meanwhile_are_computed_too(table: LanceTable) -> 
         (pa.table({"key": [1, 1], "a": [1, 2]}), {"on": ["key"]}, "the key \\{'key': 1\\} more than once"),
         (pa.table({"key": [1]}), {"on": ["key"]}, "no column beside the keys"),
         (pa.table({"key": ["x"], "a": [1]}), {"on": ["key"]}, "key column 'key' is string"),
-        (pa.table({"key": [1], "a": [1]}), {}, "`on` names the columns"),
+        (pa.table({"key": [1], "a": [1]}), {}, "`on` names the key columns"),
         (lambda rows: rows.slice(1), {"reads": ["text"]}, "column 'text' already"),
         (lambda _: pa.record_batch({"a": [1]}), {"reads": ["text"]}, "need 2 values each, 1 were given"),
         (lambda _: 7, {"reads": ["text"]}, "has to return a pyarrow.RecordBatch, not int"),
@@ -291,7 +291,7 @@ def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:
 def test_an_indexed_column_is_not_cast(table: LanceTable) -> None:
     """The index would answer for values of the old type."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")
-    with pytest.raises(InvalidInputError, match=r"column 'key' has the index 'by_key'.*drop_index it first"):
+    with pytest.raises(InvalidInputError, match=r"column 'key' has the index 'by_key'.*drop_index first"):
         table.columns.cast("key", pa.int16())
     table.maintenance.drop_index("by_key")
     table.columns.cast("key", pa.int16())

@@ -86,7 +86,7 @@ def test_rows_in_many_chunks_are_one() -> None:
 def test_a_key_that_comes_twice_is_named() -> None:
     """With its values."""
     rows = pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "y"]})
-    with pytest.raises(InvalidInputError, match="two of the rows have the key a = 1, b = 'y'; each key may come once"):
+    with pytest.raises(InvalidInputError, match="two of the rows have the key a = 1, b = 'y'; each key may occur once"):
         Keys(rows, ["a", "b"])
 
 

@@ -75,7 +75,8 @@ def test_a_file_of_another_size_is_refused(table: LanceTable, more: int) -> None
 @pytest.mark.parametrize("rows", [0, 2, 2**32, 2**62])
 def test_a_file_of_another_number_of_rows_is_refused(table: LanceTable, rows: int) -> None:
     """The number of rows is in the file."""
-    assert_refused(table, described(staged(table, 3), rows=rows), InvalidInputError, f"has 1 rows, and {rows} were")
+    given = described(staged(table, 3), rows=rows)
+    assert_refused(table, given, InvalidInputError, f"has 1 rows, but its description has {rows}")
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -155,8 +156,8 @@ def transaction_of(table: LanceTable, **changes: object) -> Transaction:
         ({"path": ""}, InvalidInputError, "is not the name of a file"),
         ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
         ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
-        ({"physical_rows": 2**62}, InvalidInputError, "has 1 rows, and 4611686018427387904 were announced"),
-        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, and none at 2"),
+        ({"physical_rows": 2**62}, InvalidInputError, "has 1 rows, but the transaction has 4611686018427387904"),
+        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, so there is none at 2"),
     ],
 )
 def test_a_transaction_with_a_wrong_file_is_refused(

@@ -185,8 +185,8 @@ def test_rows_come_in_any_shape(tmp_path: Path, shape: Callable[[pa.Table], Any]
         (entries("a", 100, 100), ["value"], "two of the rows have the key value = 100"),
         (GIVEN, [], "an upsert needs key columns"),
         (GIVEN, ["value", "value"], "an upsert needs key columns, each once"),
-        (GIVEN, ["id"], "no column 'id' to be a key; the table has key, value"),
-        (GIVEN.select(["key"]), ["value"], "column 'value' is the key, and missing"),
+        (GIVEN, ["id"], "there is no key column 'id'; the table has key, value"),
+        (GIVEN.select(["key"]), ["value"], "the key column 'value' is missing"),
         (GIVEN.append_column("more", pa.array([1] * 4)), ["value"], "column 'more' is not in the table"),
         (pa.table({"value": ["1"]}), ["value"], "column 'value' is string, the table holds int64"),
         (pa.table({"value": pa.array([1], pa.int32())}), ["value"], "column 'value' is int32, the table holds int64"),
@@ -449,7 +449,8 @@ def test_columns_that_differ_in_case_are_different(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong,hint", [("when_matchd", "did you mean 'when_matched'?"), ("x", "there are when_matched, when_not_matched")]
+    "wrong,hint",
+    [("when_matchd", "did you mean 'when_matched'?"), ("x", "the options are when_matched, when_not_matched")],
 )
 def test_a_choice_that_is_not_there_is_told(tmp_path: Path, wrong: str, hint: str) -> None:
     """With the one that was meant."""

@@ -245,7 +245,7 @@ def test_damaged_cursor_and_wrong_arguments(shop: Shop, stored_instance: dg.Dags
         build_branch_sweeper("sweep", [ORDERS], waiting="drop")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="needs publisher="):
         build_branch_sweeper("sweep", [ORDERS], waiting="publish")
-    with pytest.raises(InvalidInputError, match="keep_failed=7 is no duration"):
+    with pytest.raises(InvalidInputError, match="keep_failed=7 is not a duration"):
         build_branch_sweeper("sweep", [ORDERS], keep_failed=7)  # type: ignore[arg-type]
 
 

@@ -118,7 +118,7 @@ def audit(lake: LanceResource) -> Audit:
         (
             KeysExist("customer", in_table="shop/customers", key="id"),
             False,
-            "1 of 3 values of 'customer' are no 'id' of shop/customers (main@2); allowed: none; such as 30",
+            "1 of 3 values of 'customer' are not in 'id' of shop/customers (main@2); allowed: none; such as 30",
         ),
     ],
 )

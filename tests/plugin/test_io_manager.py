@@ -280,7 +280,7 @@ def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
             "'overwrite', 'replace', 'upsert', not 'trunc'",
         ),
         (returned(ROWS, **{"lance/write_mode": "replace"}), "'replace' of lab/numbers needs partitions"),
-        (returned(ROWS, **{"lance/vectors": {"name": 3}}), "'name', which is string and no list"),
+        (returned(ROWS, **{"lance/vectors": {"name": 3}}), "'name', which is string and not a list"),
         (returned(ROWS, **{"lance/vectors": 3}), "lance/vectors must be {column: length}, not 3"),
     ],
 )

@@ -115,8 +115,8 @@ def test_schedules_of_the_usual_case() -> None:
 
 
 def test_mistakes_in_the_one_call_are_refused() -> None:
-    """A check of an unknown asset, a table without a check and an unknown option are refused."""
-    with pytest.raises(InvalidInputError, match="'customer', which is none of the assets; did you mean 'customers'"):
+    """A check of an unknown asset, a table without a check, an option that does not exist."""
+    with pytest.raises(InvalidInputError, match="'customer', which is not one of the assets; did you mean 'customers'"):
         lance_assets([customers], root="/lake", checks={"customer": [RowCount()]})
     with pytest.raises(InvalidInputError, match="publishes customers without one blocking check"):
         lance_assets([customers], root="/lake")

@@ -231,7 +231,7 @@ def test_descriptions_reach_a_table_that_exists(lake: LanceResource) -> None:
         ({"lance/write_mod": "append"}, "asset log/events: there is no setting 'lance/write_mod'; did you mean"),
         ({"mode": "append"}, "metadata 'mode' would be ignored; did you mean 'lance/write_mode'?"),
         ({"partition_expr": "region"}, "metadata 'partition_expr' would be ignored"),
-        ({"lance/keys": ["n"]}, "lance/keys of log/events has a meaning only with lance/write_mode 'upsert'"),
+        ({"lance/keys": ["n"]}, "lance/keys of log/events applies only to lance/write_mode 'upsert'"),
         ({"lance/write_mode": "upsert"}, "needs the columns of its key"),
         ({"lance/schema_evolution": "replace"}, "needs lance/write_mode 'overwrite'"),
     ],

@@ -154,8 +154,8 @@ def test_sets_of_two_dimensions() -> None:
         (REGIONS, "lower(region", "partition_expr of log/events: cannot compute 'value' as 'lower(region'"),
         (REGIONS, "lowercase(region)", "partition_expr of log/events: cannot compute 'value' as 'lowercase(region)'"),
         (REGIONS, "day", "'day' is date32[day], which only partitions by time can select from"),
-        (REGIONS, "n", "partition key 'eu' is no value of column 'n', which is int32"),
-        (REGIONS, "ok", "partition key 'eu' is no value of column 'ok'"),
+        (REGIONS, "n", "partition key 'eu' is not a value of column 'n', which is int32"),
+        (REGIONS, "ok", "partition key 'eu' is not a value of column 'ok'"),
         (REGIONS, "x", "column 'x' is double"),
     ],
 )

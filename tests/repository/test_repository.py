@@ -429,7 +429,7 @@ def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
     repository.commit("another table")
     repository.revert(wrong.id)
     assert {"a": [7, 8], "b": []} == ids(repository, "main")
-    with pytest.raises(InvalidInputError, match="the name 'b': to take that back"):
+    with pytest.raises(InvalidInputError, match="the name 'b': to undo that"):
         repository.revert(moved.id)
     again = repository.revert("main")
     assert {"a": [7, 8], "b": [1]} == ids(repository, "main")
@@ -492,7 +492,7 @@ def test_the_status_names_a_table_that_is_gone(tmp_path: Path) -> None:
     repository.commit("start")
     shutil.rmtree(tmp_path / "a.lance")
     status = LanceRepository.open(tmp_path).status()
-    assert "table a: there is no table any more" in str(status)
+    assert "table a: the table no longer exists" in str(status)
     assert [None, "main@1"] == [table.main for table in status.tables]
 
 

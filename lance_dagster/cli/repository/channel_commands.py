@@ -40,7 +40,7 @@ class _ReleaseTagOptions(TypedDict):
 def promote(
     repository: "LanceRepository", output: Output, channel: str, at: str, reason: str, expect: str | None
 ) -> None:
-    """Let a channel name a commit, for all tables at once."""
+    """Move a channel to a commit, for all tables at once."""
     # Read before the move, for the line that is printed; the move itself compares with --expect only.
     before = _named_by(repository, channel)
     # The log of a channel has ids, so an expression such as production~1 is resolved here.
@@ -54,7 +54,7 @@ def promote(
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
 @click.option("--reason", "-m", default="", help="Why; the history shows it.")
 def create_channel(repository: "LanceRepository", output: Output, channel: str, at: str, reason: str) -> None:
-    """Create a channel; the first publication creates production by itself."""
+    """Create a channel; the first publication creates production automatically."""
     before = _named_by(repository, channel)
     _write_move(output, before, repository.channels.create(channel, at, reason=reason))
 
@@ -66,9 +66,9 @@ def create_channel(repository: "LanceRepository", output: Output, channel: str, 
 def delete_channel(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
     """Delete a channel. The tags of that name in the tables stay, and so does its history.
 
-    What it named stays readable by commit id as long as collect keeps what refs named.
+    Its commits stay readable by commit id as long as collect keeps the commits that refs named.
     """
-    # Read before: the entry of a deletion names no commit, and the answer tells how to read what the channel named.
+    # Read before: the entry of a deletion names no commit, and the output shows the commit that the channel named.
     before = repository.channels.get(channel)
     repository.channels.delete(channel, reason=reason)
     output.write(
@@ -82,14 +82,14 @@ def delete_channel(repository: "LanceRepository", output: Output, channel: str, 
 @_with_reason
 @click.option("--steps", type=click.IntRange(min=1), default=1, help="How many promotions to go back; 1 if not given.")
 @click.option("--to", metavar="REF", help="The commit to go back to, in place of --steps.")
-@click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or let it move on.")
+@click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or leave it free to move.")
 def rollback(repository: "LanceRepository", output: Output, channel: str, **options: Any) -> None:  # noqa: ANN401
-    """Let a channel name an earlier commit again, for all tables at once, and hold it there.
+    """Move a channel back to an earlier commit, for all tables at once, and hold it there.
 
     A held channel refuses publications until it is released. It can be rolled back further, for another reason.
     Promotions that were rolled back do not count as steps.
     """
-    # Both say where to go. The default of --steps is no contradiction: only what was typed counts.
+    # Both name the target. The default of --steps does not count: only typed options do.
     if options["to"] is not None:
         refuse_beside("--to", "steps")
     before = _named_by(repository, channel)
@@ -132,7 +132,7 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
         )
         for entry in entries
     ]
-    # Reasons are cut first where the terminal is narrow; ids and times are of no use in part.
+    # Reasons are cut first where the terminal is narrow; ids and times are useless when cut.
     output.write([_entry_document(entry) for entry in entries], aligned(rows, whole=(0, 1, 2, 3)))
 
 
@@ -144,7 +144,7 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
 @click.option("--delete", "-d", is_flag=True, help="Delete the tag of the repository; those of the tables stay.")
 @click.option("--force", is_flag=True, help="With --delete: needed, since a release tag is meant to stay.")
 def tag(repository: "LanceRepository", output: Output, name: str, **options: Unpack[_ReleaseTagOptions]) -> None:
-    """Name a commit for ever by the release tag NAME, in the repository and in each of its tables."""
+    """Name a commit permanently by the release tag NAME, in the repository and in each of its tables."""
     if options["delete"]:
         refuse_beside("--delete", "at", "message")
         repository.tags.delete(name, force=options["force"])
@@ -165,7 +165,7 @@ def _named_by(repository: "LanceRepository", channel: str) -> str | None:
 
 
 def _write_move(output: Output, before: str | None, after: "Channel") -> None:
-    # A repeated call moves nothing, and says where the channel is already.
+    # A repeated call moves nothing, and shows the present commit of the channel.
     moved = before != after.commit
     shown = "new" if before is None else before[:12]
     line = f"{after.name}: {shown} -> {after.commit[:12]}" if moved else f"{after.name}: {shown} already"

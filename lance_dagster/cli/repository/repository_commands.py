@@ -1,6 +1,6 @@
 """`lance-dagster repository create`, `adopt`, `fork`, `commit`, `publish` and the others that make commits.
 
-What a publication could not bring up afterwards, such as the tag of a table, is a warning and not an error: readers of
+A branch or tag of a table that a publication could not bring up to the commit is a warning and not an error: readers of
 the repository do not depend on it.
 """
 
@@ -57,12 +57,12 @@ class _Committing(TypedDict):
 @click.argument("root", metavar="ROOT", type=click.Path())
 @with_storage_options
 def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
-    """Make a repository of ROOT, which may have tables already: adopt takes them in."""
+    """Create a repository at ROOT. Tables that exist there are added by adopt."""
     from lance_dagster.repository import LanceRepository
 
     remember_table(root)
     options = storage_options_from(storage_options)
-    # `create` opens a repository that is there; it is opened first so that the answer can tell the two apart.
+    # `create` opens an existing repository; `open` is tried first so that the output can distinguish the two.
     try:
         repository, done = LanceRepository.open(root, options), "is a repository already"
     except NotFoundError:
@@ -72,7 +72,7 @@ def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
     lines = [f"{repository.root}: {done}"]
     if found:
         tables = f"{counted(len(found), 'table')} below it {'is' if len(found) == 1 else 'are'} not part of it"
-        lines.append(f"{tables}: {', '.join(found)}; {command_line('repository adopt', root)} takes them in")
+        lines.append(f"{tables}: {', '.join(found)}; {command_line('repository adopt', root)} adds them")
     Output(as_json).write(document, [printable(line) for line in lines])
 
 
@@ -90,9 +90,9 @@ def adopt(
     channels: tuple[str, ...],
     message: str | None,
 ) -> None:
-    """Take tables that exist below ROOT into the repository: all that are found, if none is named.
+    """Add existing tables below ROOT to the repository: all that are found, if none is named.
 
-    The commit names the newest version of the main of each. A channel takes the tables that have a tag of its name, at
+    The commit names the newest version of main of each table. A channel gets the tables that have a tag of its name, at
     the version of the tag. Their files stay as they are.
     """
     before = repository.head()
@@ -164,7 +164,7 @@ def remove(repository: "LanceRepository", output: Output, name: str, message: st
 @click.argument("branch")
 @click.argument("names", metavar="TABLE...", nargs=-1, required=True)
 def fork(repository: "LanceRepository", output: Output, branch: str, names: tuple[str, ...]) -> None:
-    """Make BRANCH in tables of the repository, for writes that one publication brings to main together."""
+    """Create BRANCH in tables of the repository, for writes that one publication brings to main together."""
     # One after the other: where a name is wrong, the forks before it stay, and a repeated call finds them.
     forked = {name: repository.fork(name, branch) for name in names}
     document = {"branch": branch, "tables": [{"name": name, "uri": table.uri} for name, table in forked.items()]}
@@ -179,8 +179,8 @@ def fork(repository: "LanceRepository", output: Output, branch: str, names: tupl
 def commit(
     repository: "LanceRepository", output: Output, names: tuple[str, ...], **options: Unpack[CommitOptions]
 ) -> None:
-    """Commit the newest version of the main of each table: of all tables, if none is named."""
-    # `with_message` is optional elsewhere. Here no operation says what happened, so the log would say nothing.
+    """Commit the newest version of main of each table: of all tables, if none is named."""
+    # `with_message` is optional elsewhere. Here no operation describes the change, so the log would show nothing.
     if not options["message"]:
         raise click.UsageError("a commit needs --message")
     with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
@@ -196,7 +196,7 @@ def commit(
 @click.argument("branch")
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
 @click.option("--channel", help="Promote this channel to the result.")
-@click.option("--create-channel", is_flag=True, help="Create the channel where there is none, as production is.")
+@click.option("--create-channel", is_flag=True, help="Create the channel if it does not exist; production always is.")
 @click.option("--keep-branches", is_flag=True, help="Leave BRANCH in the tables; it is deleted otherwise.")
 @with_strategy
 @with_message
@@ -208,9 +208,10 @@ def publish(
     names: tuple[str, ...],
     **options: Unpack[_PublishOptions],
 ) -> None:
-    """Merge BRANCH of many tables into main, all of them at once or none: of the tables that were forked to it.
+    """Merge BRANCH into main in all tables that were forked to it, or in the given ones: all at once or none.
 
-    Repeated after a crash, it does the rest. With conflicts nothing changes, and those of all tables are printed.
+    After a crash, a repeated call completes the missing steps. With conflicts nothing changes, and those of all tables
+    are printed.
     """
     from lance_dagster.repository import DEFAULT_CHANNEL
 
@@ -225,7 +226,7 @@ def publish(
             message=options["message"] or "",
             properties=properties_from(options["properties"]),
             retire=not options["keep_branches"],
-            # A flag of False would forbid the channel that the first publication creates by itself.
+            # A flag of False would forbid the channel that the first publication creates automatically.
             create_channel=options["create_channel"] or options["channel"] == DEFAULT_CHANNEL,
         )
     changed = sorted(done.changed)
@@ -260,7 +261,7 @@ def revert(repository: "LanceRepository", output: Output, ref: str, **options: U
 @click.command()
 @about_repository
 def repair(repository: "LanceRepository", output: Output) -> None:
-    """Bring main and the tags of every table up to what the repository names; print what could not follow."""
+    """Bring main and the tags of every table up to the repository; print those that could not be brought up."""
     # What still lags is a warning, and the exit code is 0: readers of the repository see the right versions already.
     with busy("repairing"):
         lagging = repository.repair()
@@ -270,25 +271,25 @@ def repair(repository: "LanceRepository", output: Output) -> None:
 @click.command(epilog="Example: lance-dagster repository collect s3://lake --promotions 30 --keep-for 30d")
 @about_repository
 @click.option(
-    "--promotions", type=click.IntRange(min=1), default=30, show_default=True, help="Keep so many of each channel."
+    "--promotions", type=click.IntRange(min=1), default=30, show_default=True, help="Keep this many of each channel."
 )
 @click.option(
-    "--keep-for", type=DurationType(), default="30d", show_default=True, help="Keep what refs named since then."
+    "--keep-for", type=DurationType(), default="30d", show_default=True, help="Keep commits that refs named since then."
 )
-@click.option("--dry-run/--delete", default=True, help="Only say what would be deleted (the default), or delete it.")
+@click.option("--dry-run/--delete", default=True, help="Only show what would be deleted (the default), or delete it.")
 def collect(
     repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, dry_run: bool
 ) -> None:
     """Find commits that no branch, channel or release tag needs, and the versions of tables that only they name.
 
-    Data files stay until `lance-dagster gc` of each table, which then finds that nothing needs them.
+    Data files stay until `lance-dagster gc` of each table deletes them.
     """
     from lance_dagster.repository import CommitRetention
 
     retention = CommitRetention(promotions=promotions, keep_for=keep_for)
     with busy("looking at commits"):
         found = repository.collect(retention, dry_run=dry_run)
-    # Branches and tags of tables together: both hold versions that no commit names any more.
+    # Branches and tags of tables together: both hold versions that no commit names any longer.
     held = sum(map(len, found.branches.values()))
     done = "can be deleted; --delete deletes them" if dry_run else "were deleted"
     lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'ref')} of tables {done}"]
@@ -309,8 +310,8 @@ def collect(
 def _commit_lines(repository: "LanceRepository", output: Output) -> "Iterator[Callable[[RepositoryCommit], None]]":
     """Print what the commit that the block makes has changed."""
     before = repository.head()
-    # The block hands its commit over by a call, since a context manager cannot see what the block returns. An error of
-    # the block leaves here, and nothing is printed.
+    # The block passes its commit by a call, since a context manager cannot see what the block returns. An error of
+    # the block passes through, and nothing is printed.
     commits: list[RepositoryCommit] = []
     yield commits.append
     made = commits[0]
@@ -363,7 +364,7 @@ def _conflict_document(conflict: object) -> dict[str, Any]:
 
 
 def lagging_lines(lagging: "Iterable[Lagging]") -> list[str]:
-    """Return a warning for each branch or tag of a table that could not follow."""
+    """Return a warning for each branch or tag of a table that could not be brought up to the commit."""
     return [
         line
         for each in lagging
@@ -372,5 +373,5 @@ def lagging_lines(lagging: "Iterable[Lagging]") -> list[str]:
 
 
 def lagging_documents(lagging: "Iterable[Lagging]") -> list[dict[str, str]]:
-    """Return branches and tags of tables that could not follow as JSON shows them."""
+    """Return branches and tags of tables that could not be brought up to the commit as JSON shows them."""
     return [{"table": each.table, "ref": each.ref, "reason": each.reason} for each in lagging]

@@ -49,7 +49,7 @@ _WHERE_REFS_BELONG = {"rollback": "--to REF", "diff": "A..B, such as production.
 
 
 class RepositoryGroup(click.Group):
-    """The subcommands about a repository, in the order of `COMMANDS`."""
+    """The subcommands of a repository, in the order of `COMMANDS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names in the order in which they are explained."""
@@ -82,7 +82,7 @@ class RepositoryGroup(click.Group):
             if where and "extra argument" in error.message:
                 told = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as {where}", error.ctx)
             raise UsageRefusal.from_click(told, called) from error
-        # The arguments name what is not there or not allowed: exit code 2, as for a misspelt option.
+        # The arguments name something that does not exist or is not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(_line(error, ctx)) from error
         except LanceDagsterError as error:
@@ -97,7 +97,7 @@ def _line(error: LanceDagsterError, ctx: click.Context) -> str:
 def repository() -> None:
     """Commit, publish and promote the tables below ROOT together. ROOT is a local path or s3://bucket/path.
 
-    A table is called by its path below ROOT without .lance, such as shop/orders. A REF is a branch, a channel, a
+    The name of a table is its path below ROOT without .lance, such as shop/orders. A REF is a branch, a channel, a
     release tag or a commit id of the repository, or an expression such as production~1 or production@{yesterday}.
     """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 with_ref = click.option(
     "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, release tag or commit."
 )
-with_limit = click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most so many.")
+with_limit = click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most this many.")
 
 
 @click.command(epilog="Example: lance-dagster repository tables s3://lake --ref production")
@@ -59,7 +59,7 @@ def _version_of(view: "RepositoryView", name: str) -> "Version | None":
     try:
         return view[name].version
     except NotFoundError:
-        # Other programs can delete what a commit names; the other tables are shown all the same.
+        # Other programs can delete versions that a commit names; the other tables are shown all the same.
         return None
 
 
@@ -74,7 +74,7 @@ def _rows(number: int | None) -> str:
 @click.command()
 @about_repository
 def status(repository: "LanceRepository", output: Output) -> None:
-    """Show which branches wait to be published, how far channels are behind main, and which tables lag or moved on."""
+    """Show which branches wait to be published, how far channels are behind main, and which tables differ from it."""
     with busy("looking at the tables"):
         found = repository.status()
     document = {
@@ -103,13 +103,13 @@ def _channel_state_line(found: "ChannelState") -> str:
 
 
 def _table_state_lines(found: "TableState") -> Iterator[str]:
-    # In this order: of a table that is gone or was replaced, nothing else can be said.
+    # In this order: for a table that is gone or was replaced, nothing else can be shown.
     if found.main is None:
-        yield f"{found.name}: there is no table any more; restore its folder, or move-table or remove-table it"
+        yield f"{found.name}: the table no longer exists; restore its folder, or move-table or remove-table it"
     elif found.replaced:
         yield f"{found.name}: another program made this table again; remove-table it, then adopt it as a new one"
     elif found.at is None:
-        yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` takes it in"
+        yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` adds it"
     elif found.lagging:
         yield f"{found.name}: main lags behind; `lance-dagster repository repair` brings it up"
     elif found.ahead:
@@ -145,7 +145,7 @@ def _table_state_document(found: "TableState") -> dict[str, Any]:
 @click.argument("ref", default="main")
 @with_limit
 def log(repository: "LanceRepository", output: Output, ref: str, limit: int | None) -> None:
-    """Show the commits that REF was made from, newest first: main if not given."""
+    """Show REF and the commits before it, newest first; main if REF is not given."""
     commits = repository.log(ref, limit)
     # Channels and tags are read once, for all lines.
     names = _names_by_commit(repository)
@@ -179,7 +179,7 @@ def _decoration(names: Iterable[str]) -> str:
 @about_repository
 @click.argument("ref", default="main")
 def show(repository: "LanceRepository", output: Output, ref: str) -> None:
-    """Show one commit, what it changed, and the version of each table; main if REF is not given."""
+    """Show one commit, its changes, and the version of each table; main if REF is not given."""
     found = repository.head(ref)
     parent = _parent_of(repository, found)
     gone = bool(found.parents) and parent is None

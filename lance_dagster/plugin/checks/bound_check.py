@@ -1,6 +1,6 @@
-"""A table check and the asset that it is about: what the definition of an asset check remembers.
+"""A table check and its asset, which the definition of an asset check keeps.
 
-What evaluates it is in `evaluation`, which a code location does not need to be loaded.
+The evaluation is in the module `evaluation`, which a code location does not load.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ import dagster as dg
 from lance_dagster.plugin.checks.table_check import TableCheck
 
 # The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
-# resources or for the selection of a job, but never the function, so that the attribute survives.
+# resources or for the selection of a job, but never copies the function, so the attribute survives.
 LANCE_CHECK = "lance_check"
 CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundCheck:
-    """A table check and the asset that it is about.
+    """A table check and its asset.
 
     `metadata` and `partitions_def` are those of the definition that the check was built from; empty when it was
     built from a key. The asset's definition in the code location supplies what is missing.
@@ -43,7 +43,7 @@ def describe_asset(
     context: CheckContext, asset: dg.AssetKey
 ) -> tuple[Mapping[str, object], dg.PartitionsDefinition | None]:
     """Return the metadata and the partitions of an asset's definition; empty when the code location has none."""
-    # The graph of the job lacks assets that the run leaves out; the one it was cut out of has them.
+    # The graph of the job lacks assets that the run leaves out; the graph that it was cut out of has them.
     graph = context.job_def.asset_layer.asset_graph
     for known in (graph, graph.source_asset_graph):
         if known.has(asset):

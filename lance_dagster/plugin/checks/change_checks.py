@@ -1,7 +1,7 @@
 """Checks of the age, the schema and the growth of a table, in part against the version that is published already.
 
 The published version is the head of `main` when the check is evaluated. The first run of an asset creates its table
-empty on `main`, so that everything which compares numbers of rows passes there.
+empty on `main`, so every check that compares numbers of rows passes in that run.
 """
 
 import datetime as dt
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Freshness(BuiltInCheck):
     """Require that the newest value of a date or timestamp column is at most `maximum_age` old.
 
-    A timestamp without a time zone counts as UTC, and a date as the start of its day in UTC. A null is no value; a
+    A timestamp without a time zone counts as UTC, and a date as the start of its day in UTC. A null is not a value; a
     table without values fails. The check reads the whole table by default, because a run for an old partition does not
     make the table stale. It depends on the time at which it is evaluated.
     """
@@ -64,7 +64,7 @@ class Freshness(BuiltInCheck):
         kind = field_of(audit.candidate, self.column).type
         if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
             raise InvalidInputError(
-                f"Freshness is about column {self.column!r}, which is {kind}; it needs a date or timestamp column"
+                f"Freshness checks column {self.column!r}, which is {kind}; it needs a date or timestamp column"
             )
         batches = audit.candidate.scan([self.column], filter=f"{quote_name(self.column)} IS NOT NULL")
         # Microseconds, because Python has no nanoseconds; a fraction of one does not change the age.

@@ -102,7 +102,7 @@ def table_check(
 
 
 def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key: str) -> dg.AssetChecksDefinition:
-    # Here for the values of any class: a misspelled scope would be taken for the other one without a word.
+    # Checked here for objects of any class: a misspelled scope would otherwise silently count as the other one.
     if check.scope not in get_args(Scope):
         scopes = " or ".join(get_args(Scope))
         raise InvalidInputError(f"the scope of table check {check.name!r} is {check.scope!r}; give {scopes}")
@@ -111,7 +111,7 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
     bound = BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)
 
     def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        # Imported in a run only, as all that a code location does not need to be loaded.
+        # Imported only in a run, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.branch_extent import partitions_of
         from lance_dagster.plugin.checks.evaluation import evaluate_check, open_candidate, run_partitions
 

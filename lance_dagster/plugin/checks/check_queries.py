@@ -1,6 +1,6 @@
-"""What the built-in checks share: their fields, the questions that they ask about a column, and their wording.
+"""The common parts of the built-in checks: their fields, their queries about a column, and their wording.
 
-A check is a frozen value, such as `NotNull("id")`, that says what must hold. `build_table_checks` turns such values
+A check is a frozen value, such as `NotNull("id")`, that states a condition. `build_table_checks` turns such values
 into Dagster's asset checks. The result of each check names the version that was checked: the publisher refuses a
 version on which a blocking check did not pass.
 
@@ -28,7 +28,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInCheck:
-    """The fields of the built-in checks. They judge the partitions of the run unless told otherwise."""
+    """The fields of the built-in checks. By default, checks evaluate the partitions of the run."""
 
     scope: Scope = "partitions"
     row_wise: ClassVar[bool] = False
@@ -82,7 +82,7 @@ def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) 
         audit: The tables.
         column: The column that the condition is about; None when the user wrote the condition.
         condition: The condition, in Lance SQL. A row for which it is null passes.
-        wrong: What these rows are, as the text before their number.
+        wrong: A text that describes these rows, which stands before their number.
     """
     candidate = audit.candidate
     found = candidate.count_rows(condition) if column is None else count_where(candidate, column, condition)
@@ -109,14 +109,14 @@ def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
 
 
 def between(minimum: Bound | None, maximum: Bound | None) -> str:
-    """Say which values two inclusive bounds allow."""
+    """Return a text for the values that two inclusive bounds allow."""
     if maximum is None:
         return f"at least {minimum}"
     return f"at most {maximum}" if minimum is None else f"{minimum} to {maximum}"
 
 
 def judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: str, *, of: str = "") -> str:
-    """Say what was found and what is allowed; where partitions fail, what was found in each of them."""
+    """Return a text with the found and the allowed values; where partitions fail, the found value of each of them."""
     of = f" {of}" if of else ""
     named = [f"{found}{of} in {key}" for key, found in wrong.items() if key is not None]
     if not named:
@@ -130,7 +130,7 @@ def _of_each(audit: Audit) -> str:
 
 
 def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
-    """Return the number of partitions, and of those that fail; nothing when the whole table was judged."""
+    """Return the number of partitions, and of those that fail; nothing when the whole table was checked."""
     return {"partitions": len(audit.partitions), "failed_partitions": len(wrong)} if audit.partitions else {}
 
 

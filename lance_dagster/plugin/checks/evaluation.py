@@ -1,7 +1,7 @@
-"""Evaluate table checks: find the check behind an asset check's key, and let it meet a version of its table.
+"""Evaluate table checks: find the check behind an asset check's key, and evaluate it on a version of its table.
 
-`evaluate_check` is the only place where a check meets a version. Dagster's asset check calls it with the candidate,
-the publisher with the result of a planned merge.
+Only `evaluate_check` evaluates a check on a version. Dagster's asset check calls it with the candidate, the publisher
+calls it with the result of a planned merge.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from lance_dagster.plugin.io.partition_values import PartitionFilter
 
 _PARTITION_TAG = "dagster/partition"
-# What a check or the function of a user raises because of the rows or of a mistake. OSError and Dagster's own errors
-# are missing on purpose: they may ask for a retry, and they stop the step, which blocks the publication too.
+# Errors that a check or the function of a user raises because of the rows or a mistake. OSError and Dagster's own
+# errors are missing on purpose: they may ask for a retry, and they stop the step, which blocks the publication too.
 _BROKEN = (
     ArithmeticError,
     AssertionError,
@@ -104,7 +104,7 @@ def evaluate_check(
         outcome = bound.check.evaluate(_audit(bound, version, partition_keys, read))
         if not read:
             return outcome
-        # The publisher asks again when one of these tables is at another version by then.
+        # The publisher evaluates the check again when one of these tables is at another version by then.
         marks = {key.to_user_string(): md.version_mark(table.version) for key, table in read.items()}
         return replace(outcome, counts={**outcome.counts, md.READ: dg.MetadataValue.json(marks)})
     except StoreError:
@@ -123,14 +123,14 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: str = RESOURCE_KEY) -> PinnedTable:
-    """Open the table of a candidate at the version that a check has to look at.
+    """Open the table of a candidate at the version that a check has to read.
 
     This is the first of these that exists:
 
     1. the head of the run branch, in a run that wrote the table or that continues such a run; or of the branch that the
        run's tag `lance/branch` names: so a person who executes a check alone chooses another candidate than the newest
     2. the newest version that any run materialized, while its branch has commits that `main` lacks: a check that is
-       run alone, from its *Execute* button, looks at the candidate that waits and not at `main`
+       run alone, from its *Execute* button, reads the candidate that waits and not `main`
     3. the version that `read_ref` of the resource names
 
     A check that a user writes with Dagster's `asset_check` should return the property `metadata` of the table as
@@ -150,7 +150,7 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
 
 
 def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTable) -> tuple[str, ...]:
-    """Return the partition of the current run for a version of `main`, which names none itself; else nothing."""
+    """Return the partition of the current run for a version of `main`, which names none itself; otherwise nothing."""
     key = context.run.tags.get(_PARTITION_TAG)
     definition = bound.described(context).partitions_def
     if version.version.branch != MAIN or key is None or definition is None:

@@ -1,4 +1,4 @@
-"""Checks of how many rows a table has, and by which keys."""
+"""Checks of the number of rows of a table, and of their keys."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -156,7 +156,7 @@ class KeysExist(BuiltInCheck):
         return CheckOutcome(
             passed=not len(left),
             description=(
-                f"{len(left)} of {len(wanted)} values of {self.column!r} are no {self.key!r} of {self.in_table} "
+                f"{len(left)} of {len(wanted)} values of {self.column!r} are not in {self.key!r} of {self.in_table} "
                 f"({other.ref}); allowed: none{such_as(shown)}"
             ),
             counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},

@@ -1,4 +1,4 @@
-"""Table checks: what must hold of a table at a version, independent of the run in which the question is asked.
+"""Table checks: conditions on a table at a version, independent of the run in which they are evaluated.
 
 A check knows neither Dagster's run nor the branch: it gets an `Audit`, which holds tables pinned to versions. The
 same check therefore serves as an asset check of the candidate, and serves the publisher, which evaluates it again
@@ -108,7 +108,7 @@ class TableCheck(Protocol):
 
     @property
     def scope(self) -> Scope:
-        """Whether the check judges the partitions of the run or the whole table."""
+        """Whether the check evaluates the partitions of the run or the whole table."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class TableCheck(Protocol):
 
     @property
     def row_wise(self) -> bool:
-        """Whether the check holds for a table exactly when it holds for each row by itself."""
+        """Whether the check holds for a table exactly when it holds for each of its rows alone."""
         ...
 
     def evaluate(self, audit: Audit) -> CheckOutcome:

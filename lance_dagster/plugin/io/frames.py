@@ -1,6 +1,6 @@
-"""Handlers that convert between the values assets return or take and the rows of a table.
+"""Handlers that convert between the values that assets return or take and the rows of a table.
 
-There is one handler for each library. All of them convert by way of Arrow, except Spark's: Spark's executors
+There is one handler for each library. All of them convert through Arrow, except Spark's: Spark's executors
 write and read the data files themselves, so no row passes through the process of the step.
 
 A handler looks its library up in `sys.modules` and never imports it to recognise a value: a frame can only
@@ -49,8 +49,8 @@ class SparkRows:
         """Match the rows by key on the executors, which write them; columns that the frame lacks become nulls.
 
         Returns:
-            None where a key column has another type than the table's and is no integer, because Spark may find other
-            keys equal then.
+            None where a key column has another type than the table's and is not an integer, because Spark may then
+            consider different keys equal.
         """
         from pyspark.sql.functions import lit
 
@@ -136,7 +136,7 @@ class PandasFrames:
     def rows(self, value: Any) -> pa.Table:  # noqa: ANN401
         """Return the frame as an Arrow table, in which a column without a value has the type null.
 
-        pandas has no type of its own for such a column: it is of objects or of floats whatever its name stands for.
+        pandas has no type for such a column: it holds objects or floats, whatever it is meant to hold.
         Null fits every type that a table can have.
         """
         table = self._arrow(value)
@@ -170,7 +170,7 @@ class PolarsFrames:
 
     def schema(self, value: "pl.DataFrame | pl.LazyFrame", vectors: Mapping[str, int]) -> pa.Schema:
         """Return the frame's schema in Arrow's ordinary types; computes no row of a lazy frame."""
-        # An empty frame carries the schema to Arrow; the plan of a lazy frame is not run for it.
+        # An empty frame gives Arrow the schema, so the plan of a lazy frame is not run.
         empty = value.lazy().collect_schema().to_frame()
         return with_vectors(_ordinary(empty.to_arrow()).schema, vectors)
 
@@ -204,8 +204,8 @@ class SparkFrames:
     def accepts(self, kind: type) -> bool:
         """Return whether the type is a Spark frame, classic or Connect."""
         spark = sys.modules.get("pyspark.sql")
-        # The parent class of classic and Connect frames. To import the class of Connect frames would need the
-        # optional packages of Connect.
+        # This is the parent class of classic and Connect frames. Importing the class of Connect frames would need
+        # the optional packages of Connect.
         return spark is not None and issubclass(kind, spark.DataFrame)
 
     def schema(self, value: "DataFrame", vectors: Mapping[str, int]) -> pa.Schema:
@@ -215,7 +215,7 @@ class SparkFrames:
         return target_schema(value.schema, vectors)
 
     def rows(self, value: "DataFrame") -> SparkRows:
-        """Return the frame, which nothing computes yet."""
+        """Return the frame without computing it."""
         return SparkRows(value)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
@@ -264,7 +264,7 @@ def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
             raise InvalidInputError(f"lance/vectors names {name!r}; the columns are {', '.join(schema.names)}")
         field = schema.field(index)
         if not hasattr(field.type, "value_type"):
-            raise InvalidInputError(f"lance/vectors names {name!r}, which is {field.type} and no list")
+            raise InvalidInputError(f"lance/vectors names {name!r}, which is {field.type} and not a list")
         schema = schema.set(index, field.with_type(pa.list_(field.type.value_type, length)))
     return schema
 
@@ -286,7 +286,7 @@ def _ordinary_type(arrow: pa.DataType) -> pa.DataType:
         return pa.list_(_ordinary_type(arrow.value_type), arrow.list_size)
     if isinstance(arrow, pa.StructType):
         return pa.struct([pa.field(one.name, _ordinary_type(one.type), one.nullable) for one in arrow])
-    # The other engines do not write dictionaries, so `Enum` and `Categorical` are stored as text.
+    # The other engines do not write dictionary types, so `Enum` and `Categorical` are stored as text.
     if isinstance(arrow, pa.DictionaryType):
         return _ordinary_type(arrow.value_type)
     if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):

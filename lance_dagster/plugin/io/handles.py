@@ -112,7 +112,7 @@ def _table(value: Sequence[Any]) -> pa.Table:
     strange = next((row for row in value if not isinstance(row, dict)), None)
     if strange is not None:
         raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
-    # Arrow looks for columns in the first row only, and would drop those of later rows without a word.
+    # Arrow looks for columns only in the first row, and would silently drop those of later rows.
     names = dict.fromkeys(name for row in value for name in row)
     return pa.table({name: pa.array([row.get(name) for row in value]) for name in names})
 

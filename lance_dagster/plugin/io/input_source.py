@@ -1,4 +1,4 @@
-"""What an input reads: the table of an asset or of an op's output, and the partitions of it."""
+"""The source of an input: the table of an asset or of an op's output, and the partitions to read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from lance_dagster.plugin.table_asset import TableKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPartitions:
-    """The partitions that an input reads, and the column or expression that tells them apart."""
+    """The partitions that an input reads, and the column or expression that identifies them."""
 
     keys: tuple[str, ...]
     definition: dg.PartitionsDefinition | None
@@ -71,9 +71,9 @@ class InputSource:
     """What an input reads.
 
     Attributes:
-        name: The asset, or what stands for it in messages.
+        name: The asset, or the name that replaces it in messages.
         key: The asset's key, or the path of a table.
-        metadata: The metadata that decides about the place of the table and the ref.
+        metadata: The metadata that sets the place of the table and the ref.
         partitions: The partitions to read; None for the whole table.
     """
 
@@ -93,7 +93,7 @@ class InputSource:
         own = {md.TABLE: named} if named else {}
         upstream = context.upstream_output
         if context.has_asset_key:
-            # The table that the input names goes before that of the upstream asset.
+            # A table that the input names takes precedence over that of the upstream asset.
             metadata = {**(upstream.definition_metadata if upstream else {}), **own}
             return cls(
                 name=context.asset_key.to_user_string(),
@@ -123,7 +123,7 @@ def _own_partitions(context: dg.InputContext) -> tuple[dg.PartitionsDefinition, 
     definition = step.entity_partitions_def
     if definition is None or not step.has_partitions:
         return None
-    # The range is read and not the key, which a single run over several partitions does not have.
+    # This reads the range and not the key, because a single run over several partitions has no key.
     span = step.partition_key_range
     if span.start == span.end:
         return definition, (span.start,)

@@ -31,9 +31,9 @@ class InputType:
     def of(cls, context: dg.InputContext) -> "InputType":
         """Return the type of an input.
 
-        An input without an annotation is a `PinnedTable`. It reads nothing until it is asked to: asset checks often
-        annotate nothing, and a full read could fill memory. It carries the columns, the filter and the partitions of
-        the input, which a `lance.LanceDataset` cannot.
+        An input without an annotation is a `PinnedTable`. It reads nothing until one of its methods is called: asset
+        checks often have no annotation, and a full read could fill memory. It carries the columns, the filter and the
+        partitions of the input, which a `lance.LanceDataset` cannot.
 
         Raises:
             InvalidInputError: The annotation is not one class.

@@ -1,7 +1,7 @@
 """The read side of the IO manager: the version, the columns and the rows that an input gets, and their type.
 
-An input of which nothing was published is an error and no empty frame, because the IO manager creates the table of a
-candidate on `main` before its first publication. An asset that can do without the rows says so: by the annotation
+An input whose table was never published is an error and not an empty frame, because the IO manager creates the table of
+a candidate on `main` before its first publication. An asset that can do without the rows declares it by the annotation
 `Optional[T]` or by the metadata `lance/allow_missing`.
 """
 
@@ -106,7 +106,7 @@ class InputReader:
             return PinnedTable(table=table, version=self.lance.version_at(table, ref, self.chain.run_id))
         if tag is None:
             chain = self._read_chain(context)
-            # A check that is executed alone belongs to no run that wrote the table. It is about the waiting candidate.
+            # A check that is executed alone is not part of a run that wrote the table. It reads the waiting candidate.
             alone = RunBranch(table=table, chain=chain).head() is None and _is_checked(context)
             unpublished = waiting_version(table, context.asset_key, context.instance) if alone else None
             unpublished = unpublished or self._of_backfill(context, table)
@@ -121,14 +121,14 @@ class InputReader:
         """Return the version to read because other runs of the same backfill wrote it; None if none did."""
         if self.chain.backfill_id is None or not context.has_asset_key:
             return None
-        # The partitions of the upstream, which may be others than those of the asset that reads.
+        # These are the partitions of the upstream, which may differ from those of the asset that reads.
         keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
         if context.has_asset_partitions and not keys:
             return None
         return read_of_backfill(table, self.chain, context.asset_key, instance=context.instance, keys=keys)
 
     def _table(self, key: TableKey, metadata: Mapping[str, object]) -> tuple[LanceTable, str | None]:
-        """Return the table of an asset, and the tag or branch to read when the asset stands for one.
+        """Return the table of an asset, and the tag or branch to read when the asset represents one.
 
         Another code location may declare the promoted node `production/shop/orders` by its key alone. It is recognised
         by the table `shop/orders` and its tag `production`, when there is no table at the place of the whole key.

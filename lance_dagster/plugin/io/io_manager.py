@@ -1,7 +1,7 @@
 """The IO manager: it commits outputs to the branch of their run and reads inputs from one pinned version.
 
-The class extends `dg.ConfigurableIOManager` and not Dagster's `DbIOManager`. That one is a private module, it
-handles only contiguous partitions, and it deletes and writes in two commits.
+The class extends `dg.ConfigurableIOManager` and not Dagster's `DbIOManager`. `DbIOManager` is in a private module,
+handles only contiguous partitions, and deletes and writes in two commits.
 
 This module has the fields of the resource and finds the run; `outputs` has the write side and `inputs` the read side.
 """
@@ -24,19 +24,19 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
     The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars, Arrow,
     `list[dict]`, lazy handles or staged files. `dict[str, T]` reads a value for each partition. An input without an
-    annotation is a `PinnedTable`, which reads nothing until it is asked to and carries the partitions, the columns and
-    the filter of the input. An input of which nothing was published is an error, unless it is annotated as
-    `Optional[T]` (it is None then) or has the metadata `lance/allow_missing`. A partitioned asset
+    annotation is a `PinnedTable`, which reads nothing until one of its methods is called, and carries the partitions,
+    the columns and the filter of the input. An input whose table was never published is an error, unless it is
+    annotated as `Optional[T]` (it is None then) or has the metadata `lance/allow_missing`. A partitioned asset
     replaces the rows of its partitions, which its metadata `lance/partition_expr` identifies; an asset without
     partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`, `upsert`) of
     the asset, or of the output at run time, overrides this.
 
-    An upsert needs `lance/keys`, the columns of the key; a key of the output is looked for in the whole table. With
+    An upsert needs `lance/keys`, the columns of the key; it looks for the keys of the output in the whole table. With
     `lance/when_missing: delete` it also deletes the rows of the run's partitions whose key the output lacks. The rows
     of an upsert are held in memory.
 
-    Every mode is held to the partitions of the run while the rows are written: when one row is outside of them,
-    nothing is committed. An output with other columns or types than the table is refused, unless
+    In every mode the rows are checked against the partitions of the run while they are written: when one row is
+    outside, nothing is committed. An output with other columns or types than the table is refused, unless
     `lance/schema_evolution` says otherwise: `add_columns`, `widen` or, for an overwrite, `replace`. The descriptions in
     the asset's `dagster/column_schema` are stored with the columns of the table.
 

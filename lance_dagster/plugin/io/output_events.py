@@ -1,8 +1,8 @@
-"""What the event of an output says about its commit, and what the table learns from the asset's definition.
+"""The metadata of an output's event about its commit, and the column descriptions that the table gets.
 
 The metadata `dagster/column_schema` of a definition describes columns for people. Its descriptions and tags are stored
-in the table, where readers without Dagster find them, and they come back in the events beside the types that the
-columns really have.
+in the table, where readers without Dagster find them, and are shown in the events together with the actual types of the
+columns.
 """
 
 import json
@@ -72,7 +72,7 @@ def event_metadata(
 
 
 def add_row_counts(context: dg.OutputContext, keys: tuple[str, ...], tally: RowTally) -> None:
-    """Add the number of rows that were written: in all, and for each partition on the event of that partition.
+    """Add the number of rows that were written: the total, and for each partition on the event of that partition.
 
     The metadata of an output is the same on the events of all its partitions, so with several partitions a number there
     would be wrong for each of them.

@@ -1,6 +1,6 @@
 """The table of an output: that of its asset, or the one that the output of an op names.
 
-An op in a job or in a graph asset can have outputs that belong to no asset. Such an output is stored when its metadata
+Outputs of an op in a job or in a graph asset need not belong to an asset. Such an output is stored when its metadata
 `lance/table` names a table: `dg.Out(metadata={"lance/table": "shop/raw"})`. It is written to the branch of the run, as
 the outputs of assets are, and the ops downstream read it there.
 
@@ -30,9 +30,9 @@ class OutputTable:
     """Where an output is stored.
 
     Attributes:
-        owner: The asset that writes the table, or what stands for it: the owner that the table names.
+        owner: The owner that the table records: the asset that writes it, or a text that names the op's output.
         key: The asset's key, or the path of the table.
-        metadata: The metadata that decides about the place of the table.
+        metadata: The metadata that sets the place of the table.
         partition_keys: The partitions that are written; the mapping key for one of several steps.
         definition: What gives the partition keys their meaning; None for plain values.
     """

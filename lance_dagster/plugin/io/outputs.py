@@ -1,7 +1,7 @@
 """The write side of the IO manager: the rows of an output become one commit on the branch of the run.
 
-The order matters. Rows are written to data files first, and counted and held to their partitions by that one pass over
-them. Only then are columns edited and the rows committed, so that an output that is refused leaves no commit.
+The order matters. Rows are first written to data files; the same pass counts them and checks that they belong to the
+partitions. Only then are columns edited and the rows committed, so that an output that is refused leaves no commit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,12 +73,12 @@ class OutputWriter:
         place = self.lance.address_of(target.key, target.metadata)
         table = self._table(write, place, with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
-        # Both tests come before the fork: a table of another asset is refused without a trace, and the new branch would
-        # be taken for one that an earlier run left.
+        # Both tests come before the fork: a refused write to a table of another asset must leave no branch, and the new
+        # branch would be mistaken for one that an earlier run left.
         start = branch.start()
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
-        # A publisher deletes what it published. A branch that is left was not published, so the commit of this run can
-        # take back the rows that are on it.
+        # A publisher deletes the branches that it published. A branch that still exists was not published, so the
+        # commit of this run can undo the rows that are on it.
         if write.mode == "append" and start.branch == MAIN:
             self._refuse_published(write.asset, branch)
         rows = handler.rows(obj)
@@ -171,8 +171,8 @@ class _Output:
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
-        # These commits carry the run id alone: a retried append takes back the newest commit that names its step and
-        # its asset, which must be the one with the rows.
+        # These commits have only the run id: a retried append undoes the newest commit that names its step and its
+        # asset, which must be the one with the rows.
         owner = {key: value for key, value in write.properties.items() if key == md.RUN_ID}
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
@@ -185,7 +185,7 @@ class _Output:
         return self._committed(rows, within.predicate if within else "true"), tally, change.notes
 
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
-        """Return what becomes of the columns of the table."""
+        """Return the change of the columns of the table."""
         table, rows = self.branch.table, self.rows
         given = schema
         if isinstance(rows, SparkRows):
@@ -236,7 +236,7 @@ class _Output:
         """Read columns of files that the asset wrote itself, where they lie.
 
         Raises:
-            InvalidInputError: They lie at a place that is no base path of the branch with a name.
+            InvalidInputError: They are at a place that is not a named base path of the branch.
         """
         table, branch = self.branch.table, self.branch.name
         names = {base.path: base.name for base in table.maintenance.bases(branch) if base.name}
@@ -296,7 +296,7 @@ class _Output:
         """Refuse keys that an upsert could not find again.
 
         Raises:
-            InvalidInputError: A key column is not there, or has a null, which is equal to no other key: a retry would
+            InvalidInputError: A key column is missing, or has a null, which equals no other key: a retry would
                 insert its row a second time.
         """
         for name in self.write.on:
@@ -350,7 +350,7 @@ class _Output:
             )
         if version.rows_added or version.rows_updated or version.rows_deleted:
             return version
-        # A run that changes no row still makes a version, by which the publisher knows that it wrote the table.
+        # A run that changes no row still makes a version, from which the publisher knows that it wrote the table.
         none = table.schema(name).empty_table()
         return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
 

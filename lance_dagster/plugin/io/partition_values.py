@@ -85,7 +85,7 @@ class PartitionValues:
         """
         if given in schema.names:
             return cls._of_column(schema.field(given))
-        # A column too many costs little; to parse the SQL here would be a second grammar beside Lance's.
+        # Reading a column too many costs little; parsing the SQL here would need a second grammar beside Lance's.
         columns = tuple(name for name in schema.names if _names_column(given, name))
         if _NAME.fullmatch(given) or not columns:
             raise InvalidInputError(
@@ -180,7 +180,7 @@ class PartitionValues:
         if pa.types.is_boolean(kind) and plain.lower() in ("true", "false"):
             return plain.lower() == "true"
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            raise InvalidInputError(f"partition key {plain!r} is no value of column {self.name!r}, which is {kind}")
+            raise InvalidInputError(f"partition key {plain!r} is not a value of column {self.name!r}, which is {kind}")
         raise InvalidInputError(
             f"column {self.name!r} is {kind}; partitions select from text, integer, boolean, date and timestamp values"
         )

@@ -50,7 +50,7 @@ def partition_filter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPoints:
-    """Partition keys by their coordinates, for filters where the definition of the partitions is not at hand.
+    """Partition keys by their coordinates, for filters where the definition of the partitions is not available.
 
     Attributes:
         points: The coordinates of each key, in the order of the dimensions.
@@ -83,7 +83,7 @@ class PartitionPoints:
         Raises:
             InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
         """
-        # The expression is validated before the case without keys, where a wrong one is an error too.
+        # The expression is validated first, because an invalid one is an error even when there are no keys.
         given = expressions_of(asset, self.names, partition_expr)
         values = [PartitionValues.of(one, schema, asset) for one in given]
         if not self.points:
@@ -146,7 +146,7 @@ def outside_error(
         asset: The asset's key as text.
         keys: The partitions of the write.
         partition_expr: The asset's metadata of that name.
-        consequence: What became of the write.
+        consequence: The outcome of the write, for the message.
     """
     shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
     return InvalidInputError(

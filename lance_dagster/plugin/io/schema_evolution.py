@@ -1,4 +1,4 @@
-"""Decide what becomes of a table's columns when an output has other ones, by its policy `lance/schema_evolution`.
+"""Decide how a table's columns change when an output has different ones, by its policy `lance/schema_evolution`.
 
 The policies, each with what it accepts:
 
@@ -10,8 +10,8 @@ The policies, each with what it accepts:
   double for integers that it holds exactly.
 - `replace`: any columns; an overwrite then gives the table the columns of the output.
 
-A column of type null takes the first type that it is given under every policy, since it holds no value. So does the
-whole schema of a table that was created and never written.
+Under every policy, a column of type null takes the first type that it is given, since it holds no value. In the same
+way a table that was created and never written takes the whole schema of its first output.
 
 Edits and rows are commits of their own on the branch of the run, so they become visible together when it is published.
 """
@@ -34,14 +34,14 @@ _EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaChange:
-    """What becomes of the columns of a table before rows are written.
+    """The change of a table's columns before rows are written.
 
     Attributes:
         schema: The columns of the table afterwards, which the rows are written with.
         added: The columns that the table gets.
         retyped: The columns that get another type.
-        replaced: Whether the columns of the output take the place of all columns.
-        notes: What is worth a line in the log of the run.
+        replaced: Whether the columns of the output replace all columns.
+        notes: Lines for the log of the run.
     """
 
     schema: pa.Schema
@@ -51,7 +51,7 @@ class SchemaChange:
     notes: tuple[str, ...] = ()
 
     def apply(self, table: LanceTable, branch: str, properties: Mapping[str, str]) -> None:
-        """Edit the columns on a branch; an edit that an earlier attempt made is not needed any more."""
+        """Edit the columns on a branch; an edit that an earlier attempt made is not repeated."""
         for name, kind in self.retyped.items():
             table.columns.cast(name, kind, branch=branch, message=f"widen {name} to {kind}", properties=properties)
         if self.added:
@@ -74,7 +74,7 @@ class Evolution:
     values: pa.Table | None = None
 
     def change(self, given: pa.Schema, current: pa.Schema) -> SchemaChange:
-        """Return what becomes of the columns `current` of a table for an output with the columns `given`.
+        """Return the change of the columns `current` of a table for an output with the columns `given`.
 
         Raises:
             SchemaMismatchError: The policy does not accept the difference; the message names each column, both types
@@ -103,7 +103,7 @@ class Evolution:
         )
 
     def problems(self, given: pa.Schema, current: pa.Schema) -> list[str]:
-        """Return what the policy does not accept."""
+        """Return the differences that the policy does not accept."""
         problems = [found.problem for own in current if (found := self._column(own, given)).problem]
         doubled = sorted({name for name in given.names if given.names.count(name) > 1})
         problems += [f"column {name!r} is given twice" for name in doubled]
@@ -113,7 +113,7 @@ class Evolution:
         return problems
 
     def _column(self, own: "pa.Field[Any]", given: pa.Schema) -> "_Column":
-        """Return what becomes of one column of the table."""
+        """Return the change of one column of the table."""
         lenient = self.policy in ("add_columns", "widen")
         # `problems` reports a name that is given twice, for columns of the table and for new ones.
         if given.names.count(own.name) > 1:
@@ -135,7 +135,7 @@ class Evolution:
         return _Column(own, problem=f"column {own.name!r} is {kind} in the output and {own.type} in the table")
 
     def _number(self, own: "pa.Field[Any]", kind: pa.DataType) -> "_Column | None":
-        """Return what becomes of a column of numbers for numbers of another type; None when nothing can."""
+        """Return the change of a numeric column for numbers of another type; None when no change can fit them."""
         cast = f"column {own.name!r} is {kind} in the output and is stored as the table's {own.type}"
         if _is_wider(own.type, kind):
             return _Column(own, note=cast)
@@ -170,7 +170,7 @@ class Evolution:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What becomes of one column: its field afterwards, a line for the log, or why it cannot be written."""
+    """The change of one column: its field afterwards, a line for the log, or why it cannot be written."""
 
     column: "pa.Field[Any]"
     note: str = ""
@@ -197,7 +197,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Return whether a type holds each number of another type, or is a double, whose exactness the values decide."""
+    """Return whether a type holds every number of another type, or is a double; then the values decide."""
     if pa.types.is_floating(narrow):
         return pa.types.is_floating(wide) and wide.bit_width >= narrow.bit_width
     if pa.types.is_floating(wide):

@@ -25,7 +25,7 @@ from lance_dagster.plugin.settings import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteDefaults:
-    """What the IO manager's fields say for outputs whose metadata says nothing; empty texts for its own defaults."""
+    """The IO manager's fields, which apply where an output's metadata sets nothing; empty for its own defaults."""
 
     write_mode: str = ""
     schema_evolution: str = ""
@@ -100,7 +100,7 @@ class Write:
     def partitions(self, schema: pa.Schema) -> PartitionFilter | None:
         """Return the filter of the rows that the write may have; None for an asset without partitions.
 
-        Every mode is held to it. A row outside would not be deleted by the next replace of the same partitions, which
+        It applies to every mode. A row outside would not be deleted by the next replace of the same partitions, which
         would add it a second time; and a merge compares writes by the partitions they name.
 
         Raises:
@@ -109,7 +109,7 @@ class Write:
         return self._filter(self.keys, schema) if self.keys else None
 
     def tally(self, schema: pa.Schema) -> RowTally:
-        """Return the tally of the write's rows: it holds them to the partitions and counts those of each.
+        """Return the tally of the write's rows: it counts the rows of each partition, and those outside of them.
 
         Raises:
             InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
@@ -145,14 +145,14 @@ class Write:
 
 
 def _refuse_wiping(asset: str, keys: tuple[str, ...], mode: WriteMode, in_run: str | None) -> None:
-    """Refuse a lasting setting by which each run of some partitions deletes all the others.
+    """Refuse a permanent setting by which each run of some partitions would delete all other partitions.
 
     Raises:
         InvalidInputError: The asset is partitioned, and its metadata or the IO manager says overwrite.
     """
     if keys and mode == "overwrite" and in_run != "overwrite":
         raise InvalidInputError(
-            f"write_mode 'overwrite' of {asset} would delete all other partitions in the run of one; leave it out to "
+            f"write_mode 'overwrite' of {asset} would delete all other partitions in each run; leave it out to "
             f"replace the partitions of the run. To start the table anew, one run may call "
             f"context.add_output_metadata({{{md.WRITE_MODE!r}: 'overwrite'}})"
         )
@@ -169,7 +169,7 @@ def _upsert_settings(
     """Return the key columns, and whether missing rows are deleted.
 
     Raises:
-        InvalidInputError: An upsert has no keys, or the settings of an upsert stand beside another mode.
+        InvalidInputError: An upsert has no keys, or the settings of an upsert are used with another mode.
     """
     listed = md.plain(settings.get(md.KEYS))
     on = tuple(str(name) for name in listed) if isinstance(listed, list | tuple) else ()
@@ -179,18 +179,18 @@ def _upsert_settings(
             f"write_mode 'upsert' of {asset} needs the columns of its key; give the asset metadata "
             f'{{"{md.KEYS}": ["<column>"]}}'
         )
-    # An asset that upserts may replace its rows in one run, so the settings are compared with the lasting mode.
+    # An asset that upserts may replace its rows in one run, so the settings are compared with the permanent mode.
     lasting = md.text(context.definition_metadata, md.WRITE_MODE) or defaults.write_mode
     if "upsert" not in (mode, lasting) and (on or missing):
         given = md.KEYS if on else md.WHEN_MISSING
         raise InvalidInputError(
-            f"{given} of {asset} has a meaning only with {md.WRITE_MODE} 'upsert', and its mode is {mode!r}"
+            f"{given} of {asset} applies only to {md.WRITE_MODE} 'upsert', but its mode is {mode!r}"
         )
     return on, missing == "delete"
 
 
 def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
-    # The asset, the step and the partitions are what `RunBranch.earlier_attempt` recognises a commit by.
+    # `RunBranch.earlier_attempt` recognises a commit by the asset, the step and the partitions.
     properties = {md.ASSET_KEY: asset}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id

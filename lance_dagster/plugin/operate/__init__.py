@@ -1,1 +1,1 @@
-"""Sensors and jobs that operate tables from day to day."""
+"""Sensors and jobs for the daily operation of tables."""

@@ -1,4 +1,4 @@
-"""What becomes of a run branch: deleted, kept, or reported as waiting for its publication.
+"""Decide whether a run branch is deleted, kept, or reported as waiting for its publication.
 
 A branch is deleted only when its rows are on `main`, or when its run ended without success some time ago. Before that
 time people re-execute the run from its failure, and the re-execution reads the branch. While any run of the same root
@@ -33,7 +33,7 @@ class Action(Enum):
 class BranchDecision:
     """What the sweeper does with a branch, and why.
 
-    `unmerged` is what it would do if `main` lacked the branch, for one that goes because `main` has it.
+    For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
     """
 
     action: Action
@@ -91,7 +91,7 @@ class RunsOfBranches:
 def decide(
     branch: str, run_id: str, runs: RunsOfBranches, *, keep: KeepFor, is_merged: bool, created_at: datetime
 ) -> BranchDecision:
-    """Decide about the branch of a run.
+    """Decide what to do with the branch of a run.
 
     Args:
         branch: The name of the branch.
@@ -135,7 +135,7 @@ def short(run_id: str) -> str:
 
 
 def _decide_unknown(keep: KeepFor, age: timedelta, *, is_merged: bool) -> BranchDecision:
-    """Decide about a branch whose run is of another deployment, or was deleted from the instance."""
+    """Decide what to do with a branch whose run is of another deployment, or was deleted from the instance."""
     unknown = "this Dagster instance does not know the run"
     if keep.unknown is None or age < keep.unknown:
         return BranchDecision(Action.UNKNOWN, unknown)

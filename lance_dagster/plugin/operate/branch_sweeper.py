@@ -1,6 +1,6 @@
-"""A sensor that deletes run branches and previews that nothing needs any more.
+"""A sensor that deletes run branches and previews that are no longer needed.
 
-The publisher deletes the branches that it published. What is left are the branches of runs that failed or were
+The publisher deletes the branches that it published. The others are the branches of runs that failed or were
 cancelled, branches whose publisher was killed before it deleted them, and previews of merges. Without the sweeper they
 stay for ever, and so do the data files that only they name.
 
@@ -43,8 +43,8 @@ class SweeperOptions(TypedDict, total=False):
     for ever, because they may belong to another deployment that writes the same tables. Set it where a single
     deployment writes the tables, and old runs are deleted from the instance.
 
-    `keep_previews` is the age of a preview from which it is deleted, a day by default: longer than a publisher works
-    on one. `waiting_after` is the age of an unpublished version from which the policy `waiting` applies to it, an
+    `keep_previews` is the age from which a preview is deleted, a day by default: longer than a publisher needs
+    it. `waiting_after` is the age of an unpublished version from which the policy `waiting` applies to it, an
     hour by default: the publisher of a backfill runs after its last run.
 
     `dry_run` only reports. `minimum_interval_seconds` (an hour by default), `default_status` and `description` are
@@ -70,7 +70,7 @@ def build_branch_sweeper(
     resource_key: str = RESOURCE_KEY,
     **options: Unpack[SweeperOptions],
 ) -> dg.SensorDefinition:
-    """Build a sensor that deletes the run branches and previews of some tables that nothing needs any more.
+    """Build a sensor that deletes the run branches and previews of some tables that are no longer needed.
 
     It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed`
     ago, and branches of failed runs whose full re-execution succeeded. It never deletes a branch while a run of the
@@ -135,7 +135,7 @@ def build_branch_sweeper(
 
 @dataclass(frozen=True, slots=True)
 class _Swept:
-    """A branch of a table, and what became of it."""
+    """A branch of a table, and the outcome for it."""
 
     table: WatchedTable
     branch: str
@@ -156,7 +156,7 @@ class _Cursor:
 
     @classmethod
     def of(cls, text: str | None) -> "_Cursor":
-        # A damaged cursor loses nothing: each tick decides anew, and only an alert is repeated.
+        # A damaged cursor loses no decision: each tick decides anew, and only an alert is repeated.
         try:
             found = json.loads(text or "{}")
             return cls(max(0, int(found.get("next", 0))), tuple(map(str, found.get("alerted", ()))))
@@ -184,7 +184,7 @@ class _Sweep:
     problems: list[str] = field(default_factory=list)
     visited: int = 0
     watched: Sequence[WatchedTable] = ()
-    # By branch, a table that has rows on it which `main` lacks.
+    # For each branch, a table with rows on that branch that `main` lacks.
     unmerged: dict[str, str | None] = field(default_factory=dict)
 
     def run(self, watched: Sequence[WatchedTable]) -> None:
@@ -219,7 +219,7 @@ class _Sweep:
     def _sweep_run(self, one: WatchedTable, table: "LanceTable", branch: "Branch", runs: RunsOfBranches) -> None:
         try:
             head = table.head(branch.name)
-            # A branch without commits of its own has nothing that `main` could lack.
+            # A branch without commits of its own has no rows that `main` could lack.
             is_merged = not is_written(head) or table.branches.is_merged(head) is not None
         except RefNotFoundError:  # a publisher deleted the branch since it was listed
             return
@@ -246,7 +246,7 @@ class _Sweep:
         if not self.lance.repository:
             return False
         if name not in self.unmerged:
-            # Asked about branches that `main` contains and whose publisher died, so for few of them.
+            # Needed only for branches that `main` contains and whose publisher died, which are few.
             found = (other.name for other in self.watched if other is not one and self._is_unmerged(other, name))
             self.unmerged[name] = next(found, None)
         return self.unmerged[name] is not None
@@ -277,7 +277,7 @@ class _Sweep:
         """Return the waiting branches that no tick reported before, and remember them in the cursor."""
         places = {f"{found.table.name} {found.version}": found for found in self.late}
         known = set(self.cursor.alerted)
-        # Only what still waits is remembered, so that the cursor does not grow.
+        # Only branches that still wait are remembered, so that the cursor does not grow.
         self.cursor.alerted = tuple(places)
         return [found for place, found in places.items() if place not in known]
 
@@ -311,7 +311,7 @@ def _check(
     _check_duration("keep_failed", keep.failed)
     _check_duration("keep_unknown", keep.unknown or timedelta(0))
     if waiting not in get_args(WaitingPolicy):
-        raise InvalidInputError(f"waiting={waiting!r} is no policy; choose keep, alert or publish")
+        raise InvalidInputError(f"waiting={waiting!r} is not a policy; choose keep, alert or publish")
     if waiting == "publish" and publisher is None:
         raise InvalidInputError("waiting='publish' needs publisher=, the result of build_publisher")
     if publisher is not None and publisher.partitions_def is not None:
@@ -324,7 +324,7 @@ def _check(
 def _check_duration(label: str, value: object) -> None:
     # A number is refused, because its unit would be a guess.
     if not isinstance(value, timedelta) or value < timedelta(0):
-        raise InvalidInputError(f"{label}={value!r} is no duration of zero or more; give a timedelta")
+        raise InvalidInputError(f"{label}={value!r} is not a duration of zero or more; give a timedelta")
 
 
 def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -> dict[str, dg.AssetKey]:
@@ -347,7 +347,7 @@ def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
 def _publications(
     late: Iterable[_Swept], promoted: Mapping[str, dg.AssetKey], publisher: dg.AssetsDefinition
 ) -> list[dg.RunRequest]:
-    """Request a run of the publisher for each run that waits, with all its tables: they are published together.
+    """Request a run of the publisher for each run that waits, with all its tables, which are published together.
 
     The run key allows one request for each state of these tables, so a re-execution that writes more is published too.
     """
@@ -357,8 +357,8 @@ def _publications(
     return [
         dg.RunRequest(
             run_key=f"lance:publish:{branch}:{_digest(tables)}",
-            # All tables of the publisher: the time of a tick may have ended before some of this run were visited. The
-            # publisher leaves out those that the run did not write.
+            # All tables of the publisher are selected: the tick may have ended before it visited some tables of this
+            # run. The publisher leaves out those that the run did not write.
             asset_selection=list(promoted.values()),
             run_config={"ops": {publisher.node_def.name: {"config": {"ref": branch}}}},
         )

@@ -1,8 +1,8 @@
-"""What a channel of a repository did since the last tick, read from its log.
+"""Read the moves of a channel of a repository since the last tick from its log.
 
-An entry of the log is one promotion, rollback, hold or release of all tables, with who and why. So a channel that did
-not move costs one look at its newest entry, however many tables it names, and one that moved costs the versions of the
-tables that changed. Tags are not looked at: they follow the channel.
+An entry of the log is one promotion, rollback, hold or release of all tables, with the user and the reason. So a
+channel that did not move costs one read of its newest entry, however many tables it names, and a channel that moved
+costs reads of the versions of the tables that changed. Tags are not read: they follow the channel.
 """
 
 import json
@@ -60,7 +60,7 @@ class ChannelLook:
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> bool:
-        """Look, and return whether there is such a channel; without one the tables are asked for a tag or branch."""
+        """Read the log, and return whether the channel exists; otherwise the ref is a tag or branch of the tables."""
         try:
             newest = self.repository.channels.get(self.channel).entry
         except RefNotFoundError:
@@ -70,17 +70,17 @@ class ChannelLook:
         mark = self.cursor.channels.get(self.channel)
         if mark == _mark_of(newest):
             return True
-        # A cursor that knows tables was written before there was a channel: what the channel did since is news.
+        # A cursor that has tables was written before the channel existed: all moves of the channel since are new.
         if mark is None and not self.tag_marks and not self.cursor.announce_all:
             self.cursor.channels[self.channel] = _mark_of(newest)
             return True
         if mark is None and self.cursor.announce_all:
-            # `announce_all` asks for what the channel names at present, and not for each promotion of the past.
+            # `announce_all` reports what the channel names at present, and not each promotion of the past.
             self._report(newest, None)
             return True
         # The numbers of one log only grow, and `newest` is not the entry of the mark.
         if mark is not None and mark.number >= newest.number:
-            self.notes.append(f"channel {self.channel} begins anew: the repository was dropped and made again")
+            self.notes.append(f"channel {self.channel} starts again: the repository was dropped and created again")
             mark = None
         self._report_after(mark or BranchMark(0, ""), newest)
         return True
@@ -119,7 +119,7 @@ class ChannelLook:
             try:
                 version = view[name].version
             except (NotFoundError, FormatError) as error:
-                # It will not be readable at the next tick either, and the other tables of the channel go on.
+                # The table will not be readable at the next tick either, and the other tables must be reported.
                 self.notes.append(f"{name} at entry {entry.number} of {self.channel}: {error}")
                 continue
             # A table is adopted at the version of its tag, which was reported when the tag moved. The mark of the tag

@@ -1,4 +1,4 @@
-"""Automation conditions for assets that read Lance tables, made of Dagster's public operands.
+"""Automation conditions for assets that read Lance tables, built from Dagster's public operands.
 
 A promoted node is materialized only when its tag moves, and its data version is the transaction of the version. So an
 asset downstream of promoted nodes can wait for a move, and an asset beside a candidate for its audit.
@@ -14,8 +14,8 @@ from lance_dagster.plugin.table_asset import TableAsset, asset_key_of
 def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]
     """Return a condition that holds when a candidate among the dependencies was written and passed its audit.
 
-    It is for assets that look at candidates before they are published. Readers of promoted nodes need `tag_moved`;
-    for them the publisher verifies the audit. A run that is in progress may still run the checks of what it wrote, so
+    It is for assets that read candidates before they are published. Readers of promoted nodes need `tag_moved`;
+    for them the publisher verifies the audit. A run that is in progress may still have to check the tables it wrote, so
     the condition waits for its end.
     """
     audited = dg.AutomationCondition.all_deps_blocking_checks_passed()

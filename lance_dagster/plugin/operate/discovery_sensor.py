@@ -1,7 +1,7 @@
-"""A sensor that finds tables below a root which no asset stands for.
+"""A sensor that finds tables below a root that no asset represents.
 
-A ref sensor watches tables that are named when the definitions load. Tables that other programs create while the code
-location runs are found here: each becomes a materialization, a dynamic partition, a run, or all of these.
+A ref sensor watches tables that are named when the definitions load. This sensor finds tables that other programs
+create while the code location runs: each becomes a materialization, a dynamic partition, a run, or all of these.
 """
 
 import json
@@ -108,7 +108,7 @@ def _tables_below(store: "Store", folder: str) -> Iterator[str]:
 def _opened(
     context: dg.SensorEvaluationContext, lance: LanceResource, paths: Sequence[str]
 ) -> "list[tuple[str, Version]]":
-    """Return the heads of the tables that can be opened; the others are looked at again by the next tick."""
+    """Return the heads of the tables that can be opened; the next tick tries the others again."""
     from lance_dagster.table import LanceTable
 
     heads = []

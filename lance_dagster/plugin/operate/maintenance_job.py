@@ -1,10 +1,10 @@
 """A job that verifies, compacts and cleans up tables, with a report for each table.
 
-The first step collects old commits of the repository, where the resource has one, so that the tables can let go
-what only these name. After it every table is a step of its own, in one process: a table that fails does not stop the
-others, the run fails at its end, and a re-execution from failure repeats only the tables that failed.
+The first step collects old commits of the repository, where the resource has one, so that the tables can collect the
+versions that only these commits name. Then every table is a step of its own, in one process: a table that fails does
+not stop the others, the run fails at its end, and a re-execution from failure repeats only the tables that failed.
 
-The job changes no rows and works beside writers and publishers. Compaction commits to `main`, and a run branch that
+The job changes no rows and may run while others write and publish. Compaction commits to `main`, and a run branch that
 was forked before merges into the compacted `main` without a conflict. The collection deletes no file that a branch, a
 tag or a writer may need.
 """
@@ -44,9 +44,9 @@ class MaintenanceOptions(TypedDict, total=False):
     """What a maintenance job does with each table; everything by default.
 
     `verify` looks for damage first, and a damaged table is left as it is. `compact` rewrites small fragments of `main`.
-    `indices` adds the rows that the indices of `main` miss. `collect` is the age from which versions that nothing
-    needs expire and unreferenced files are deleted; None collects nothing. `spark_key` is the key of a `SparkResource`
-    whose executors compact the tables; None compacts them in the process of the step.
+    `indices` adds rows that the indices of `main` do not cover. `collect` is the age from which versions that are no
+    longer needed expire and unreferenced files are deleted; None collects nothing. `spark_key` is the key of a
+    `SparkResource` whose executors compact the tables; None compacts them in the process of the step.
     """
 
     verify: bool
@@ -124,7 +124,7 @@ def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOpt
         except LanceDagsterError as error:
             raise dg.Failure(description=f"{one.name}: {error}", metadata=step.report) from error
         finally:
-            # A step that fails is reported too: what it did before the failure stays done.
+            # A step that fails is reported too, because its work before the failure stays done.
             context.log_event(dg.AssetObservation(one.key, description="maintenance", metadata=step.report))
         if step.damage:
             raise dg.Failure(description=f"{one.name} is damaged: {step.damage[0]}", metadata=step.report)
@@ -133,13 +133,13 @@ def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOpt
 
 
 def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
-    """Return the step that lets old commits of the repository go, so that the tables can let go what these name."""
+    """Return the step that collects old commits of the repository, so that tables can collect their versions."""
 
     @dg.op(
         name=name,
         out=dg.Out(dg.Nothing),
         required_resource_keys={resource_key},
-        description="Collect the commits of the repository that nothing needs, where the resource has a repository.",
+        description="Collect the commits of the repository that are no longer needed, where the resource has one.",
     )
     def collect(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         repository = getattr(context.resources, resource_key).open_repository()
@@ -172,7 +172,7 @@ class _Step:
         self.damage: list[Problem] = []
         self._context, self._name, self._dry_run = context, name, dry_run
         # The sensors take a version with a run id for one of Dagster's.
-        # Imported in a run only, as all that a code location does not need to be loaded.
+        # Imported only in a run, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.run_branch import RunChain
 
         self._properties = {md.RUN_ID: RunChain.of_context(context).run_id or "", md.JOB_NAME: context.job_name}
@@ -242,7 +242,7 @@ def _damage(problems: "Sequence[Problem]") -> "list[Problem]":
 
 def _garbage(found: "GarbageReport") -> Report:
     if found.dry_run:
-        # Under names of their own: a plot of what was removed must not show what was not.
+        # A dry run uses names of its own: a plot of removed files must not show files that were not removed.
         removed, expired, done = found.garbage, found.expired, "would_remove"
     else:
         removed, expired = found.garbage if found.done else {}, found.expired if found.expiry_done else {}

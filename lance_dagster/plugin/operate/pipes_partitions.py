@@ -1,11 +1,11 @@
-"""Hold the rows that an external process writes to the partitions of its run.
+"""Check that the rows that an external process writes belong to the partitions of its run.
 
-A process starts before anyone knows the types of its columns, and a filter over time depends on them. The step hands
-over the partition keys with their time windows, and the process makes the filter from the columns that it writes.
+A process starts before the types of its columns are known, and a filter over time depends on them. The step passes
+the partition keys with their time windows, and the process makes the filter from the columns that it writes.
 
-The rows of each write are counted before its commit. What the process wrote in other ways, by the `LanceTable` or as
-files from Spark, is read from the differing fragments before the materialization is reported: without one, the
-publisher does not take the version.
+The rows of each write are counted before its commit. Rows that the process wrote in other ways, by the `LanceTable` or
+as files from Spark, are read from the differing fragments before the materialization is reported: without a
+materialization, the publisher does not publish the version.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class PipesPartitions:
 
     Attributes:
         asset: The asset's key as text.
-        keys: The partition keys; empty for an asset without partitions, whose rows are not held to anything.
+        keys: The partition keys; empty for an asset without partitions, whose rows are not checked.
         partition_expr: The asset's metadata of that name.
         points: The keys by their coordinates.
     """
@@ -125,7 +125,7 @@ class PipesPartitions:
         tally = self._tally(table.schema(version))
         for before, after in _written_ranges(branch, version, since):
             _count_written(table, before, after, tally)
-        # The rows stay where they are: to take them back could take rows of others with them.
+        # The rows stay where they are: undoing them could undo rows of others too.
         shared = f"revert it before another run publishes {version.branch}"
         advice = shared if version.branch == branch.chain.branch_tag else "start a new run, and not a retry of this one"
         self._refuse(tally, f"{version} was not reported, so the publisher does not take it; {advice}")
@@ -153,7 +153,8 @@ def _written_ranges(branch: "RunBranch", version: "Version", since: int) -> "Ite
     """Yield the ranges of versions that the run wrote: the version before each range, and its last version."""
     table, chain = branch.table, branch.chain
     if version.branch != chain.branch_tag:
-        # A branch of these runs only: all that its publication would bring to main, also from a failed attempt.
+        # On a branch of these runs only, everything counts that its publication would bring to main, also from a failed
+        # attempt.
         yield table.branches.merge_base(MAIN, version), version
         return
     # Runs of other partitions share a branch that a tag names; their own sessions verify what they wrote.

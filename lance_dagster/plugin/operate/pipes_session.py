@@ -1,10 +1,10 @@
 """Write the table of an asset from an external process that Dagster starts by Pipes.
 
-The step in Dagster hands the place of the table, the branch of its run and the storage options to the process. The
+The step in Dagster passes the place of the table, the branch of its run and the storage options to the process. The
 process writes that branch and reports the version it wrote. The materialization has the same entries as one of the IO
-manager, so the checks, the publisher and the sensors treat the asset as any other candidate.
+manager, so the checks, the publisher and the sensors treat the asset like any other candidate.
 
-The options travel in the context of Pipes: `PipesSubprocessClient` writes it to a file that is deleted after the run,
+The options are part of the context of Pipes: `PipesSubprocessClient` writes it to a file that is deleted after the run,
 other clients put it where the service shows it. Give such a process credentials that expire with its job.
 """
 
@@ -72,7 +72,7 @@ def pipes_extras(
     place = lance.address_of(key, metadata)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
-    # Imported here: it brings Arrow, which no code location needs to be loaded.
+    # Imported here: it imports Arrow, which a code location does not need when it is loaded.
     from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
 
     partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
@@ -227,12 +227,12 @@ class PipesTable(AbstractContextManager["PipesTable"]):
     ) -> None:
         """Report the result of a check of the written version, at the end of the block.
 
-        The asset declares the check in its `check_specs`. The publisher looks at blocking checks.
+        The asset declares the check in its `check_specs`. The publisher requires blocking checks to pass.
         """
         self._checks.append((name, passed, dict(metadata or {})))
 
     def report(self) -> None:
-        """Report the materialization, then the checks; the end of the block does it.
+        """Report the materialization, then the checks; the end of the block calls this.
 
         Raises:
             InvalidInputError: The process wrote nothing, or rows that are outside of the partitions of the run.
@@ -270,7 +270,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
     ) -> None:
         """Report what was written unless there is an error, and close the Pipes context that was opened."""
         if error is None:
-            # The Pipes context closes around the report, so that an error of it reaches Dagster with its text.
+            # The Pipes context is closed after the report, so that an error of the report reaches Dagster with its
+            # text.
             with self._opened or nullcontext():
                 self.report()
         elif self._opened is not None:
@@ -310,7 +311,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             table = LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: asset})
         branch = RunBranch(table=table, chain=self._chain)
         ownership = Ownership(asset=asset, branch=branch)
-        # This comes before the fork, so that a table of another asset is refused without a trace.
+        # This comes before the fork, so that refusing a table of another asset leaves no branch.
         start = branch.start()
         is_owned = ownership.is_recorded(start)
         branch.ensure(start)

@@ -1,7 +1,8 @@
-"""A sensor that reports commits on protected branches which no publication made.
+"""A sensor that reports commits on protected branches that no publication made.
 
-Policies of the storage keep those out who may not write `main`; this finds what came in all the same: a writer with too
-many permissions, a repair by hand, a program that knows nothing of run branches. It reports and changes nothing.
+Policies of the storage stop writers that may not write `main`. This sensor detects commits that policies allowed: by a
+writer with too many permissions, a repair by hand, a program that does not use run branches. It reports and changes
+nothing.
 """
 
 import time
@@ -40,14 +41,14 @@ def build_protected_branch_sensor(
     resource_key: str = RESOURCE_KEY,
     **options: Unpack[SensorOptions],
 ) -> dg.SensorDefinition:
-    """Build a sensor that reports versions of protected branches which no publication and no maintenance made.
+    """Build a sensor that reports versions of protected branches that neither a publication nor maintenance made.
 
     Each of them becomes an observation of the external asset `<branch>/<candidate's key>` with the metadata
     `lance/unpublished`, and an error in the log of the tick. With `job`, the sensor also requests a run for each table
     that has any, for example to notify somebody. The first tick only records which versions exist.
 
-    A version counts as published by what its transaction says, which any program with write access can imitate: this
-    finds accidents, and policies of the storage keep attackers out.
+    The properties of its transaction decide whether a version counts as published, and any program with write access
+    can imitate them: the sensor detects accidents, and policies of the storage keep attackers out.
 
     Args:
         name: The sensor's name.
@@ -68,14 +69,14 @@ def build_protected_branch_sensor(
 
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def protected_branch_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        # Imported in a tick only, as all that a code location does not need to be loaded.
+        # Imported only in a tick, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.operate.ref_tick import RefTick
 
         lance: LanceResource = getattr(context.resources, resource_key)
         until = time.monotonic() + BUDGET_SECONDS
         tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=False), until=until)
         run_logged(tick, watched, context)
-        # A name in `branches` may be that of a tag or a channel, whose moves are no commits.
+        # A name in `branches` may be that of a tag or a channel, whose moves are not commits.
         found = [one for one in tick.news if not one.is_tag and not is_published(one.version)]
         for one in found:
             context.log.error("%s was committed by %s and not by a publication", one, _committer(one))
@@ -91,7 +92,7 @@ def build_protected_branch_sensor(
 
 
 def is_published(version: "Version") -> bool:
-    """Return whether a publication made a version, or nothing that changes a row: maintenance, an empty table."""
+    """Return whether a version was made by a publication, or changes no row, as by maintenance or a creation."""
     # The IO manager creates the table of an asset on `main` without rows, before anything is published.
     is_new_and_empty = version.number == 1 and not version.rows
     return md.PUBLISHED_BY in version.properties or version.operation in _MAINTENANCE or is_new_and_empty

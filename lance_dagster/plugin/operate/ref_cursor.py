@@ -1,4 +1,4 @@
-"""The cursor of a ref sensor: what it has reported of each table, as JSON that Dagster stores between two ticks.
+"""The cursor of a ref sensor: the versions that it has reported, as JSON that Dagster stores between two ticks.
 
 A cursor outlives releases of this package, and a person can edit it in the UI. A cursor that cannot be understood is
 replaced by an empty one: an exception would repeat at every tick, since the cursor is only replaced after a tick that
@@ -20,7 +20,7 @@ _MARK_FIELDS = 2
 class BranchMark(NamedTuple):
     """The last version of a branch that was reported: its number, and the first part of its transaction's uuid.
 
-    The number alone does not identify the version: a table that is dropped and created again reuses the numbers. Of a
+    The number alone does not identify the version: a table that is dropped and created again reuses the numbers. For a
     channel it is the last entry: its number, and the commit of the repository that it names.
     """
 
@@ -37,11 +37,11 @@ class RefCursor:
     """The state between two ticks.
 
     Attributes:
-        seen: The marks of each table by its name. A table without an entry was never looked at; an entry without
+        seen: The marks of each table by its name. A table without an entry was never visited; an entry without
             marks is a table that did not exist.
         channels: The marks of the channels of a repository, by name.
         next: The index of the table that the next tick starts with.
-        announce_all: Whether the versions that exist at the first look at a table are reported.
+        announce_all: Whether the versions that exist at the first visit of a table are reported.
     """
 
     seen: dict[str, Marks] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class RefCursor:
 
     @classmethod
     def of(cls, text: str | None, *, from_start: bool) -> "RefCursor | None":
-        """Return the cursor that a text holds, or None when the text is no cursor of this format."""
+        """Return the cursor that a text holds, or None when the text is not a cursor of this format."""
         if not text:
             return cls(announce_all=from_start)
         if len(text) > _MAX_CHARACTERS:

@@ -4,7 +4,7 @@ Delivery is at least once: Dagster stores the events of a tick before its cursor
 reports a version twice, and no version is lost. The run key contains the version, so a repeated report starts no
 second run.
 
-Each version is a materialization of an external asset. An observation would not do: Dagster's automation ignores
+Each version is a materialization of an external asset. An observation would not be enough: Dagster's automation ignores
 observations of external assets.
 """
 
@@ -70,15 +70,15 @@ def build_ref_sensor(
     the promoted node `<tag>/<candidate's key>`, unless the publisher moved it. A table that was dropped and created
     again is reported from its first version on, with the metadata `lance/recreated`.
 
-    Where the tables are in a repository and a ref is a channel of it, the log of the channel is watched: one look for
-    all tables. Each table that an entry changed is reported with the entry, the commit, who moved the channel and why.
+    Where the tables are in a repository and a ref is a channel of it, the log of the channel is read, once for all
+    tables. Each table that an entry changed is reported with the entry, the commit, who moved the channel and why.
 
     With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel.
     The run key contains the version, so that a repeated report starts no second run. Dagster's list of ticks shows what
     was reported, and the refs that some tables lack. The log of the tick names the tables that could not be read.
 
     A cursor that is damaged, or of another release of this package, is replaced: the sensor logs a warning and
-    goes on with the versions that are committed afterwards.
+    continues with the versions that are committed afterwards.
 
     Args:
         name: The sensor's name.
@@ -102,7 +102,7 @@ def build_ref_sensor(
 
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        # Imported in a tick only, as all that a code location does not need to be loaded.
+        # Imported only in a tick, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.operate.ref_tick import RefTick
 
         lance: LanceResource = getattr(context.resources, resource_key)
@@ -140,7 +140,7 @@ def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> "
 
 
 def run_logged(tick: "RefTick", watched: Sequence[WatchedTable], context: dg.SensorEvaluationContext) -> None:
-    """Look at the tables, and log what could not be read."""
+    """Run the tick, and log the tables that could not be read."""
     tick.run(watched)
     for problem in tick.problems:
         context.log.error(problem)
@@ -151,7 +151,7 @@ def run_logged(tick: "RefTick", watched: Sequence[WatchedTable], context: dg.Sen
 def ref_asset_specs(
     tables: Sequence[TableAsset], *, branches: Sequence[str] = (MAIN,), lance: LanceResource | None = None
 ) -> list[dg.AssetSpec]:
-    """Return the external assets that stand for branches of some tables, in a group for each branch.
+    """Return the external assets that represent branches of some tables, in a group for each branch.
 
     Args:
         tables: The candidates, as definitions or keys.
@@ -229,7 +229,7 @@ def _about(move: "ChannelMove") -> dict[str, str | bool | None]:
 def version_materialization(
     key: dg.AssetKey, version: "Version", **extra: str | bool | None
 ) -> dg.AssetMaterialization:
-    """Return the materialization of an external asset that stands for a version, with entries that are not None."""
+    """Return the materialization of an external asset for a version, with the entries that are not None."""
     about = {"lance/run_id": version.properties.get(md.RUN_ID), **extra}
     return dg.AssetMaterialization(
         asset_key=key,

@@ -1,12 +1,12 @@
-"""One tick of a ref sensor: look at the tables in several threads, until the time budget is used up.
+"""One tick of a ref sensor: read the tables in several threads, until the time budget is used up.
 
-A ref that is a channel of a repository is looked up in the log of the channel, once for all tables (`channel_look`).
+A ref that is a channel of a repository is read from the log of the channel, once for all tables (`channel_look`).
 
 An unchanged table costs two listings and one manifest for a branch, and one listing for each tag. On object storage
 nearly all of that is waiting, which threads do at the same time.
 
-A table has its own identity only in its commits: a table that was dropped and created again at the same place has the
-same URI and the same version numbers. A look therefore compares the transaction of the version that was reported last.
+A table is identified only by its commits: a table that was dropped and created again at the same place has the same URI
+and the same version numbers. A look therefore compares the transaction of the version that was reported last.
 """
 
 import time
@@ -104,7 +104,7 @@ class _Look:
         mark = self.marks.get(branch)
         if mark == _mark_of(head):
             return
-        # What was there before the sensor is no news, so the readers are not started for it.
+        # Versions from before the sensor are not news, so the readers are not started for them.
         if self.is_first:
             self.marks[branch] = _mark_of(head)
             return
@@ -145,7 +145,7 @@ class _Look:
 
 @dataclass(slots=True, kw_only=True)
 class RefTick:
-    """One tick: looks at tables and gathers what they found, in the order of the tables."""
+    """One tick: reads tables and collects their news, in the order of the tables."""
 
     lance: LanceResource
     refs: Sequence[str]
@@ -161,7 +161,7 @@ class RefTick:
     def run(self, watched: Sequence[WatchedTable]) -> None:
         """Look at every channel and table once, starting with the table at which the last tick stopped.
 
-        Where all refs are channels of a repository, no table is looked at. A damaged table does not stop the others.
+        Where all refs are channels of a repository, no table is read. A damaged table does not stop the others.
         """
         self.refs = [ref for ref in self.refs if not self._look_at_channel(ref, watched)]
         if not self.refs:
@@ -182,7 +182,7 @@ class RefTick:
         self.cursor.next = (first + self.visited) % len(watched)
 
     def _look_at_channel(self, ref: str, watched: Sequence[WatchedTable]) -> bool:
-        """Report what a channel did; return False when the ref is none."""
+        """Report the moves of a channel; return False when the ref is not a channel."""
         if ref == MAIN:
             return False
         try:
@@ -211,7 +211,7 @@ class RefTick:
         return is_channel
 
     def _look(self, place: int, one: WatchedTable) -> _Look | None:
-        # Each tick looks at one table at least; otherwise a short budget would stop all progress.
+        # Each tick reads at least one table; otherwise a short budget would stop all progress.
         if place and time.monotonic() >= self.until:
             return None
         known = self.cursor.seen.get(one.name)

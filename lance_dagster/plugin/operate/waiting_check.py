@@ -1,7 +1,7 @@
-"""An asset check of a candidate that warns when what a run wrote waits too long for its publication.
+"""An asset check of a candidate that warns when a version of a run waits too long for its publication.
 
-A candidate can be green and unpublished: its publisher was deselected, refused it, or died. Nothing on the page of the
-candidate says so, and readers of the promoted node see old rows. The check looks at the run branches of the table when
+A candidate can be green and unpublished: its publisher was deselected, refused it, or died. The page of the candidate
+does not show this, and readers of the promoted node see old rows. The check reads the run branches of the table when
 it is executed; it never blocks, and reads no rows.
 """
 
@@ -29,15 +29,16 @@ def build_waiting_checks(
     automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None" = None,
     resource_key: str = RESOURCE_KEY,
 ) -> list[dg.AssetChecksDefinition]:
-    """Build a check `published_in_time` of each candidate, which warns when a green run of it is not published.
+    """Build a check `published_in_time` of each candidate, which warns when a successful run is not published.
 
     The check says which versions wait and for how long. Its severity is WARN and it does not block, so it stops no
-    publisher. It sees what waits when it is executed: give it a condition, or put it into a job with a schedule.
+    publisher. It reports versions that wait when it is executed: give it a condition, or put it into a job with a
+    schedule.
 
     Args:
         tables: The candidates, as definitions or keys.
         after: How long a version may wait.
-        automation_condition: When the check is executed by itself, such as
+        automation_condition: When the check is executed automatically, such as
             `dg.AutomationCondition.cron_tick_passed("0 * * * *")`.
         resource_key: The key of the `LanceResource`.
 
@@ -48,7 +49,7 @@ def build_waiting_checks(
     if not tables:
         raise InvalidInputError("build_waiting_checks needs at least one table")
     if after < timedelta(0):
-        raise InvalidInputError(f"after={after!r} is no duration of zero or more")
+        raise InvalidInputError(f"after={after!r} is not a duration of zero or more")
     watched = [WatchedTable.of(table) for table in tables]
     return [_check(one, after, automation_condition, resource_key) for one in watched]
 
@@ -62,7 +63,7 @@ def _check(
     @dg.asset_check(
         asset=one.key,
         name=NAME,
-        description=f"What a successful run wrote is published within {after}.",
+        description=f"The tables of a successful run are published within {after}.",
         required_resource_keys={resource_key},
         automation_condition=automation_condition,
     )

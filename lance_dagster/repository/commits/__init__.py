@@ -1,1 +1,1 @@
-"""Commits and refs of a repository: what they are, where they are stored, and what an expression names."""
+"""Commits and refs of a repository: their values, their storage, and the resolution of ref expressions."""

@@ -15,7 +15,7 @@ A ref moves by one put-if-absent of the next entry of its log. That is the momen
 happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No object is
 overwritten, so nothing has to be locked, and a reader needs one listing and one read whatever the length of the log.
 
-A lost answer proves nothing: an HTTP client may have sent the request twice and report the refusal of the second one.
+A lost response proves nothing: an HTTP client may have sent the request twice and report the refusal of the second one.
 So an entry carries a random id, and is read back before it counts as refused.
 """
 
@@ -75,7 +75,7 @@ _BRANCH_FILE = re.compile(r"(?P<name>[^/]+)/(?:(?P<entry>[0-9]{15}\.json)|tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchLog:
-    """What a listing says of the log of a branch.
+    """The information about the log of a branch that a listing has.
 
     Attributes:
         numbers: The numbers of the entries, newest first.
@@ -132,7 +132,7 @@ class RefLogs:
     def live(self, kind: RefKind) -> dict[str, RefEntry]:
         """Return the newest entry of every ref that was not deleted; of branches, those that touched a table."""
         if kind == "branch":
-            # The end of a branch takes its marks away, so the logs of ended branches are listed and not read.
+            # The end of a branch deletes its marks, so the logs of ended branches are listed and not read.
             logs = {name: log for name, log in self.branch_logs().items() if log.is_marked or name == MAIN}
             found = self.newest_of(logs)
             return {name: entry for name, entry in sorted(found.items()) if not entry.deleted}
@@ -212,7 +212,8 @@ class RefLogs:
                 # The put may have been done all the same. It is repeated with the same bytes, so it cannot be done
                 # twice: the second one is refused, and the read finds the id of this entry.
                 continue
-            # Refused, and no entry is there: the other put that was under way has failed, so the number is free.
+            # The put was refused, and there is no entry: the other put that was in progress failed, so the number is
+            # free.
             if found is not None:
                 return parse_entry(found, f"{self.store.uri}/{path}").write == entry.write
         raise CommitStateUnknownError(
@@ -223,7 +224,7 @@ class RefLogs:
 
     def put_commit(self, commit: RepositoryCommit, data: bytes) -> None:
         """Store a commit; the same commit may be stored twice."""
-        # Not a single put-if-absent: an entry will name the commit next, so it has to be there for certain.
+        # Not a single put-if-absent: an entry will name the commit next, so the commit must certainly exist.
         put_once(self.store, _commit_path(commit.id), data)
         self._keep(commit)
 
@@ -267,8 +268,8 @@ class RefLogs:
 
     def drop_commits(self, commit_ids: Sequence[str]) -> None:
         """Delete commits that were marked as expired; the marks stay."""
-        # A process that moves a ref to one of these commits finds the mark and withdraws. It may have read the commit
-        # long before, and have it in memory still.
+        # A process that moves a ref to one of these commits finds the mark and undoes the move. It may have read the
+        # commit long before, and still have it in memory.
         self.store.delete_many([_commit_path(commit_id) for commit_id in commit_ids])
         for commit_id in commit_ids:
             self._commits.pop(commit_id, None)
@@ -278,7 +279,7 @@ class RefLogs:
         self.store.delete_many([info.key for info in self.store.walk(EXPIRED) if info.modified < before])
 
     def unmark(self, commit_ids: Sequence[str]) -> None:
-        """Take marks back; only those of this collection."""
+        """Delete marks; only those of this collection."""
         self.store.delete_many([f"{EXPIRED}/{commit_id}" for commit_id in commit_ids])
 
     def is_expired(self, commit_id: str) -> bool:
@@ -286,17 +287,17 @@ class RefLogs:
         return self.store.get(f"{EXPIRED}/{commit_id}") is not None
 
     def pin(self, reader: str, channel: str, commit_id: str) -> str:
-        """Let a reader see a commit by a channel from now on; return the commit, which another process may have set."""
+        """Pin a reader of a channel to a commit; return the commit, which another process may have set first."""
         # The first process of a reader decides; the read returns what it wrote to all later ones.
         self.store.put_if_absent(_pin_path(reader, channel), commit_id.encode())
         return self.pinned(reader, channel) or commit_id
 
     def pin_again(self, reader: str, channel: str, commit_id: str) -> None:
-        """Let a reader see another commit by a channel."""
+        """Pin a reader of a channel to another commit."""
         self.store.put(_pin_path(reader, channel), commit_id.encode())
 
     def pinned(self, reader: str, channel: str) -> str | None:
-        """Return the commit that a reader sees by a channel, or None."""
+        """Return the commit that a reader of a channel is pinned to, or None."""
         found = self.store.get(_pin_path(reader, channel))
         return None if found is None else found.decode()
 
@@ -305,7 +306,7 @@ class RefLogs:
         self.store.put_if_absent(f"{_folder('branch', branch)}/tables/{table_id}", b"")
 
     def untouch(self, branch: str, table_id: str) -> None:
-        """Take back that a branch touched a table."""
+        """Delete the record that a branch touched a table."""
         self.store.delete(f"{_folder('branch', branch)}/tables/{table_id}")
 
     def touched(self, branch: str) -> list[str]:
@@ -326,7 +327,7 @@ class RefLogs:
 
     def _keep(self, commit: RepositoryCommit) -> RepositoryCommit:
         if len(self._commits) >= _CACHED:
-            # Old ones go. The list is a copy, and the default is for another thread that removes the same one.
+            # Old ones are removed. The list is a copy, and the default is for another thread that removes the same one.
             for oldest in list(self._commits)[: _CACHED // 2]:
                 self._commits.pop(oldest, None)
         self._commits[commit.id] = commit
@@ -345,7 +346,7 @@ def next_entry(
     """Return the entry that follows another one.
 
     Raises:
-        InvalidInputError: The reason or the person is no string.
+        InvalidInputError: The reason or the person is not a string.
     """
     # Checked here: an entry that cannot be read would stop every reader of the ref.
     check_string("the reason", reason)

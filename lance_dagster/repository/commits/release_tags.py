@@ -25,7 +25,7 @@ from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, per
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseTag:
-    """A release tag: its name, the id of its commit, who created it when, and why."""
+    """A release tag: its name, the id of its commit, and who created it, when and why."""
 
     name: str
     commit: str
@@ -37,8 +37,8 @@ class ReleaseTag:
 def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "release tag"]) -> None:
     """Refuse a new ref whose name a ref of another kind has.
 
-    The names of branches, channels and release tags are one set, because an expression names a ref without its kind.
-    Two processes that make refs of one name at the same moment are not kept apart; then the channel is what is read.
+    Branches, channels and release tags share one set of names, because an expression names a ref without its kind.
+    Two processes that create refs of one name at the same moment are not detected; then the name means the channel.
 
     Raises:
         AlreadyExistsError: There is a ref of another kind.
@@ -73,7 +73,7 @@ def list_tags(logs: RefLogs) -> dict[str, ReleaseTag]:
 
 
 def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> ReleaseTag:
-    """Create a release tag; return the one that is there when it names the same commit.
+    """Create a release tag; return the existing one when it names the same commit.
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
@@ -92,8 +92,8 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
     }
     data = json.dumps(tag).encode()
     logs.store.put_if_absent(_path(name), data)
-    # Read back whatever the answer was: another process may have been first, or an HTTP client sent the request twice
-    # and the answer is the refusal of the second one.
+    # Read back whatever the response was: another process may have been first, or an HTTP client sent the request twice
+    # and the response is the refusal of the second one.
     made = read_tag(logs, name)
     if made is None or made.commit != commit:
         names = "gone again" if made is None else made.commit[:12]
@@ -120,7 +120,7 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
         raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "release tag")
     if not force:
         delete = Call("tags.delete", (name,), {"force": True})
-        because = "what was released under it could not be read any more"
+        because = "the released commit could no longer be read by it"
         raise ProtectedError(
             "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
@@ -140,7 +140,7 @@ def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
             message=str(found["message"]),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CorruptFileError(path, f"it holds no release tag: {type(error).__name__}") from error
+        raise CorruptFileError(path, f"it does not hold a release tag: {type(error).__name__}") from error
 
 
 def _path(name: str) -> str:

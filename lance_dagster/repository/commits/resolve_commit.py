@@ -1,4 +1,4 @@
-"""Which commit of a repository a ref expression names.
+"""Resolve ref expressions to commits of a repository.
 
     main, run/4f2a       the newest commit of a branch
     production           the commit that a channel names
@@ -9,7 +9,7 @@
     branch~2             two commits before, along first parents; `branch^2` is the second parent
     channel~2            what the channel named two promotions before; promotions that were rolled back do not count
 
-As in a table, a ref is resolved once, and from there only the commit travels.
+As in a table, a ref is resolved once, and only the commit is passed on.
 """
 
 import re
@@ -50,7 +50,7 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
         return _follow(logs, logs.commit(_by_tag_or_id(logs, read)), read.steps, read)
     if read.number is not None or read.time is not None:
         entry = _earlier(logs, kind, read)
-    # `~` follows a branch along parents, and a channel along its promotions: those are what its readers saw.
+    # `~` follows a branch along parents, and a channel along its promotions, which its readers saw.
     if kind == "channel" and read.steps:
         step, *rest = read.steps
         if step.sign == "~":
@@ -76,12 +76,12 @@ def find_ref(logs: RefLogs, read: RefExpression) -> tuple[RefKind, RefEntry | No
 def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int) -> list[str]:
     """Return the commits that a channel named up to some promotions before, the present one first.
 
-    A rollback takes promotions back, so they are no steps any more.
+    A rollback undoes promotions, so these no longer count as steps.
 
     Raises:
         RefNotFoundError: There were fewer promotions.
     """
-    # One more than the steps: the first one is where the channel is now.
+    # One more than the steps: the first one is the present commit of the channel.
     found = list(islice(promotions(logs, channel, upto=entry.number), steps + 1))
     if len(found) <= steps:
         ago = f"{len(found) - 1} promotion{'' if len(found) == 2 else 's'}"  # noqa: PLR2004
@@ -99,10 +99,10 @@ def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Itera
     """Return the commits that a channel named one after the other, newest first, without those rolled back."""
     last, back_to = "", ""
     for entry in logs.entries("channel", channel, upto=upto):
-        # What a deleted channel named is no earlier promotion of the channel that was created under its name.
+        # Commits of a deleted channel are not earlier promotions of a new channel with its name.
         if entry.deleted:
             return
-        # A rollback takes back everything since the promotion that it went back to; such entries are passed over.
+        # A rollback undoes everything since the promotion that it went back to; such entries are skipped.
         if back_to and entry.commit != back_to:
             continue
         if entry.commit != last:

@@ -23,7 +23,7 @@ from lance_dagster.format.validation import check_string, validate_commit_info
 
 FORMAT = 1
 Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "delete"]
-"""What an entry of a ref did."""
+"""The action of an entry of a ref."""
 _ACTIONS: tuple[str, ...] = get_args(Action)
 _ID = re.compile(r"[0-9a-f]{64}")
 # A commit takes about 250 bytes for each table, so this is room for some 400,000 tables.
@@ -73,8 +73,8 @@ class RepositoryCommit:
         generation: 1 for the first commit; one more than the largest generation of the parents for any other.
         committed_at: When it was made, by the clock of the writer.
         author: Who made it.
-        message: What the log says.
-        properties: What else is recorded with it, such as the run and its assets.
+        message: The commit message, which the log shows.
+        properties: Further values that are recorded with it, such as the run and its assets.
     """
 
     id: str
@@ -128,8 +128,8 @@ class RefEntry:
         at: When, by the clock of the writer.
         reason: Why; the message of a commit.
         hold: The hold that is in force after the entry, or None.
-        properties: What else was recorded, such as the checks that passed.
-        write: A random id by which a writer recognises its own entry when the answer of the storage was lost.
+        properties: Further values that were recorded, such as the checks that passed.
+        write: A random id by which a writer recognises its own entry when the response of the storage was lost.
     """
 
     number: int
@@ -195,7 +195,7 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
     """
     # Refs and other commits name a commit by its digest, so bytes with this digest are what the writer stored.
     if hashlib.sha256(data).hexdigest() != commit_id:
-        raise CorruptFileError(path, "its bytes have another digest than its name says")
+        raise CorruptFileError(path, "the digest of its bytes is not the one in its name")
 
     def parse(found: Mapping[str, Any]) -> RepositoryCommit:
         return RepositoryCommit(
@@ -235,18 +235,18 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
     """Parse the bytes of an entry.
 
     Raises:
-        CorruptFileError: The bytes are no entry.
+        CorruptFileError: The bytes are not an entry.
         UnsupportedFeatureError: A later release wrote them.
     """
 
     def parse(found: Mapping[str, Any]) -> RefEntry:
         action, hold = found["action"], found["hold"]
         if action not in _ACTIONS:
-            raise ValueError(f"{action!r} is no action of a ref")
+            raise ValueError(f"{action!r} is not an action of a ref")
         held = hold and ChannelHold(reason=_text(hold["reason"]), held_by=_text(hold["by"]), held_at=_time(hold["at"]))
         return RefEntry(
             number=_count(found["number"]),
-            # A deleted ref names no commit, and an empty text is no digest.
+            # A deleted ref names no commit, and an empty text is not a digest.
             commit="" if action == "delete" else _digest(found["commit"]),
             action=action,
             by=_text(found["by"]),
@@ -273,7 +273,7 @@ def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> 
     # The bytes may be any JSON, also a list in place of an object, or brackets nested too deep for the parser.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
-        raise CorruptFileError(path, f"it is not what a repository keeps there: {problem}") from error
+        raise CorruptFileError(path, f"it is not a valid file of a repository: {problem}") from error
 
 
 def _table_version(found: Mapping[str, Any]) -> TableVersion:
@@ -293,7 +293,7 @@ def _bytes(value: object) -> bytes:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a text")
     return value
 
 
@@ -304,14 +304,14 @@ def _texts(found: Mapping[str, object]) -> dict[str, str]:
 def _digest(value: object) -> str:
     # Ids become parts of paths, so anything else than digits could lead out of the folder.
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise ValueError(f"{value!r} is no id of a commit")
+        raise ValueError(f"{value!r} is not an id of a commit")
     return value
 
 
 def _count(value: object) -> int:
     # `bool` is a subclass of `int`, so JSON's true would pass as 1.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a number of the kind that belongs there")
+        raise ValueError(f"{value!r} is not a valid number there")
     return value
 
 

@@ -1,13 +1,13 @@
 """Make a commit of many tables: stage every table, then move the branch of the repository by one put.
 
-1. stage    each table gets its next version where no reader looks (`staging`); all conflicts are reported together
-2. audit    the caller looks at exactly these versions, and may refuse
-3. commit   the commit is stored, then the next entry of the branch is put if absent: this is when it happens
+1. stage    each table gets its next version on a hidden branch (`staging`); all conflicts are reported together
+2. audit    the caller checks exactly these versions, and may refuse
+3. commit   the commit is stored, then the next entry of the branch is put if absent: this makes it visible
 4. land     `main` of each table is brought up to it; a reader of a branch or channel does not depend on this step
 
-A process may die between any two steps and inside each; the next call with the same tables finds what is there and
-does the rest. When another process moved the branch first, the tables that it did not touch keep what was staged; the
-others are staged again on top of it.
+A process may die between any two steps and inside each; the next call with the same tables completes the missing steps.
+When another process moved the branch first, the tables that it did not change keep their staged versions; the others
+are staged again on top of it.
 """
 
 import random
@@ -26,12 +26,12 @@ _LONGEST_WAIT = 2.0
 Stage = Callable[[str, TableVersion | None], TableVersion | None]
 """Stages one table, given its name and the version the repository names; returns None when nothing changes."""
 AuditStaged = Callable[[Mapping[str, TableVersion]], None]
-"""Looks at the tables to be committed, and at those that it reads beside them; raises to refuse the commit."""
+"""Checks the tables to be committed, and the other tables that it reads; raises to refuse the commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """What a new commit shall have.
+    """The content of a new commit.
 
     Attributes:
         branch: The branch of the repository that gets it.
@@ -42,9 +42,10 @@ class CommitRequest:
         message: The commit message.
         author: Who makes it; empty for the committer.
         properties: Stored with the commit.
-        audit: Looks at what was staged.
-        reads: Tables that the audit reads beside those that change; it is given them as the commit will name them.
-        since: The newest entry of the branch, where it was read before; an older one only costs an attempt.
+        audit: Checks the staged versions.
+        reads: Tables that the audit reads besides those that change; it gets their versions as the commit will name
+            them.
+        since: The newest entry of the branch, if it was read before; an outdated one only costs an attempt.
     """
 
     branch: str
@@ -87,7 +88,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         staged |= _staged_again(request, head, staged)
         changed = {name: made for name, (_, made) in staged.items() if made is not None}
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
-        # A call that is repeated after a crash ends here when its commit is there.
+        # A call that is repeated after a crash ends here when its commit exists.
         if not changed and kept == head.tables:
             return Committed(commit=head, changed={})
         # Before the commit is stored, so that refused versions are named by nothing and are collected.
@@ -130,8 +131,8 @@ def _staged_again(
 
 
 def _audit(request: CommitRequest, seen: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
-    # An audit may read all rows, so it is repeated only when a later attempt has other versions of what it looks at.
-    # The put of the entry then proves that these are what the commit has: it is refused when the branch moved since.
+    # An audit may read all rows, so it is repeated only when a later attempt has other versions of the tables it reads.
+    # The put of the entry then proves that the commit has these versions: it is refused when the branch moved since.
     if request.audit is not None and audited != seen:
         request.audit(seen)
         audited.clear()

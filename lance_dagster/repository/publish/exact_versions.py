@@ -39,7 +39,7 @@ def exact_request(
     message: str,
     properties: Mapping[str, str],
 ) -> CommitRequest:
-    """Return the request for a commit of exactly these versions; `current` gets each version that is planned again."""
+    """Return the request for a commit of exactly these versions; each version planned again is stored in `current`."""
     # Tables are staged by several threads, and the function of the caller need not be safe for them.
     lock = Lock()
 
@@ -58,7 +58,7 @@ def exact_request(
             try:
                 return stage_merge(change, dest)
             except RefMovedError:
-                # `main` moved since the caller planned, so the version does not contain all of it any more.
+                # `main` moved since the caller planned, so the version no longer contains all of it.
                 pass
             with lock:
                 current[name] = plan_again(name)
@@ -68,10 +68,10 @@ def exact_request(
 
 
 def version_in(registry: Registry, commit: RepositoryCommit, name: str, wanted: VersionToPublish) -> TableVersion:
-    """Return how a version that was published is named: as the commit does, or by itself where that has a newer one."""
+    """Return the entry of a published version: that of the commit, or its own where the commit has a newer one."""
     at = commit.tables[name]
     if wanted.version.branch != MAIN or wanted.version.number >= at.lands:
         return at
-    # The commit names a newer version, because another process was faster: what was audited gets a pin of its own.
+    # The commit names a newer version, because another process was faster: the audited version gets its own pin.
     context = registry.context(name)
     return capture(context, at.id, context.at(wanted.version))

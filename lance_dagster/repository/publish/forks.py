@@ -1,9 +1,9 @@
-"""Branches over many tables: which tables a branch touched, and how it ends.
+"""Branches over many tables: the tables that a branch touched, and the end of a branch.
 
-A branch of the repository is a log entry that says where it began, and a mark for each table that was forked to it; the
-rows are on the branch of that name in each table. When the branch was published, its last entry says which commit has
-the rows, and the name may be used again. Where only some of its tables were published, an entry names that commit, and
-the branch goes on.
+A branch of the repository is a log entry that names its fork point, and a mark for each table that was forked to it;
+the rows are on the branch of that name in each table. When the branch was published, its last entry names the commit
+that has the rows, and the name may be used again. Where only some of its tables were published, an entry names that
+commit, and the branch stays.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,7 +40,7 @@ MERGED = "merged"
 
 
 def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
-    """Make a branch of a table that a publication of the branch finds; return the context of the table."""
+    """Create a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
     if branch.startswith(PUBLISHED):
         raise InvalidRefNameError("branch", branch, f"{PUBLISHED!r} begins the names of versions that commits hold")
@@ -67,7 +67,7 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
 
 
 def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None:
-    """Take back the mark of a table whose branch was refused, and the branch of the repository when it has no other."""
+    """Delete the mark of a table whose branch was refused, and the branch of the repository when it has no other."""
     logs = repository.logs
     logs.untouch(branch, table_id)
     newest = logs.newest("branch", branch)
@@ -81,9 +81,9 @@ class TouchedTables:
     """The tables of a branch that are to be published.
 
     Attributes:
-        names: Their names, as the newest commit calls them.
+        names: Their names in the newest commit.
         removed: By id, the names of those that were removed from the repository since; the id where no name is known.
-        has_others: Whether the branch touched tables beside those that were asked for.
+        has_others: Whether the branch touched other tables than those that were asked for.
     """
 
     names: tuple[str, ...]
@@ -94,13 +94,13 @@ class TouchedTables:
 def touched_tables(
     repository: RepositoryContext, branch: str, head: RepositoryCommit, wanted: Collection[str] | None = None
 ) -> TouchedTables:
-    """Return the tables that were forked to a branch; where some are wanted, these, whether they were forked or not.
+    """Return the tables that were forked to a branch, or the wanted ones, whether they were forked or not.
 
     Raises:
         RefNotFoundError: There is no table of a wanted name.
     """
     for asked in wanted or ():
-        # Before anything is looked for on its branch: a branch that is gone counts as published.
+        # Checked before its branch is read: a branch that is gone counts as published.
         if asked not in head.tables and not repository.table(asked).versions.has_versions(MAIN):
             raise RefNotFoundError(asked, sorted(head.tables), repository.root, "table")
     names, removed = {at.id: name for name, at in head.tables.items()}, {}
@@ -123,7 +123,7 @@ def end_branch(
 ) -> list[str]:
     """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why.
 
-    The branch goes on where other tables of it wait. Its branches in tables that were removed stay there. `known` is
+    The branch stays where other tables of it wait. Its branches in tables that were removed stay there. `known` is
     its newest entry, as it was read before.
     """
     logs = repository.logs
@@ -151,8 +151,8 @@ def end_branch(
     kept = for_each_table(end, touched.names)
     for table_id in touched.removed:
         logs.untouch(branch, table_id)
-    # The other tables may have been published at the same time. Each publication takes its own marks away before it
-    # looks, so the last one finds none.
+    # The other tables may have been published at the same time. Each publication deletes its own marks before it
+    # looks for others, so the last one finds none.
     if stays and not logs.touched(branch):
         last = logs.newest("branch", branch)
         if last is not None and not last.deleted:
@@ -168,7 +168,7 @@ def _delete_published(context: TableContext, branch: str, published: State) -> N
     """
     newest = context.find_head(branch)
     if newest is not None:
-        # Rows may have been committed to the branch after they were looked at; those are not published.
+        # Rows may have been committed to the branch after it was read; those are not published.
         if find_merged(context, newest, published) is None:
             raise ConflictError("it has commits that were not published")
         retire_branch(newest, context.refs, context.versions)
@@ -184,7 +184,7 @@ def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: 
     try:
         tables = repository.logs.commit(merged).tables
     except NotFoundError:
-        # Collected: the newest commit says what there is to publish.
+        # The commit was collected, so the newest commit tells which rows are not published.
         return True
 
     def more(name: str) -> bool:

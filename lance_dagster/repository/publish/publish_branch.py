@@ -1,7 +1,7 @@
-"""Publish what a branch did to its tables: one commit of `main`, then what follows it.
+"""Publish the changes of a branch to its tables: one commit of `main`, then the steps that follow it.
 
-A crash after the commit loses nothing: a publication of the same branch finds the commit and does what is left. The
-branch ends last, so as long as it is there, `status` shows that something may be left to do.
+A crash after the commit loses nothing: a publication of the same branch finds the commit and completes the missing
+steps. The branch ends last, so as long as it exists, `status` shows that steps may be missing.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -29,7 +29,7 @@ from lance_dagster.repository.publish.forks import (
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.repository_context import RepositoryContext
 
-# How many tables a text names: it shall fit on a screen.
+# How many tables a text names, so that it fits on a screen.
 _SHOWN = 10
 
 
@@ -41,9 +41,9 @@ class Published:
         commit: The commit of `main` that has the changes.
         changed: The tables that it changed; none when everything was published before.
         channel: The channel that names the commit now, or None.
-        lagging: The branches and tags of tables that could not follow; `repair` tries again.
+        lagging: The branches and tags of tables that could not be brought up to the commit; `repair` tries again.
         kept: The branches of tables that were not deleted, and why.
-        versions: The version of each table that was asked for; the commit names a newer one where `main` went on.
+        versions: The version of each table that was asked for; the commit names a newer one where `main` has one.
     """
 
     commit: RepositoryCommit
@@ -54,7 +54,7 @@ class Published:
     versions: Mapping[str, TableVersion] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """Return a line for the commit, one for the channel, and one for each thing that was left to do."""
+        """Return a line for the commit, one for the channel, and one for each step that is missing."""
         names = sorted(self.changed)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         said = ", ".join(f"{name} {self.changed[name]}" for name in names[:_SHOWN])
@@ -78,7 +78,7 @@ class PublishOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A branch to publish, the channel that is to follow, and the options."""
+    """A branch to publish, the channel to promote, and the options."""
 
     branch: str
     channel: str | None
@@ -106,7 +106,7 @@ def publish_branch(
     tables: Iterable[str] | None,
     audit: AuditStaged | None,
 ) -> Published:
-    """Merge a branch of many tables into `main`, all of them at once or none, and let everything follow.
+    """Merge a branch of many tables into `main`, all of them at once or none, and do the steps that follow the commit.
 
     Raises:
         RefNotFoundError: There is no such branch, or no such channel; or no commit has a table that the audit reads.
@@ -116,7 +116,7 @@ def publish_branch(
         ConflictError: The channel was rolled back meanwhile; the commit is on `main`, and the branch stays.
     """
     if wanted.branch == MAIN:
-        raise InvalidInputError("main is what branches are published to; `commit` takes in what is on main of tables")
+        raise InvalidInputError("branches are published to main; use `commit` for versions on main of the tables")
     since = None
     if wanted.channel is not None:
         # Refused before anything is merged: a refusal after the commit would leave `main` ahead of the channel.
@@ -130,8 +130,8 @@ def publish_branch(
     names = touched.names
     merged = None if ended is None else ended.properties.get(MERGED)
     if merged is not None and not has_more(repository, branch, merged=merged, names=names):
-        # Published before. That publication may have died before `main` of each table, the channel and the branches of
-        # the tables followed, so these steps are repeated; where they are done, they change nothing.
+        # The branch was published before. That publication may have died before it updated `main` of each table, the
+        # channel and the branches of the tables, so these idempotent steps are repeated.
         published = _landed_again(repository, wanted, touched, merged=merged, head=head)
         return _followed(repository, wanted, published, touched, ended=ended, since=since)
     if not names and not touched.removed:
@@ -183,9 +183,9 @@ def _landed_again(
     try:
         parent = repository.logs.commit(commit.parents[0]) if commit.parents else None
     except NotFoundError:
-        # Collected, as the publication was long ago. Then all tables are looked at.
+        # The commit was collected, because the publication was long ago. Then all tables are checked.
         parent = None
-    # Asked of the commit too: the first attempt may have ended the branch of a table whose `main` could not follow.
+    # The commit is checked too: the first attempt may have ended the branch of a table whose `main` lags behind.
     names = head.tables.keys() & {*touched.names, *commit.changed_from(parent)}
     options = wanted.merging if head.id == merged else FOLLOW
     landed = project(repository.registry, head, sorted(names), tag=None, options=options)
@@ -194,7 +194,7 @@ def _landed_again(
 
 def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
     reads = string_list("reads", wanted.options.get("reads", ()), "shop/orders")
-    # Were it left out, an audit would pass without the table that it was to look at.
+    # If it were left out, an audit would pass without the table that it has to read.
     for name in reads:
         if name not in known:
             raise RefNotFoundError(name, sorted(known), repository.root, "committed table")
@@ -210,7 +210,7 @@ def _followed(
     ended: RefEntry | None,
     since: RefEntry | None,
 ) -> Published:
-    """Do what follows the commit of a publication once `main` of the tables did: the channel, and the branch ends.
+    """Do the last steps of a publication, after `main` of the tables: promote the channel, and end the branch.
 
     `ended` and `since` are the newest entries of the branch and of the channel, as they were before.
     """
@@ -234,6 +234,6 @@ def _followed(
         published = replace(published, channel=moved, lagging=published.lagging + moved.lagging)
     if not options.get("retire", True):
         return published
-    # Last: as long as the branch is there, a repeated publication does everything above that a crash left undone.
+    # Last: as long as the branch exists, a repeated publication completes all steps above that a crash left undone.
     kept = end_branch(repository, wanted.branch, touched, merged=commit.id, known=ended)
     return replace(published, kept=(*kept, *left))

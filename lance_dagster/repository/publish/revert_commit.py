@@ -17,17 +17,17 @@ from lance_dagster.repository.repository_context import RepositoryContext
 
 _NONE: tuple[str, None] = "", None
 _REVERTS = "reverts"
-"""Property of a commit: the one that it takes back."""
+"""Property of a commit: the id of the commit that it reverts."""
 
 
 def revert_request(
     repository: RepositoryContext, commit: RepositoryCommit, *, message: str, properties: Mapping[str, str]
 ) -> CommitRequest:
-    """Return the request for a commit that takes the change of another commit back.
+    """Return the request for a commit that reverts another commit.
 
     Rows that the commit added are deleted and rows that it deleted come back, in all of its tables at once. A table
-    that it added is removed, and one that it removed is named again. Tables are found by their ids, whatever their
-    names are now; the message names those that were removed since.
+    that it added is removed, and one that it removed is added again. Tables are found by their ids, whatever their
+    present names; the message names those that were removed since.
 
     Raises:
         InvalidInputError: It is the first commit, which changed nothing; or one that gave a table another name.
@@ -42,7 +42,7 @@ def revert_request(
         return CommitRequest(branch=MAIN, stage=lambda _, __: None, names=(), message=said)
     commit = undone
     if not commit.parents:
-        raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to take back")
+        raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to revert")
     changes, missing = _changes(commit, repository.logs.commit(commit.parents[0]), head)
     if missing:
         said += f" (without {', '.join(missing)}, removed since)"
@@ -51,7 +51,7 @@ def revert_request(
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         old, new = changes[name]
         if new is None and old is not None:
-            # Another process may have taken it back since the head was read.
+            # Another process may have reverted it since the head was read.
             return None if dest is not None and dest.id == old.id else _named_again(repository, name, old)
         if new is None or dest is None or dest.id != new.id:
             # The names are those of the head that was read; another table may have this one by now.
@@ -73,14 +73,14 @@ def revert_request(
 
 
 def _undo(change: TableChange, ends: tuple[State, State], branch: str) -> None:
-    """Take what lies between two versions back on a branch.
+    """Undo the changes between two versions on a branch.
 
-    That may be many versions of the table. They are undone by one merge, since versions that are taken back one by one
-    could be in conflict with each other.
+    There may be many versions in between. They are undone by one merge, since undoing them one by one could cause
+    conflicts between them.
     """
     context, options, (first, last) = change.context, change.options, ends
     undo_branch = f"{branch}-undo"
-    # The name follows from the change, so a call that is repeated after a crash goes on with this branch.
+    # The name is derived from the change, so a call that is repeated after a crash continues with this branch.
     create_branch(undo_branch, last, context.refs, context.versions, exist_ok=True, metadata={})
     properties = dict(options.properties or {})
     restore(context, first, undo_branch, PickOptions(message=options.message, properties=properties))
@@ -90,7 +90,7 @@ def _undo(change: TableChange, ends: tuple[State, State], branch: str) -> None:
 
 
 def changed_by(repository: RepositoryContext, commit: RepositoryCommit, now: RepositoryCommit) -> tuple[str, ...]:
-    """Return the tables that a commit changed, as a newer one calls them; none where the parent was collected."""
+    """Return the tables that a commit changed, by their names in a newer one; none where the parent was collected."""
     with suppress(NotFoundError):
         before = _by_id(repository.logs.commit(commit.parents[0])) if commit.parents else {}
         after = _by_id(commit)
@@ -111,10 +111,10 @@ def added_by(repository: RepositoryContext, commit: RepositoryCommit, now: Repos
 def _changes(
     commit: RepositoryCommit, before: RepositoryCommit, head: RepositoryCommit
 ) -> tuple[dict[str, tuple[TableVersion | None, TableVersion | None]], list[str]]:
-    """Return what is to be undone: by the name of each table now, its versions before and after the commit.
+    """Return the changes to undo: by the present name of each table, its versions before and after the commit.
 
-    The names of tables whose change cannot be undone, because they are gone, come second. It is refused where nothing
-    else is to be undone.
+    The second value has the names of tables whose change cannot be undone, because they were removed. Where nothing
+    else is to be undone, this raises.
     """
     old, new, now = (_by_id(one) for one in (before, commit, head))
     changes: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
@@ -125,7 +125,7 @@ def _changes(
             _refuse_new_name(commit, old_name, new_name)
             continue
         if last is None:
-            # Where it was taken back since, there is nothing to do.
+            # Where it was reverted since, there is nothing to do.
             if table_id not in now and old_name in head.tables:
                 raise ConflictError(f"another table is called {old_name!r} now; remove or move it before the revert")
             changes |= {} if table_id in now else {old_name: (first, None)}
@@ -134,7 +134,7 @@ def _changes(
         elif first is not None:
             missing.append(new_name)
     if missing and not changes:
-        raise ConflictError(f"what commit {commit.short_id} changed was removed since: {', '.join(missing)}")
+        raise ConflictError(f"tables that commit {commit.short_id} changed were removed since: {', '.join(missing)}")
     return changes, sorted(missing)
 
 
@@ -142,7 +142,7 @@ def _refuse_new_name(commit: RepositoryCommit, old_name: str, new_name: str) -> 
     # A commit that gives a table another name changes no version.
     if old_name != new_name:
         error = f"commit {commit.short_id} gave table {old_name!r} the name {new_name!r}"
-        raise InvalidInputError(f"{error}: to take that back, move its folder and call move_table")
+        raise InvalidInputError(f"{error}: to undo that, move its folder and call move_table")
 
 
 def _by_id(commit: RepositoryCommit) -> dict[str, tuple[str, TableVersion | None]]:
@@ -150,7 +150,7 @@ def _by_id(commit: RepositoryCommit) -> dict[str, tuple[str, TableVersion | None
 
 
 def _named_again(repository: RepositoryContext, name: str, old: TableVersion) -> TableVersion:
-    """Take a table that was removed back, at the version that it had."""
+    """Add a table that was removed again, at the version that it had."""
     if repository.registry.register(name) != old.id:
         raise ConflictError(f"another table is at {repository.table(name).uri} now; remove it before the revert")
     # Only old commits name the version, and a collection may be about to delete them, so it gets a tag of its own.
@@ -173,7 +173,8 @@ def _to_undo(
             reverts.setdefault(later.properties[_REVERTS], later)
         later = repository.logs.commit(later.parents[0])
     undone = reverts.get(commit.id)
-    # Each revert can be reverted: an even number of them leaves the change in place, an odd number has taken it away.
+    # Each revert can be reverted: after an even number of them the change is in place, after an odd number it is
+    # undone.
     while undone is not None:
         again = reverts.get(undone.id)
         if again is None:

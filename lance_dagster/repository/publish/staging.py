@@ -1,11 +1,11 @@
-"""Prepare the next version of a table where no reader of the repository looks.
+"""Prepare the next version of a table on a branch that readers of the repository do not use.
 
 A publication of many tables merges each one into a branch of its own, `published/{digest}`, which is forked from the
-`main` of the table. Nothing is visible while the next table is merged, and nothing has to be taken back when one of
+`main` of the table. Nothing is visible while the next table is merged, and nothing has to be undone when one of
 them is refused. The branch keeps the version alive as long as a commit of the repository names it.
 
-The name of the branch is a digest of what is merged and of what it is merged into. A publication that was killed finds
-its branch again and goes on; two publications of the same versions share it.
+The name of the branch is a digest of the merged versions and of the version they are merged into. A publication that
+was killed finds its branch again and continues; two publications of the same versions share it.
 """
 
 import hashlib
@@ -60,8 +60,8 @@ T = TypeVar("T")
 class TableChange:
     """What a publication does to one table.
 
-    `sources` are the versions to merge, none to take `main` as it is. `options` has strategy, message and properties.
-    `exact` asks for a refusal when `main` has something that a source does not contain.
+    `sources` are the versions to merge; without any, `main` is taken as it is. `options` has strategy, message and
+    properties. With `exact`, the change is refused when `main` has something that a source does not contain.
     """
 
     context: TableContext
@@ -87,7 +87,7 @@ class TableChange:
 
 
 def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion | None:
-    """Merge versions of a table into a new branch, and return what a commit is to name; None when nothing changes.
+    """Merge versions of a table into a new branch, and return the version for a commit; None when nothing changes.
 
     Commits that other programs made on `main` become part of the result, since a reader of `main` has them already.
 
@@ -97,17 +97,17 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
     Raises:
         MergeConflictError: The versions cannot be merged.
-        RefMovedError: They shall be published as they are, and `main` has something that they do not contain.
+        RefMovedError: They have to be published as they are, and `main` has something that they do not contain.
     """
     context = change.context
     # `main` is brought up first, so that the branches of all commits are forked from `main` and not from each other.
-    # Where commits of another program stop that, the version of the repository itself is continued.
+    # Where commits of another program prevent that, the merge is based on the version that the repository names.
     onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
     head = context.head(onto)
     new, dest_lineage = [], lineage_at(context, head)
     for source in (_with_branch(context, source) for source in change.sources):
         lineage = lineage_at(context, source)
-        # What the newest version contains is left out: a repeated call finds what an earlier one published.
+        # Sources that the newest version contains are left out: a repeated call finds what an earlier one published.
         if version_that_merged(lineage, dest_lineage, context.versions) is not None:
             continue
         if change.exact and not lineage.contains(dest_lineage):
@@ -122,14 +122,14 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
 
 def _with_branch(context: TableContext, state: State) -> State:
-    """Return a version with its branch, which is then read once for every look at what the version contains."""
+    """Return a version with its branch, so that later checks of what it contains do not read the branch again."""
     if state.of is not None or state.branch == MAIN:
         return state
     return replace(state, of=context.refs.branch(state.branch))
 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
-    """Return what a commit is to name for a version of any branch, which is kept by a tag from now on."""
+    """Return the entry of a commit for a version of any branch; from now on a tag keeps the version."""
     # Before any commit names the version: a clean-up of the table must not delete it in between.
     _pin(context, head)
     lands = head.number if head.branch == MAIN else NEVER
@@ -137,13 +137,13 @@ def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
 
 
 def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], object], key: str) -> TableVersion | None:
-    """Change a copy of a table's newest version, and return what a commit is to name; None when nothing changed.
+    """Change a copy of a table's newest version, and return the version for a commit; None when nothing changed.
 
     Args:
         change: The table.
         dest: The version that the repository names now.
-        do: Makes the change on the branch it is given, as one version. It is not called when that is there.
-        key: Says which change it is, so that it is found again after a crash.
+        do: Makes the change on the given branch, as one version. It is not called when that version exists.
+        key: Identifies the change, so that it is found again after a crash.
     """
     context = change.context
     onto = MAIN if land(context, dest, change.options) is None else dest.branch
@@ -172,7 +172,7 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Merg
             made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
             context.versions.cache(MAIN, made)
         except MergeConflictError:
-            # Another program committed to `main` meanwhile. The commit of the repository stays what it is.
+            # Another program committed to `main` meanwhile. The commit of the repository is not changed.
             merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT))
     except MergeConflictError as error:
         return error
@@ -196,10 +196,10 @@ def load(context: TableContext, at: TableVersion) -> State:
     """Read the version that a commit names, or the one on `main` that has its content.
 
     Raises:
-        VersionNotFoundError: It is gone, or another one has its place.
+        VersionNotFoundError: It is gone, or was replaced by another one.
     """
-    # First on `main`: its manifests name files by paths relative to the table, so they can be read after the table was
-    # moved. Manifests of a branch hold the URI at which the table was.
+    # `main` is tried first: its manifests name files by paths relative to the table, so they can be read after the
+    # table was moved. Manifests of a branch hold the former URI of the table.
     landed = landed_at(context, at)
     if landed is not None and (at.branch != MAIN or landed.id == at.commit_id):
         return landed
@@ -207,7 +207,7 @@ def load(context: TableContext, at: TableVersion) -> State:
 
 
 def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[TableContext, State]:
-    """Read the version that a commit names, also of a table that has another name since.
+    """Read the version that a commit names, also of a table that was renamed since.
 
     Raises:
         VersionNotFoundError: It is gone, or another one has its place.
@@ -231,7 +231,7 @@ def _on_its_branch(context: TableContext, at: TableVersion) -> State:
         # Another process may have made the table again, and this one has cached the versions of the former table.
         context.versions.forget()
         found = context.versions.find(at.branch, at.version)
-    # Where the table was made again, another version has the same branch and number; its commit id differs.
+    # Where the table was created again, another version has the same branch and number; its commit id differs.
     if found is not None and found.id == at.commit_id:
         return found
     what = "is gone" if found is None else "was replaced by another one"
@@ -256,7 +256,7 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         found = dict(pool.map(tried, names))
-    # Raised after all tables were tried: who sees one conflict at a time would have to publish once for each.
+    # Raised after all tables were tried: with one conflict at a time, a caller would have to publish once for each.
     if conflicts:
         raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
     return found  # type: ignore[return-value]  # None only where there was a conflict
@@ -270,7 +270,7 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
         except MergeConflictError:
             raise
         except (RefNotFoundError, ConflictError):
-            # Such a publication deleted the branch while this one was at work on it; on a new one, this one finds the
+            # Such a publication deleted the branch while this one was using it; on a new branch, this one finds the
             # same conflicts.
             if not left:
                 raise
@@ -282,15 +282,15 @@ def _staged(change: TableChange, sources: Sequence[State], head: State) -> Table
 
 def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[State]:
     context = change.context
-    # The strategy is part of the name: what was staged with another strategy has other rows.
+    # The strategy is part of the name: a version that was staged with another strategy has other rows.
     strategy = json.dumps(change.options.strategy, sort_keys=True)
     name = _staging_branch(context, head, [*(source.id for source in sources), strategy]).name
     try:
         # A merge that an earlier attempt made is found, and not repeated.
         return [merge(context, source, name, change.options) for source in sources]
     except MergeConflictError:
-        # No publication needs the branch: one that shares it merges the same versions and is refused too, and may
-        # delete it at this moment.
+        # No publication needs the branch: another one that shares it merges the same versions and is refused too, and
+        # may delete it at this moment.
         with suppress(RefNotFoundError, ConflictError):
             delete_branch(name, context.refs, context.versions)
         raise
@@ -308,17 +308,17 @@ def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
 
 
 def _pin(context: TableContext, head: State) -> None:
-    """Keep a version by a tag that is young, and with it the branch that it is on.
+    """Keep a version, and with it its branch, by a tag that is young.
 
     Raises:
         ConflictError: Other processes changed the tag each time.
     """
-    # The deletion of a run branch passes over tags that keep versions of `main`, and not over the others.
+    # The deletion of a run branch ignores tags that keep versions of `main`, but not the others.
     name = f"{PIN}{head.number}" if head.branch == MAIN else f"{BRANCH_PIN}{head.id[:_DIGITS]}"
     for _ in range(_PINS):
         found = context.refs.tag(name)
         if found is None:
-            # Another process may make the same tag at this moment; then it is looked at again.
+            # Another process may create the same tag at this moment; then it is read again.
             with suppress(AlreadyExistsError):
                 create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
                 return
@@ -326,7 +326,7 @@ def _pin(context: TableContext, head: State) -> None:
             return
         else:
             # A collection that read the old tag deletes exactly that one, so a renewed tag stays; and where the
-            # collection was faster, the tag is made anew.
+            # collection was faster, the tag is created again.
             with suppress(RefMovedError, RefNotFoundError):
                 context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
                 return
@@ -338,7 +338,7 @@ def _age(moment: pendulum.DateTime) -> timedelta:
 
 
 def _staging_branch(context: TableContext, head: State, merged: Sequence[str]) -> Branch:
-    """Return the branch for a merge: the same for each attempt, as long as the attempts are near in time.
+    """Return the branch for a merge: the same for each attempt, as long as the attempts are close in time.
 
     A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used
     again, so that no commit comes to name it.

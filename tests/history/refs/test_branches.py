@@ -255,7 +255,7 @@ def test_a_branch_with_a_version_after_the_given_one_is_kept(table: LanceTable) 
     with pytest.raises(ConflictError, match=f"{newest} was committed meanwhile"):
         table.branches.delete("b", newest=first)
     assert_usable(table, "b")
-    with pytest.raises(InvalidInputError, match="newest is main@2, which is no version of branch 'b'"):
+    with pytest.raises(InvalidInputError, match="newest is main@2, which is not a version of branch 'b'"):
         table.branches.delete("b", newest=table.head())
     table.branches.delete("b", newest=table.head("b"))
     assert {} == table.branches.list()
