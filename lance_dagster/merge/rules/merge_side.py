@@ -36,12 +36,11 @@ from lance_dagster.merge.rules.strategy import Rows, add_rows
 from lance_dagster.transactions.claims import SideHistory
 
 MOST_ROWS_COMPARED = 10_000
-"""Rows whose values are read at once to find out which are equal. Where there are more, all of them count as different.
-"""
+"""How many rows are read at most to find out which are equal. Where there are more, all of them count as different."""
 
 
 class MergeSide:
-    """The source or the dest of a merge, beside the merge base."""
+    """The source or the dest of a merge, compared with the merge base."""
 
     def __init__(
         self,
@@ -58,8 +57,8 @@ class MergeSide:
             history: What the side did.
             is_source: Whether it is the source.
             base: The merge base.
-            lookups: How to look at what manifests do not hold.
-            identities: Returns what the side's row ids mean, which takes both sides to know.
+            lookups: The functions that read what manifests do not hold.
+            identities: Returns what the side's row ids mean, which is computed from both sides.
         """
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
@@ -67,7 +66,7 @@ class MergeSide:
 
     @cached_property
     def fragments(self) -> MatchedFragments:
-        """Its fragments beside those of the merge base."""
+        """Its fragments, matched with those of the merge base."""
         return match_fragments(self.base, self.history)
 
     @cached_property
@@ -86,7 +85,7 @@ class MergeSide:
 
     @cached_property
     def columns(self) -> SideColumns:
-        """Its columns beside those of the merge base."""
+        """Its columns, matched with those of the merge base."""
         return columns_of(self.base, self.history, self.fragments)
 
     @cached_property
@@ -97,7 +96,7 @@ class MergeSide:
 
     @cached_property
     def cast_fields(self) -> dict[int, int]:
-        """By its id in the merge base each column whose type it changed, with the id of the field added for it."""
+        """Each column whose type it changed, by its id in the merge base, with the id of the field added for it."""
         return cast_fields(self.columns, self.base, self.history)
 
     @cached_property
@@ -141,7 +140,7 @@ class MergeSide:
 
     @cached_property
     def made_required(self) -> dict[int, str]:
-        """By id the paths of columns that could be null in the merge base, and may not be on this side."""
+        """The paths, by id, of columns that are nullable in the merge base and not nullable on this side."""
         own, paths = {field.id: field for field in self.manifest.fields}, paths_of(self.base.fields)
         return {
             field.id: paths[field.id]
@@ -198,9 +197,9 @@ class MergeSide:
         return self.manifest.stable_row_ids and updates_show_in_stamps_only(self.history)
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
-        """Return those of some updated rows of the merge base that have the values which they have there.
+        """Return those of some updated rows of the merge base whose values are the same as in the merge base.
 
-        Rows are read only where a row that counts as updated may have been moved and no more, and up to
+        Rows are read only where a row that counts as updated may only have been moved, and only if there are at most
         `MOST_ROWS_COMPARED` of them. Rows that cannot be compared are not returned.
         """
         equal = self.lookups.equal_rows
@@ -280,7 +279,7 @@ class MergeSide:
         try:
             found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL", None)
         except InvalidInputError:
-            # The column has another name there, or its type cannot be asked: any of the rows may be null.
+            # The column has another name there, or its type does not support the predicate: any row may be null.
             return written
         return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
 

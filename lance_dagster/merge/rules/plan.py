@@ -4,8 +4,8 @@
     source  what is merged
     dest    what it is merged into; the result is its next version
 
-Why it is safe. Whatever a side did, a row of the merge base either is where it was, or was moved as it is, or got new
-values, or is gone (`row_changes`), and a row it put in is its own. What both sides did to a row is decided by one table
+Why it is safe. Whatever a side did, a row of the merge base is where it was, or was moved unchanged, or got new values,
+or is gone (`row_changes`), and a row it inserted is its own. What both sides did to a row is decided by one table
 (`row_decisions`), what they did to a column by another (`schema_merge`); settings are merged key by key
 (`merge_settings`); and two sides that both mean to provide the rows of one scope contradict each other although no row
 shows it (`claim_conflicts`). What cannot be known is refused.
@@ -14,9 +14,9 @@ Every rule returns its findings. They are collected here, the strategy is applie
 merge is refused with all that stay open, and with those that the strategies which could settle it would lead to
 (`refusal`).
 
-Only metadata is new, and rows that both sides updated in different cells: the plan says which cells such a row gets,
-and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files of
-columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The
+Only metadata is written, and rows that both sides updated in different cells: the plan says which cells such a row
+gets, and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files
+of columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The
 data files lie under the table's root already.
 """
 
@@ -75,7 +75,7 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias
 class MergePlan:
     """A merge without conflicts, ready to be carried out.
 
-    `manifest` is the dest with the result's schema, settings and next row id; its fragments are the dest's still.
+    `manifest` is the dest with the result's schema, settings and next row id; its fragments are still the dest's.
     `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
     caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got,
     `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
@@ -141,7 +141,7 @@ def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
 def _plan_under(
     given: MergeInput, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy
 ) -> MergePlan | list[Finding]:
-    """Plan a merge by a strategy; returns the findings where some stay open."""
+    """Plan a merge under a strategy; return all findings where some stay open."""
     source, dest = sides
     # A strategy can waive versions that were cleaned up, so they do not stop the comparison of rows.
     findings = [*missing_versions(given)]
@@ -338,7 +338,7 @@ class _Build:
         return frozenset().union(*(each.situation.source_columns for each in decided))
 
     def _indexed(self, manifest: Manifest) -> Manifest:
-        """Keep the dest's indices as far as they stay true. Those of the source refer to other fragment ids."""
+        """Keep the dest's indices as far as they stay valid. Those of the source refer to other fragment ids."""
         edits = self.rows.builder.edits
         # An index that was made while a row was deleted does not have it, so fragments with revived rows are scanned.
         manifest = uncover_fragments(drop_indices_without_fields(manifest), edits.revived)

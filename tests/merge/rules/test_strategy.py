@@ -36,7 +36,7 @@ def test_an_unknown_strategy_or_unit_is_refused(strategy: Strategy) -> None:
 @pytest.mark.parametrize("unit", ["columns price", "rows of tuesday", "settings key 'a'", "the whole dataset"])
 def test_a_unit_that_no_conflict_can_have_is_refused(unit: str) -> None:
     """Several words are no unit yet: it has to begin as the units of conflicts do."""
-    with pytest.raises(InvalidInputError, match="is no kind of conflict"):
+    with pytest.raises(InvalidInputError, match="is not a kind of conflict"):
         ParsedStrategy.parse({unit: "dest-wins"})
 
 
