@@ -43,7 +43,7 @@ class Protection:
         """Require that patterns are in this protection, so that a typo does not pass as removed.
 
         Raises:
-            InvalidInputError: Names the first that is not, and the patterns there are.
+            InvalidInputError: One is not; the error names it and the patterns that exist.
         """
         for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
             if pattern not in own:

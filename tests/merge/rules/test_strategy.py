@@ -29,7 +29,7 @@ def test_the_closest_name_decides(expected: str | None, strategy: Strategy, kind
 @pytest.mark.parametrize("strategy", ["ours", {"rows": "theirs"}, {"row": "source-wins"}, {"price": "dest-wins"}])
 def test_an_unknown_strategy_or_unit_is_refused(strategy: Strategy) -> None:
     """A typing error must not pass for a strategy that had nothing to settle."""
-    with pytest.raises(InvalidInputError, match="is no "):
+    with pytest.raises(InvalidInputError, match="is not a "):
         ParsedStrategy.parse(strategy)
 
 
