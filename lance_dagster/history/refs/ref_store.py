@@ -191,7 +191,7 @@ class Refs:
 
         Args:
             branch: The branch; only its name and id matter.
-            change: Gets the stored branch and returns the one to store, which is the same where nothing is to be changed.
+            change: Gets the stored branch and returns the one to store, the same where nothing changes.
                 It is called again when another writer changed the file first.
 
         Raises:
