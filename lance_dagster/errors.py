@@ -367,7 +367,7 @@ class UnsupportedFeatureError(FormatError):
     """Report a table that uses a feature which this package does not know, so that it must not be changed."""
 
     def __init__(self, path: str, flags: Iterable[str]) -> None:
-        """Keep the file's path and the names of what is not known."""
+        """Keep the file's path and the names of the unknown features."""
         # A tuple, since callers pass generators, which cannot be pickled.
         found = tuple(flags)
         super().__init__(path, found)
@@ -434,7 +434,7 @@ class PermissionRefusedError(StoreError):
     def hint(self) -> str:
         """Which permission is missing."""
         verb = self.what.partition(" ")[0]
-        return f"the credentials need the permission to {verb} there, or this is for a role that has it to do"
+        return f"the credentials need the permission to {verb} there; otherwise leave this to a role that has it"
 
     def __str__(self) -> str:
         """Name the request, the answer and the permission."""

@@ -1,4 +1,4 @@
-"""The parents of versions: which version was made from which, told from names as far as possible.
+"""Find the parents of versions: which version was made from which, from names as far as possible.
 
 Along a branch the first parent is the version of the next lower number, so a list of file names is enough. Only a
 merge has to be read, since its second parent is recorded in its transaction. The first version of a branch repeats the
@@ -128,7 +128,7 @@ class Ancestry:
         return None
 
     def merged(self, version: Version) -> VersionRef | None:
-        """Return the merged version of a merge; None when it is gone, or when `version` is no merge."""
+        """Return the merged version of a merge; None when it is gone, or when `version` is not a merge."""
         if len(version.parents) < _FIRST_AND_SECOND:
             return None
         place = self.resolve_recorded(RecordedVersion(version.parents[1], version.properties.get(MERGED_BRANCH, "")))

@@ -161,7 +161,7 @@ def commit_transaction(
         ProtectedError: The branch is protected and takes only merges.
     """
     look = partial(versions.newest_few, branch)
-    # For a retry, after the look for what landed: it must succeed though the branch is protected now.
+    # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
     if read is not None:
         stage = partial(_stage, versions, branch, transaction)
@@ -265,7 +265,7 @@ def commit(
             return proposal
         # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
         quick = time.monotonic() - before < _QUICK_SECONDS
-        # Whatever can be done before and after the turn is: it is the time for which others wait.
+        # As much as possible is done before and after the turn, since other writers wait for as long as it takes.
         staged = _stage(versions, branch, proposal.transaction, staged)
         turn = versions.store.turn(branch, partial(_look_ahead, versions, branch, propose))
         with turn if quick else nullcontext(enter_result=False) as waited:
@@ -289,7 +289,7 @@ def commit(
         if time.monotonic() - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
         attempts += 1
-        # The number that was lost is that of a version.
+        # The version of another writer has the number that was lost.
         head, known, newest = None, proposal.manifest.version, landed
         if not newest:
             _pause(attempts, before)
@@ -408,7 +408,7 @@ def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
         try:
             versions.store.sync_folder(layout.versions_folder(put.branch))
         except NotDurableError as error:
-            # It can be read back, which says nothing here, and neither does a second sync that succeeds.
+            # That it can be read back proves nothing here, and neither does a second sync that succeeds.
             problem = error
             break
         except StoreError as error:

@@ -3,9 +3,9 @@
 Only keys of the forms that Lance and this package write are recognised. Every other object, folders of other tables
 and base paths included, belongs to somebody else: it is counted and never touched.
 
-A version that expired, or whose branch was deleted, leaves a copy of its manifest in `_expired/`. Nobody new can reach
-the version. Its files stay while the copy is young, for writers that read the version just before: to restore it, or
-to merge it.
+A version that expired, or whose branch was deleted, leaves a copy of its manifest in `_expired/`. No new reader can
+reach the version. Its files stay while the copy is young, for writers that read the version just before: to restore it,
+or to merge it.
 """
 
 import hashlib

@@ -320,8 +320,8 @@ def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions)
 def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
     """Return the changes of `of` that `other` does not contain, oldest first.
 
-    Versions that were cleaned up appear as one change without a transaction. A merge of what `other` contains already
-    is no change.
+    Versions that were cleaned up appear as one change without a transaction. A merge of a version that `other` contains
+    already does not count as a change.
     """
     return [
         change
@@ -366,7 +366,7 @@ def _repeated(segment: BranchSegment, base: State, versions: Versions) -> Manife
 
 
 def _changes_after(segments: Sequence[BranchSegment], after: int, versions: Versions) -> list[Change]:
-    # A branch above the fork begins with a copy of its fork point, which is no change.
+    # A branch above the fork begins with a copy of its fork point, which is not a change.
     return [change for segment in segments for change in _changes(segment, max(after, segment.first), versions)]
 
 

@@ -60,8 +60,8 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
     names = {own: segment.branch for own, segment in segments.items()}
     best = _newest(None, _places(both, names), (source, dest), (refs, versions))
     if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
-        # A third branch was merged into both. Looked at only now, since it takes listing every branch. If it was
-        # deleted meanwhile, its rows are still recognised by their ids.
+        # A third branch was merged into both. Third branches are looked up only now, since that takes listing every
+        # branch. If the branch was deleted meanwhile, its rows are still recognised by their ids.
         left = (branch for branch in refs.branches().values() if branch.state != DELETING)
         others = {branch.id: branch.name for branch in left if branch.id not in names}
         best = _newest(best, _places(both, others), (source, dest), (refs, versions))

@@ -172,7 +172,7 @@ def _find_branch_or_tag(read: RefExpression, ancestry: Ancestry) -> tuple[str | 
 
 def _version_by_commit_id(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     refs = ancestry.refs
-    # Last, since it may take reading every manifest.
+    # Commit ids are searched last, since that may take reading every manifest.
     found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
     if not found:
         branches = [branch.name for branch in refs.branches().values() if branch.state == READY]

@@ -35,7 +35,7 @@ _EXAMPLE_OF_REPOSITORY = "lance+s3://lake?table=shop/orders&ref=production"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionUri:
-    """What the URI of a version says: the URI of the table or the root of the repository, the ref, the table there."""
+    """The parts of the URI of a version: the URI of the table or the root of the repository, the ref, the table."""
 
     location: str
     ref: str
@@ -48,7 +48,7 @@ def is_table_uri(uri: str | os.PathLike[str]) -> bool:
 
 
 def parse_version_uri(text: str) -> VersionUri:
-    """Return what a URI of either form says.
+    """Parse a URI of either form.
 
     Raises:
         InvalidInputError: The text has another form, or carries credentials or other options; the message never shows

@@ -385,7 +385,7 @@ class Versions:
         return self._latest if branch == layout.MAIN else None
 
     def is_stored(self, state: State) -> bool:
-        """Look up that a version which was read earlier is there; where another one has its place, forget them all."""
+        """Tell whether a version that was read earlier is still stored as it was; if not, forget all versions."""
         data = self._manifest(state.branch, state.number)[1]
         if data is not None and commit_id(data) == state.id:
             return True

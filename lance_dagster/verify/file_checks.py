@@ -109,7 +109,7 @@ class FileChecks:
                     path=error.place,
                 )
             except (InvalidInputError, StoreError) as error:
-                yield Problem(what=f"a base path cannot be reached: {error}", right="every place can be", path=None)
+                yield Problem(what=f"a base path cannot be reached: {error}", right="every base path can", path=None)
             else:
                 if store is not self._context.store:
                     self.base_paths.add(store.uri)
@@ -209,11 +209,11 @@ class FileChecks:
         """Check that a transaction file, where it still exists, holds the transaction that its version holds."""
         name = state.manifest.transaction_file
         path = layout.join(layout.branch_root(state.branch), layout.TRANSACTIONS, name)
-        # Missing is no problem: other programs delete these files, and the manifest holds the transaction.
+        # A missing file is not a problem: other programs delete these files, and the manifest holds the transaction.
         data = self._context.store.get(path) if name else None
         if data is None or state.transaction is None:
             return
-        right = "it says the same as its version; programs that read it take the version for something else"
+        right = "it holds the transaction of its version; programs that read it take the version for another change"
         try:
             found = decode_transaction(data, path)
         except FormatError as error:
@@ -250,7 +250,7 @@ class FileChecks:
         found = self.index_files[path]
         store, size = found.listing.store, (found.listing.sizes or {}).get(found.name)
         if store is None or not size:
-            # Missing, empty or not to be listed, which is reported as such.
+            # The file is missing or empty, or cannot be listed, which another check reports.
             return
         key = layout.join(found.listing.key, found.name)
         try:
@@ -262,7 +262,7 @@ class FileChecks:
             inspector.inspect(uri, self._options(found.base), size=size, read=True)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
-            right = f"a whole file of the index {found.index!r}; create that anew, since rows are not concerned"
+            right = f"a whole file of index {found.index!r}; create the index anew, since rows are not affected"
             yield Problem(what=reason, right=right, path=path)
 
     def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
@@ -276,7 +276,7 @@ class FileChecks:
         if not index.files and listing.sizes == {}:
             yield Problem(
                 what=f"index {index.name!r} has no files",
-                right="its folder holds what it knows; queries that use it fail",
+                right="its folder holds its files; queries that use it fail",
                 path=self._display_path(listing, ""),
             )
         for file in index.files:
@@ -302,7 +302,7 @@ class FileChecks:
         if len(found) != deletion.deleted_rows:
             yield Problem(
                 what=f"the deletion file takes out {len(found)} rows",
-                right=f"the version counts {deletion.deleted_rows}, and so does everybody who counts rows",
+                right=f"the version records {deletion.deleted_rows}, and every count of rows relies on that",
                 fragment=fragment.id,
             )
         if found and found.max() >= fragment.physical_rows:
@@ -329,7 +329,7 @@ class FileChecks:
         return self._present_bases[place]
 
     def _listed(self, base: BasePath, folder: str) -> Listing:
-        # A base path that is no dataset root holds the files directly, without `data/` and the like.
+        # A base path that is not a dataset root holds the files directly, without `data/` and the like.
         below = folder if base.is_dataset_root else folder.partition("/")[2]
         # The id is part of the key: two base paths may share a path and need different options.
         place = (base.path, base.id, below)

@@ -80,7 +80,7 @@ def _list_versions(context: TableContext, branch_name: str, refs: RefListing) ->
     except FormatError as error:
         path = layout.join(layout.branch_root(branch_name), layout.VERSIONS)
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
-        refs.problems.append(Problem(what=what, right="a folder whose versions can be told by their refs", path=path))
+        refs.problems.append(Problem(what=what, right="a folder whose manifests follow one naming scheme", path=path))
         return
     # Ordered stores list the newest version first and use no hint.
     if refs.numbers[branch_name] and not context.store.ordered_listing:
@@ -101,7 +101,7 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
 
 
 def _check_hint(context: TableContext, branch_name: str, before: int | str | None, newest: int) -> Iterator[Problem]:
-    """Check the hint. It was read before the versions were listed, and a commit in between is no problem."""
+    """Check the hint. It was read before the versions were listed, and a commit in between is not a problem."""
     path = layout.join(layout.branch_root(branch_name), layout.VERSION_HINT)
     right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
     if isinstance(before, str):
@@ -122,7 +122,7 @@ def check_refs(refs: RefListing) -> Iterator[Problem]:
     """Check that branches and tags refer to what exists, and that pylance's clean-up sees every branch."""
     yield from refs.problems
     if refs.numbers.get(layout.MAIN) == []:
-        yield Problem(what="there is no version on main", right="a table has one", path=layout.VERSIONS)
+        yield Problem(what="there is no version on main", right="a table has at least one", path=layout.VERSIONS)
     for branch in refs.branches.values():
         yield from _check_branch(branch, refs)
     for tag in refs.tags.values():
@@ -142,7 +142,7 @@ def _check_branch(branch: Branch, refs: RefListing) -> Iterator[Problem]:
     own = refs.numbers.get(branch.name)
     if own == []:
         # An empty list, not a missing one: what could not be listed is a problem of its own.
-        yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has its fork at least", path=path)
+        yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has at least one", path=path)
     elif own and own[0] < branch.first:
         yield Problem(
             what=f"branch {branch.name!r} has a version {own[0]}",

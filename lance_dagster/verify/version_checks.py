@@ -144,7 +144,7 @@ class Verification:
         try:
             state = self.context.versions.load(branch, number)
         except VersionNotFoundError:
-            # Cleaned up since it was listed, which is no problem of the table.
+            # It was cleaned up since it was listed, which is not a problem of the table.
             return None
         except (FormatError, StoreError) as error:
             what = error.problem if isinstance(error, CorruptFileError) else str(error)
@@ -281,7 +281,7 @@ def _extend(runs: list[range], position: int) -> None:
 
 
 def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:
-    """Compare what a data file says about itself with what a fragment says."""
+    """Compare the facts that a data file records about itself with those that a fragment records."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
     own, recorded = file_version_name(found.major, found.minor), data_file_version(file)
@@ -318,7 +318,7 @@ def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Ite
 def _never_a_field(number: int, named: NamedFile) -> Problem:
     return Problem(
         what="the file is said to hold a field that no version of the table has had",
-        right="files hold fields of the schema, or such as were dropped",
+        right="files hold fields of the schema, or fields that were dropped",
         path=named.path,
         fragment=named.fragment,
         field=number,
