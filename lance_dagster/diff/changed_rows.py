@@ -228,7 +228,7 @@ class RowDifferences:
 
 @dataclass(slots=True)
 class _Candidates:
-    """Rows that only one version has as far as fragments tell, and pairs of rows of which some columns may differ."""
+    """Rows that only one version has, judged by fragments alone, and pairs of rows of which some columns may differ."""
 
     olds: list[tuple[int, BitMap]] = field(default_factory=list)
     news: list[tuple[int, BitMap]] = field(default_factory=list)
@@ -336,7 +336,7 @@ class RowComparison:
                 return _of_pairs(one, other, self._paired_by_key(one, other, keys))
             case ByValues():
                 if not (self.columns and olds and news):
-                    # Without a common column no two rows can be equal; nor is a row of one side alone read for nothing.
+                    # Without a common column no two rows can be equal, and rows of one side alone need not be read.
                     return _Identified(removed=olds, added=news, pairs=_Pairs(RowRuns.of(())))
                 one, other = self.before.addresses(olds), self.after.addresses(news)
                 return _of_pairs(one, other, self._paired_by_values(one, other))
@@ -358,7 +358,7 @@ class RowComparison:
         return paired_by_values(self.before.digests(olds, self.columns)[0], self.after.digests(news, self.columns)[0])
 
     def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> RowPairs:
-        """Pair rows of equal keys; those with a null in the key by values, so that a move alone is no change."""
+        """Pair rows of equal keys; those with a null in the key by values, so that a mere move is not a change."""
         old_keys, old_null = keys_of(self.before, olds, keys)
         new_keys, new_null = keys_of(self.after, news, keys)
         paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
@@ -392,7 +392,7 @@ def _without(rows: RowOffsets, addresses: RowRuns) -> RowOffsets:
 
 
 def _of_pairs(olds: Addresses, news: Addresses, paired: RowPairs) -> _Identified:
-    """Return what pairs of positions in addresses say about the rows."""
+    """Return the rows as identified by pairs of positions in their addresses."""
     one, other = olds[paired.before], news[paired.after]
     count = np.ones(len(other), np.uint64)
     order = np.argsort(other)

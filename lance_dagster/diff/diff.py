@@ -67,7 +67,7 @@ class Diff:
 
     With `base_of`, `before` is the merge base of that version and `after`. Rows are identified by the columns in `on`
     if there are some, else by stable row ids, else by their values. The values of columns in `not_compared` have
-    nothing in common and are ignored. A column that only one version has makes no row a changed one.
+    nothing in common and are ignored. A column that only one version has does not make a row count as changed.
 
     A pickled copy holds no storage options; it reads rows with the credentials of its own environment.
     """
@@ -147,7 +147,7 @@ class Diff:
         """
         # Checked before any row is read, so that a typo is found at once.
         if kind is not None and kind not in _KINDS:
-            raise InvalidInputError(f"{kind!r} is no kind of row; choose one of {', '.join(_KINDS)}")
+            raise InvalidInputError(f"{kind!r} is not a kind of row; choose one of {', '.join(_KINDS)}")
         rows = self._differing()
         found = rows.changes(columns)
         return rows.streams(columns).feed(found if kind is None else _only(found, kind))

@@ -9,8 +9,8 @@ own, and older programs reused ids after an overwrite. A fragment whose files we
 Fragments that both manifests store in the same bytes are matched without decoding them.
 
 **Indices** are compared by name. Lance stores an index again under another uuid where a compaction moved the rows it
-covers; its version and creation time stay, and then it is the same index. Which rows it covers is no difference: that
-follows from the changes of rows, and `indices` tells it.
+covers; its version and creation time stay, and then it is the same index. Which rows it covers is not a difference:
+that follows from the changes of rows, and `indices` reports it.
 
 **Settings** are compared key by key. Records that merges keep in the table metadata are not settings.
 """
@@ -71,11 +71,11 @@ def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -
         before: The older version.
         after: The newer one.
         matched: The id of each field in the newer version by its id in the older one. Metadata of a field that only
-            one version has is no change.
+            one version has is not a change.
     """
     return (
         *_compared(CONFIG, before.config, after.config),
-        # Records of merges change with every merge and are no settings of the user.
+        # Records of merges change with every merge and are not settings of the user.
         *_compared(
             TABLE_METADATA, without_merge_records(before.table_metadata), without_merge_records(after.table_metadata)
         ),

@@ -51,7 +51,7 @@ class ComparisonShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedColumn:
-    """A column of both versions: its names, its older field ids, and how to compare it; `shape` None: as it is."""
+    """A column of both versions: its names, its older field ids, and how to compare it (None: as it is)."""
 
     before: str
     after: str
@@ -325,14 +325,14 @@ class RowPairs:
 
 
 def paired_by_ids(before: Mapping[int, RowRuns], after: Mapping[int, RowRuns]) -> RowRuns:
-    """Pair rows by their ids; costs runs of ids, however many rows these are.
+    """Pair rows by their ids; the cost depends on the runs of ids, and not on the number of rows.
 
     Args:
         before: Row ids of the older version by fragment and offset, translated to ids of the newer one.
         after: Row ids of the newer version by fragment and offset.
 
     Returns:
-        The addresses of rows of both versions: those in the newer version to those in the older one.
+        A map from the addresses in the newer version to those in the older one, for rows that both have.
     """
     addresses = [ids.moved(at=number << _OFFSET_BITS) for number, ids in sorted(before.items())]
     by_id = RowRuns.concatenated(addresses).inverse()

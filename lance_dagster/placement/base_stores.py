@@ -240,7 +240,7 @@ def check_files(context: TableContext, state: State, base_ids: Iterable[int]) ->
             if missing:
                 shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
                 raise CorruptFileError(
-                    place.base.path, f"{len(missing)} files that {state} names are not there, or not whole: {shown}"
+                    place.base.path, f"{len(missing)} files that {state} names are missing or incomplete: {shown}"
                 )
             count += len(place.data) + len(place.deletions) + len(place.indices)
     return count

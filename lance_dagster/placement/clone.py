@@ -174,7 +174,7 @@ def _claimed(made: TableContext, what: str) -> Iterator[None]:
         if found is not None:
             raise AlreadyExistsError(
                 f"another clone is being made at {made.uri}, of {found.decode(errors='replace')}; "
-                f"when that was given up, remove {made.uri}/{_CLAIM}"
+                f"if that clone was given up, remove {made.uri}/{_CLAIM}"
             )
     try:
         yield
