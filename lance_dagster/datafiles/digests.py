@@ -1,4 +1,4 @@
-"""Digests of data files: what their bytes were when they were written, so that a later change is noticed.
+"""Digests of data files: they record the bytes as they were written, so that a later change is noticed.
 
 Lance data files hold no checksums, so a flipped bit in a page may read as another value. A digest is the SHA-256 of a
 whole data file, in the name of an empty object beside it: `data/<name>.lance.<digest>.sha256`. A name is there or not,
@@ -17,7 +17,7 @@ from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import layout
 from lance_dagster.store import Store, open_store, records_digests
 
-# One request each on object storage, and the memory that one file takes.
+# The size of one request on object storage, and the memory that one file takes.
 _PORTION = 16 << 20
 # Names of files have at most 255 bytes on most disks, and a digest takes 72 of them.
 _LONGEST_NAME = 255 - 72

@@ -33,7 +33,7 @@ _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 _LEAST_MEMORY, _BYTES_FOR_A_BYTE = 4 << 30, 16
 _IDLE_SECONDS = 30
 _idle: list["_Subprocess"] = []
-"""Those that wait for the next inspection, of any thread: taking one from a list is atomic."""
+"""The subprocesses that wait for the next inspection, by any thread: taking one from a list is atomic."""
 # The pipes of an idle subprocess must have one user.
 os.register_at_fork(after_in_child=_idle.clear)
 
@@ -77,8 +77,8 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             process, self._process = self._process, None
-            how = "which did not start" if process is None else process.end()
-            raise CorruptFileError(uri, f"reading it ends the process that tries, {how}")
+            how = "did not start" if process is None else process.end()
+            raise CorruptFileError(uri, f"the process that reads it {how}")
         found = json.loads(answer)
         if "damage" in found:
             self._met_damage = True
@@ -148,12 +148,12 @@ class _Subprocess:
             # It only reads, so nothing is lost. Ending by itself takes it a sixth of a second.
             process.kill()
             process.wait()
-            return "or takes longer than it can"
-        return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            return "takes too long"
+        return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _drop_ended() -> None:
-    """Collect those that ended by themselves: nobody else waits for them, so they would stay zombies."""
+    """Reap the subprocesses that ended by themselves: nobody else waits for them, so they would stay zombies."""
     for waiting in [one for one in _idle if one.process.poll() is not None]:
         # Another thread may have taken it meanwhile.
         with suppress(ValueError):
@@ -169,7 +169,7 @@ def _end_idle() -> None:
 
 def program_environment() -> dict[str, str]:
     """Return the environment of a subprocess that finds this package where this process found it."""
-    # An import ignores what is no string, such as a `Path`.
+    # An import ignores entries that are not strings, such as a `Path`.
     given: list[object] = [*sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in given if isinstance(path, str) and path)}
 
@@ -179,7 +179,7 @@ def serve_inspections() -> None:
 
     Ends when standard input does, or after a time without a request.
     """
-    # The parent waits for each answer, so what is buffered never holds a second request.
+    # The parent waits for each answer, so the buffer never holds a second request.
     while select.select([sys.stdin], [], [], _IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         request = json.loads(line)
         limit_memory(request.pop("size"))

@@ -132,7 +132,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class FragmentsSummary:
-    """What is known of many fragments without decoding each: ids in order, live rows, whether any has deletions.
+    """The facts about many fragments that need no decoding of each: ids in order, live rows, whether any has deletions.
 
     Unless `has_row_counts`, some fragment does not record its number of rows, and `rows` is meaningless.
     """
@@ -341,7 +341,7 @@ class Fragments(Sequence[Fragment]):
 
     @property
     def summary(self) -> FragmentsSummary:
-        """What is known of the fragments without decoding each."""
+        """The facts about the fragments that need no decoding of each."""
         if self._outline is None:
             encoded = [item for item in self.items if isinstance(item, bytes)]
             # Usual case: all fragments come from one manifest, and the decoder scans their bytes for a few fields.
@@ -443,7 +443,7 @@ class Manifest:
     table_metadata: Mapping[str, str] = field(default_factory=dict)
     base_paths: tuple[BasePath, ...] = ()
     branch: str | None = None
-    # None is no section; bytes of length 0 are a section without indices.
+    # None means that there is no section; bytes of length 0 are a section without indices.
     index_section: bytes | None = None
     max_allocated_field_id: int | None = None
     version_aux_data: int = 0

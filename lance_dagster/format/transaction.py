@@ -169,7 +169,7 @@ class Project:
 class Restore:
     """Make an older version the current one."""
 
-    # Of the same branch. The commit writes a new version with that content; no version is removed.
+    # The version is one of the same branch. The commit writes a new version with its content; no version is removed.
     version: int
 
 
@@ -178,8 +178,8 @@ class Clone:
     """Start a branch, or another table, from a version."""
 
     is_shallow: bool
-    # The version of the source: a branch keeps its number, so the first version of a branch is no successor of the
-    # version before it. `ref_name` is the branch of the source, None for main.
+    # The version of the source: a branch keeps its number, so the first version of a branch is not a successor of
+    # the version before it. `ref_name` is the branch of the source, None for main.
     ref_version: int
     ref_path: str
     ref_name: str | None = None

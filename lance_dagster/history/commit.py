@@ -37,7 +37,7 @@ anything above: a turn may be given to two.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
-protection is read. The fence is no part of that, since it has to be read after the head. Of the versions that landed
+protection is read. The fence is not part of that, since it has to be read after the head. Of the versions that landed
 meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, while the
 winner is read: a merge may skip numbers, and a version below the newest one would never be seen.
 """

@@ -505,7 +505,7 @@ class Versions:
         """Return the first parent, none for the first version of a table, and whether it was cleaned up."""
         if summary.forked_from is not None:
             if branch == layout.MAIN:
-                # A cloned table: its origin is a version of another table, which is no parent here.
+                # A cloned table: its origin is a version of another table, which is not a parent here.
                 return (), False
             name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
             return (f"{name}@{number}",), self._manifest(name, number)[1] is None
@@ -515,7 +515,7 @@ class Versions:
         wanted = summary.number - 1
         if RESET in summary.properties and summary.read_version < wanted:
             # A reset was made from the version it went back to. Versions between the two exist until the reset has
-            # dropped them, and are no parents.
+            # dropped them, and are not parents.
             made_from = summary.read_version
             return (f"{branch}@{made_from}",), made_from not in numbers
         # Never plain `number - 1` for a merge: a sync skips numbers on purpose, to be numbered after the version it

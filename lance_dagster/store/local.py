@@ -353,7 +353,7 @@ class LocalStore:
             left, done = not moves, True
             if synced and named:
                 self._sync(folder)
-        # A lost race for the name is no failure of the storage; a failed sync is told from one of the content.
+        # A lost race for the name is not a failure of the storage; a failed sync is told from one of the content.
         except (FileExistsError, NotDurableError):
             raise
         except (OSError, ValueError) as error:
@@ -426,7 +426,7 @@ class LocalStore:
         self._secured.add(folder)
 
     def _sync(self, path: str) -> None:
-        """Sync a file, or the entries of a folder; the one place, so that a test can see the order or fail one."""
+        """Sync a file, or the entries of a folder. All syncs go through here: a test can watch them or fail one."""
         _sync(path)
 
     @contextmanager
@@ -536,7 +536,7 @@ def _begin_writing(path: str) -> None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            # Said of pages that are to be written, it begins that; of a folder, it does nothing.
+            # For pages that are to be written, this call begins the writing; for a folder, it does nothing.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

@@ -144,7 +144,7 @@ class S3Store(PrefixStore):
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
-            # Here: programs that only look at a URI or its options do not need it.
+            # Imported here: programs that only look at a URI or its options do not need it.
             import fsspec
 
             try:
@@ -200,7 +200,7 @@ class S3Store(PrefixStore):
             # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
             if answer != _CONFLICT:
                 return answer is True
-            # The other request may take a while; at once, all attempts could fall into it.
+            # The other request may take a while; without a pause, all attempts could meet it.
             time.sleep(random.uniform(0, _CONFLICT_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 

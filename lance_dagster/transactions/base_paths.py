@@ -186,7 +186,7 @@ def with_root_base(
             raise InvalidInputError(
                 f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
                 "moved, or the branch was forked under another spelling of that",
-                remedy=Remedy("{} puts it right", Call("maintenance.relocate")),
+                remedy=Remedy("{} corrects the branch", Call("maintenance.relocate")),
             )
     known = kept or {}
     return tuple(

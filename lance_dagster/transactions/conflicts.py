@@ -1,7 +1,7 @@
 """Decide whether a pending transaction can be committed after a concurrent one.
 
-A writer reads a version, prepares its transaction, and finds that committed transactions were committed meanwhile. Each
-of them is classified against the pending transaction:
+A writer reads a version, prepares its transaction, and finds that other transactions were committed meanwhile. Each of
+these is classified against the pending transaction:
 - compatible: the pending transaction is applied on top unchanged;
 - rebase: both deleted rows of the same fragment, and the deletion vectors have to be combined first;
 - retryable: the writer has to read again and redo its work;

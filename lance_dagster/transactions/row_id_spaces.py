@@ -176,7 +176,7 @@ class Translation:
         return runs.at.tolist(), (runs.at + runs.count).tolist(), runs.first.tolist()
 
     def apply(self, ids: U64Array) -> "tuple[U64Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]":
-        """Translate ids; returns those of the other version, and for which of them there is one."""
+        """Translate ids; return the ids of the other version, and a mask of those that could be translated."""
         translated = np.zeros_like(ids)
         known = np.zeros(len(ids), np.bool_)
         # As runs, because ids of neighbouring rows mostly follow each other.
@@ -200,7 +200,7 @@ def encode_aliases(aliases: Iterable[Alias]) -> str:
 
 
 def decode_aliases(text: str) -> list[Alias]:
-    """Decode aliases; parts that are no aliases are skipped."""
+    """Decode aliases; parts that are not aliases are skipped."""
     # Any program can change table metadata, and the record has entries of fields too. An entry that is left out makes
     # its rows count as unknown to the other branch.
     found = [_ALIAS.fullmatch(part) for part in text.split()]

@@ -34,7 +34,7 @@ def unknown_fields(message: Message) -> list[str]:
     """Return the names of all unknown fields of a message and of the messages nested in it."""
     known: Any = type(message)()
     known.CopyFrom(message)
-    # On a copy, because this changes the message.
+    # A copy is changed here, not the message of the caller.
     known.DiscardUnknownFields()
     # Comparing sizes costs a fraction of walking every nested message, and unknown fields are rare.
     return (
@@ -201,7 +201,7 @@ class ProtobufFragmentDecoder:
         for number, physical, deletion in map(_OUTLINED, found):
             ids.append(number)
             rows += physical
-            # Before anything is allocated for the rows: a few damaged bytes can claim any number of them.
+            # This comes before anything is allocated for the rows: a few damaged bytes can claim any number of them.
             if physical > _MOST_ROWS:
                 raise CorruptFileError(self.path, f"fragment {number} has {physical} rows")
             # Writers before 0.8 left the count out.
@@ -273,7 +273,7 @@ def encoded(fragments: Iterable[Fragment], path: str) -> Fragments:
 
     Args:
         fragments: The fragments; `Fragments` that are all encoded are returned as they are.
-        path: What errors name when these are decoded.
+        path: The file that errors name when the fragments are decoded.
     """
     held = fragments if isinstance(fragments, Fragments) else Fragments(fragments)
     if set(map(type, held.items)) <= {bytes}:

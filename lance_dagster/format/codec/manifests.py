@@ -153,7 +153,7 @@ def summarize_manifest(data: bytes, path: str) -> VersionSummary | None:
         transaction = wire.Transaction.FromString(body)
     except DecodeError as error:
         raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
-    # Unknown fields inside a known operation are no reason to fail a log; whoever needs the operation decodes it whole.
+    # A log must not fail for unknown fields inside a known operation; whoever needs the operation decodes it whole.
     kind = transaction.WhichOneof("operation")
     if kind is None:
         raise UnsupportedFeatureError(path, unknown_fields(transaction) or ["a transaction without operation"])
@@ -177,7 +177,7 @@ _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
 _FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
-# Azure's own spelling has the container before an "@", which is no credential.
+# Azure's own spelling has the container before an "@", which is not a credential.
 _WITH_CREDENTIALS = re.compile(
     r"(?!abfss://[a-z0-9$-]+@[^/@]*(/|$))[a-zA-Z][^/]*://[^/]*@|[a-zA-Z][^/]*://.*[?#]", re.DOTALL
 )

@@ -218,7 +218,7 @@ def _filter_from(message: _T.KeyExistenceFilter) -> ops.KeyFilter:
     bloom = message.bloom
     return ops.KeyFilter(
         fields=tuple(message.field_ids),
-        # An exact filter without a hash says that no row was inserted, an absent one that nobody knows which.
+        # An exact filter without hashes means that no row was inserted; with an absent one, the keys are unknown.
         hashes=tuple(message.exact.key_hashes) if message.HasField("exact") else None,
         bloom=(bloom.bitmap, bloom.num_bits, bloom.number_of_items, bloom.probability)
         if message.HasField("bloom")

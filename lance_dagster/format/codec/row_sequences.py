@@ -308,7 +308,7 @@ def _from_base(array: wire.EncodedU64Array.U16 | wire.EncodedU64Array.U32, width
     offsets = np.frombuffer(array.offsets, width).astype(np.uint64)
     # numpy would wrap around at 2^64 and give ids of other rows.
     if len(offsets) and array.base + int(offsets.max()) >= _TOP:
-        raise CorruptFileError(path, "it has a row id that is no 64-bit number")
+        raise CorruptFileError(path, "it has a row id that does not fit into 64 bits")
     return offsets + np.uint64(array.base)
 
 

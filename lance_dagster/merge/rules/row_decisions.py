@@ -472,7 +472,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
-    # A row that both sides deleted is no conflict. A deletion against new values is one: whichever side wins, the
+    # A row that both sides deleted is not a conflict. A deletion against new values is one: whichever side wins, the
     # change of the other side is lost.
     conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.contested)
     winner = s_alive if rows == SOURCE_WINS else d_alive

@@ -133,7 +133,7 @@ class _SchemaMerge:
                 self._keep_or_change(field, source_id, dest_id)
             elif source_id is not None:
                 self._dropped_by_dest(field)
-            # A column that both sides dropped is no conflict, unless one of them dropped it to cast it.
+            # A column that both sides dropped is not a conflict, unless one of them dropped it to cast it.
             elif self._paths[field.id] in self._cast_apart:
                 self._dropped_and_cast(field)
         # The dest's new fields come before the source's: `_bring` looks among them for the same column.
