@@ -62,7 +62,7 @@ def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     end = size - _FOOTER.size
     columns_at, column_table, buffer_table, buffers, columns, major, minor, magic = _FOOTER.unpack(read(end, size))
     if magic != _MAGIC:
-        raise ValueError(f"it does not end with {_MAGIC.decode()}")
+        raise ValueError("it does not end with LANC")
     if not _FIRST <= (major, minor) < (_NEXT_MAJOR, 0):
         raise ValueError(f"its version is {major}.{minor}")
     # Both tables have a known size, so the footer either fits the size of the file exactly or is damaged.
