@@ -49,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """How to resolve an error: a sentence, with `{}` in the place of the call if there is one."""
+    """The advice that resolves an error: a sentence, with `{}` in the place of the call if there is one."""
 
     sentence: str
     call: Call | None = None
@@ -397,7 +397,7 @@ class CommitStateUnknownError(LanceDagsterError):
 
     @property
     def hint(self) -> str:
-        """How to resume."""
+        """The advice to resume."""
         return "commit the same transaction again: it lands exactly once; delete nothing meanwhile"
 
     def __str__(self) -> str:
@@ -432,7 +432,7 @@ class PermissionRefusedError(StoreError):
 
     @property
     def hint(self) -> str:
-        """Which permission is missing."""
+        """The permission that is missing."""
         verb = self.what.partition(" ")[0]
         return f"the credentials need the permission to {verb} there; otherwise leave this to a role that has it"
 

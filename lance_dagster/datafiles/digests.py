@@ -68,7 +68,7 @@ def record_digest(store: Store, key: str, size: int = 0) -> bool:
         return False
     if size not in (0, found[1]):
         raise CorruptFileError(f"{store.uri}/{key}", f"its size is not {size} bytes, as its writer said")
-    # Not synced: a power cut that takes the digest leaves a file without one, as if it had not been recorded.
+    # The digest is not synced: a power cut that takes it leaves a file without one, as if it had not been recorded.
     store.put(layout.digest_file(key, found[0]), b"", durable=False)
     return True
 

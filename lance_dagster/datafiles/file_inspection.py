@@ -72,7 +72,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
         """
-        # Sent over standard input: other users can see the arguments of a process, and options contain secrets.
+        # It is sent over standard input: other users can see the arguments of a process, and options contain secrets.
         request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "size": size}
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
@@ -86,7 +86,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         return DataFileShape(**found)
 
     def _send(self, request: str, seconds: int) -> bytes:
-        # Started again after a crash: one damaged file must not end the inspection of the others.
+        # The subprocess is started again after a crash: one damaged file must not end the inspection of the others.
         if self._process is None:
             # pylance takes credentials from the environment, so a process with an older one is not used again.
             environment = program_environment()
@@ -94,7 +94,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
                 self._process = _idle.pop()
                 fits = self._process.environment == environment
                 answer = self._process.ask(request, seconds) if fits else b""
-                # One that ended may have done so before it got the request, so the file is tried with a new one too.
+                # A subprocess may have ended before it got the request, so the file is tried with a new one too.
                 if answer or (fits and self._process.process.poll() is None):
                     return answer
                 self._process.end()

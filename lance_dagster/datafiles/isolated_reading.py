@@ -43,7 +43,7 @@ _FAILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedScan:
-    """What to read: one version of a table, and the columns and rows of it.
+    """The request for a read: one version of a table, and the columns and rows of it.
 
     Its repr omits the storage options, which hold secrets. `size` is that of the data files in bytes.
     """

@@ -105,7 +105,7 @@ def matching_offsets(
     Raises:
         InvalidInputError: The predicate is invalid, or names a column that does not exist.
     """
-    # None would match every row.
+    # A predicate of None would match every row.
     check_string("the predicate", predicate)
     found: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri):

@@ -127,7 +127,7 @@ class VersionedRows:
         ordered = addresses[order]
         names = [self.name(column) for column in columns]
         read = 0
-        # Read in storage order and put back into the order that was asked for.
+        # Rows are read in storage order and put back into the order that was asked for.
         for part, where in self._parts_of(offsets_by_fragment(ordered), names):
             together = [part.column(name).combine_chunks() for name in names]
             values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
@@ -285,7 +285,7 @@ class RowComparison:
         changed = [part for pair in pairs for part in self._changed(*pair)]
         changed_before = np.concatenate([NO_ADDRESSES, *(one for one, _ in changed)])
         changed_after = np.concatenate([NO_ADDRESSES, *(other for _, other in changed)])
-        # In the order of the newer version, in which `added` rows are too.
+        # Changed rows are put in the order of the newer version, in which `added` rows are too.
         order = np.argsort(changed_after)
         return RowDifferences(
             removed=found.removed,
@@ -317,7 +317,7 @@ class RowComparison:
         # Live again: a restore or a revert undeleted the row.
         found.news.append((pair.after.id, was - is_now))
         if differing:
-            # At the same offsets in both, and live in both.
+            # These rows are at the same offsets in both versions, and live in both.
             rows = RowRuns.itself(self.before.live(pair.before) - is_now)
             both = rows.moved(at=pair.after.id << _OFFSET_BITS, first=pair.before.id << _OFFSET_BITS)
             found.in_place.append((_Pairs(both), differing))
@@ -376,7 +376,7 @@ class RowComparison:
 
     def _changed(self, pairs: _Pairs, columns: tuple[ComparedColumn, ...]) -> Iterator[tuple[Addresses, Addresses]]:
         """Yield the older and the newer addresses of the rows that differ in some columns."""
-        # Bounded portions: the digests of all pairs of a large table would not fit into memory.
+        # Pairs are compared in bounded portions: the digests of all pairs of a large table would not fit into memory.
         for olds, news in pairs.parts(_PAIRS_AT_ONCE) if columns else ():
             one, other = self.before.digests(olds, columns)[0], self.after.digests(news, columns)[0]
             chosen = np.any(one != other, axis=1)

@@ -145,7 +145,7 @@ class Diff:
         Raises:
             InvalidInputError: The kind or a column does not exist, or two rows have the same key.
         """
-        # Checked before any row is read, so that a typo is found at once.
+        # The kind is checked before any row is read, so that a typo is found at once.
         if kind is not None and kind not in _KINDS:
             raise InvalidInputError(f"{kind!r} is not a kind of row; choose one of {', '.join(_KINDS)}")
         rows = self._differing()

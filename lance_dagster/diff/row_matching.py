@@ -37,7 +37,7 @@ _BLOBS = ("lance-encoding:blob", "lance.blob.v2")
 
 @dataclass(frozen=True, slots=True)
 class ComparisonShape:
-    """How to compare the values of a column whose type differs between the versions.
+    """The way to compare the values of a column whose type differs between the versions.
 
     Attributes:
         parts: The child fields that both versions have: position in the older type, in the newer type, and how to
@@ -300,7 +300,8 @@ def _cast(values: Any, wanted: pa.DataType) -> tuple[Any, np.ndarray[tuple[int],
     except pa.ArrowInvalid:
         failed = np.zeros(len(values), np.bool_)
     found: list[Any] = []
-    # One by one, since Arrow does not say which value failed. This happens only where some value does not fit.
+    # Values are cast one by one, since Arrow does not say which value failed. This is needed only where one does not
+    # fit.
     for row in range(len(values)):
         try:
             found.append(values.slice(row, 1).cast(wanted))
@@ -362,7 +363,7 @@ def first_duplicate(digests: Digests) -> int | None:
 
 
 def _paired(olds: RowPositions, news: RowPositions, before: int, after: int) -> RowPairs:
-    # In the order of the newer version, as the rows are shown.
+    # Pairs are put in the order of the newer version, in which the rows are shown.
     order = np.argsort(news, kind="stable")
     return RowPairs(
         olds[order],

@@ -114,7 +114,7 @@ def _from_arrow(data: bytes) -> BitMap:
     if not (data.startswith(_MAGIC) and data.endswith(_MAGIC)):
         raise ValueError("it is not an Arrow file")
     unpacked = _unpacked_size(data)
-    # Before the file is opened: pyarrow allocates whatever a compressed buffer claims to need.
+    # This is checked before the file is opened: pyarrow allocates whatever a compressed buffer claims to need.
     if unpacked > _MOST_PACKED * len(data):
         raise ValueError(f"{len(data)} bytes would unpack to {unpacked}")
     found = BitMap()

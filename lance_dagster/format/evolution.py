@@ -64,7 +64,7 @@ def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
     """
     if not len(columns):
         raise InvalidInputError("no column to add was given")
-    # Checked here although `fields_from_arrow` checks names: it does not see the existing columns.
+    # Names are checked here although `fields_from_arrow` checks them: it does not see the existing columns.
     taken = {field.name for field in fields if field.parent_id < 0}
     for name in columns.names:
         if not name or name in taken or columns.names.count(name) > 1:

@@ -32,7 +32,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
     version = parse_file_version(file_version)
-    # One problem for each field. The check of types comes before those that depend on the file version.
+    # One problem is reported for each field. The check of types comes before those that depend on the file version.
     for field in fields:
         problem = (
             _vector_problem(field)

@@ -130,9 +130,9 @@ class Update:
     # The format calls it `fields_for_preserving_frag_bitmap`, although it lists the fields whose indices must not keep
     # the new fragments in their bitmaps. Not `fields_modified`: these have new values in place, in old fragments.
     updated_fields: tuple[int, ...] = ()
-    # Set by an upsert alone: with a filter, the update conflicts with appends, which may have inserted its keys.
+    # Only an upsert sets it: with a filter, the update conflicts with appends, which may have inserted its keys.
     inserted_rows: KeyFilter | None = None
-    # Two encodings of the same statement. With neither, the rows keep the version they were last updated at.
+    # These are two encodings of one fact. With neither, the rows keep the version they were last updated at.
     updated_offsets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     updated_offset_bitmaps: Mapping[int, bytes] = field(default_factory=dict)
     compacted_sstables: tuple[CompactedSstable, ...] = ()
@@ -218,7 +218,7 @@ class RewrittenIndex:
 class Rewrite:
     """Compaction: move rows to other fragments. The ids of the new fragments were reserved beforehand."""
 
-    # Groups, because an index covers the new fragments of a group only if it covered all old ones.
+    # Fragments are grouped, because an index covers the new fragments of a group only if it covered all old ones.
     groups: tuple[RewriteGroup, ...]
     rewritten_indices: tuple[RewrittenIndex, ...] = ()
 

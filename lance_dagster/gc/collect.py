@@ -79,7 +79,7 @@ class FileCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageReport:
-    """What a garbage collection deleted, or would delete, what it kept, and why.
+    """The report of a garbage collection: what it deleted, or would delete, what it kept, and why.
 
     Attributes:
         dry_run: Whether the collection only reports what it would do.
@@ -139,17 +139,17 @@ class GarbageReport:
 
     @property
     def versions(self) -> int:
-        """How many versions expired."""
+        """The number of versions that expired."""
         return sum(len(numbers) for numbers in self.expired.values())
 
     @property
     def files(self) -> int:
-        """How many files are garbage."""
+        """The number of files that are garbage."""
         return sum(count.files for count in self.garbage.values())
 
     @property
     def bytes(self) -> int:
-        """How many bytes the garbage has."""
+        """The size of the garbage in bytes."""
         return sum(count.bytes for count in self.garbage.values())
 
 
@@ -179,7 +179,7 @@ _TOLERANCE = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageOptions:
-    """What to collect.
+    """The options of a collection.
 
     Attributes:
         rules: Retention rules; a version expires only when all of them agree.
@@ -269,7 +269,7 @@ class _Collection:
         return self._swept(report, sweep, marks, files)
 
     def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
-        # This is the last of all steps: every version that named these files is gone and settled by now.
+        # This is the last of all steps: every version that named these files is unreachable by now.
         sweep.delete_files(files)
         if not self._options.settling:
             sweep.forget(marks.expired)
@@ -305,7 +305,7 @@ class _Collection:
         """Return the versions that expired earlier: those that stay expired, and those that are needed again."""
         waiting: list[StoredVersion] = []
         needed_again: dict[tuple[str, int], StoredVersion] = {}
-        # Oldest copy first, so that of two copies of one version the newer one is put back.
+        # The oldest copy comes first, so that of two copies of one version the newer one is put back.
         found = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
         for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
             place, version = (branch, number), StoredVersion(branch, number, entry)

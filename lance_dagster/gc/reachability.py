@@ -265,7 +265,7 @@ class NamedFiles:
     def _below(self, uri: str) -> str | None:
         """Return the path of a URI below the table's folder; None when it is, or may be, somewhere else."""
         try:
-            # One spelling for one place, so that equal places are recognised.
+            # The canonical spelling is compared, so that equal places are recognised.
             place = canonical_uri(uri)
         except InvalidInputError:
             return None

@@ -206,7 +206,7 @@ class Sweeper:
         data = self._store.get(found.entry.key)
         key = expired_copy_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
         if data is not None:
-            # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
+            # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.
             self._store.put(key, data, durable=False)
         return key
 

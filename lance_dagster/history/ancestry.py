@@ -200,7 +200,7 @@ class Ancestry:
             return self.merged_version_gone(version)
         if not count:
             return VersionNotFoundError(f"{version} is the first version of {where}; nothing comes before it")
-        # Not an error of the caller: the history exists in part, and the message says where it continues.
+        # This is not an error of the caller: the history exists in part, and the message says where it continues.
         older = self.before(made)
         left = f"the newest version before it that is left is {older}" if older else "no older version is left"
         return VersionNotFoundError(

@@ -59,7 +59,7 @@ class BaseAccess:
             found = open_store(uri, base_options(self.storage_options, base_id, uri))
             if not (self._allowed_by_caller(uri) or _allows(found, own)):
                 raise BasePathRefusedError(own, uri)
-            # Kept for the life of this object: the answer costs a request.
+            # The answer is kept for the life of this object, since it costs a request.
             self._checked[uri, base_id] = found
         return found, ""
 
@@ -69,7 +69,7 @@ class BaseAccess:
         Raises:
             BasePathRefusedError: The path is not a URI.
         """
-        # Compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
+        # Paths are compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
         uri = self._canonical(path)
         return uri == self.store.uri or uri.startswith(f"{self.store.uri}/")
 

@@ -1,4 +1,4 @@
-"""What every operation on a table needs: its store, its names, its versions."""
+"""The context of every operation on a table: its store, its names, its versions."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

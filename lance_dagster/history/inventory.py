@@ -52,7 +52,7 @@ _KINDS = {layout.TRANSACTIONS: Kind.TRANSACTION, layout.DELETIONS: Kind.DELETION
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What an object is, told from its key alone.
+    """The classification of an object, from its key alone.
 
     Attributes:
         branch: The branch it belongs to.
@@ -139,7 +139,7 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
 
 
 def classify_key(key: str, branches: Collection[str]) -> StoredObject:
-    """Tell what an object is from its key."""
+    """Classify an object by its key."""
     segments = key.split("/")
     if segments[0] == EXPIRED:
         # Expired manifests are listed separately, after everything else.
@@ -165,7 +165,7 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
 
 
 def _below(branch: str, segments: list[str], key: str) -> StoredObject:
-    """Tell what an object in one of the folders of a branch is."""
+    """Classify an object in one of the folders of a branch."""
     folder, first, deeper = segments[0], segments[1], segments[2:]
     name = layout.join(layout.branch_root(branch), folder, first)
     # An unfinished local write: deleted by its age, like any file that no version names.
@@ -262,7 +262,7 @@ def copy_to_expired(store: Store, branch: str, owner: str, manifests: Mapping[in
         data = store.get(manifests[number])
         if data is not None:
             key = expired_copy_key(branch, number, owner, commit_id(data))
-            # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
+            # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.
             store.put(key, data, durable=False)
 
     with ThreadPoolExecutor(_WORKERS) as pool:

@@ -1,4 +1,4 @@
-"""What a version contains, what two versions have in common, and what merges record about both.
+"""The lineage of versions: what a version contains, what two versions have in common, and what merges record.
 
 A version contains every version that went into it. No graph has to be walked to tell which:
 
@@ -64,7 +64,7 @@ _NUMBER = re.compile(r"[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRecord:
-    """What a merge recorded about one merged branch.
+    """The record of a merge about one merged branch.
 
     Attributes:
         merged: The last version of the branch that was merged, or `NO_VERSION`.
@@ -302,7 +302,7 @@ def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
 
 
 def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions) -> SideHistory:
-    """Return what a version did that another one does not contain, counted from their merge base."""
+    """Return the history of a version since the merge base with another one, without what the other one contains."""
     anchor, since, same_ids = base_and_changes(of, base, versions)
     return SideHistory(
         name=str(of.state),

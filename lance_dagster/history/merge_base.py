@@ -77,7 +77,7 @@ def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[Versio
 def _newest(
     best: Lineage | None, places: Iterable[VersionPlace], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
 ) -> Lineage | None:
-    # By name, then number: branch ids are random, and would make another choice in a copy of the same table.
+    # Places are sorted by name, then number: ids are random, and would make another choice in a copy of the same table.
     for place in sorted(places, key=lambda place: (place[1], place[2], place[0])):
         found = lineage_of(load_or_copy(place, sides, of[1]), of[0])
         if best is None or found.contains(best):

@@ -120,7 +120,7 @@ class ConflictLocations:
 
 
 class _SideLocations:
-    """Where rows of the merge base lie on one side."""
+    """The places of rows of the merge base on one side."""
 
     def __init__(self, side: MergeSide, base: Manifest) -> None:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
@@ -151,7 +151,7 @@ class _SideLocations:
         """
         row_changes = self._row_changes.of(key)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)
-        # From the weakest statement to the strongest: a row that is found somewhere overwrites what is assumed here.
+        # Statements go from the weakest to the strongest: a row that is found somewhere replaces what is assumed here.
         did[alive] = REMOVED
         did[alive & _among(offsets, row_changes.rewritten)] = REWRITTEN
         if row_changes.place is not None and isinstance(key, int):

@@ -88,7 +88,7 @@ class ConflictColumns:
         return tuple(column for column in self.all if column.dest_id in columns)
 
     def compared(self, columns: Sequence[SharedColumn], side: int) -> tuple[ComparedColumn, ...]:
-        """Say how values of columns that the merge base and a side have are compared; without those that cannot be."""
+        """Return how to compare the columns that the merge base and a side have, without those that cannot be."""
         found, _ = compared_columns(self._fields[BASE], self._fields[side], self._matched[side - SOURCE])
         by_name = {(column.before, column.after): column for column in found}
         pairs = [(column.names[BASE], column.names[side]) for column in columns]
@@ -154,7 +154,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """How rows are identified: the key columns of merge base and source, and those of merge base and dest.
+    """The identification of rows: the key columns of merge base and source, and those of merge base and dest.
 
     `put_in` returns the addresses of all rows that a side inserted.
     """
@@ -253,7 +253,7 @@ FlagsOfRows = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
-    """Which rows are read, and what of them: the conflicts, the columns, the key columns, the maximum of rows."""
+    """A request for rows: the conflicts, the columns, the key columns, and the maximum number of rows."""
 
     conflicts: tuple[Conflict, ...]
     columns: tuple[SharedColumn, ...]

@@ -37,7 +37,7 @@ _MODES: tuple[MergeMode, ...] = get_args(MergeMode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """How to merge: who wins conflicts, whether the merge is recorded, what is kept with the transaction."""
+    """The options of a merge: the strategy for conflicts, the mode, the message and the properties."""
 
     strategy: Strategy = None
     mode: MergeMode = MERGE_COMMIT
@@ -58,7 +58,7 @@ class MergeOptions:
             InvalidInputError: The error names the invalid value.
         """
         validate_commit_info(self.message, self.properties)
-        # Checked here, because a merge that finds nothing to do never asks the strategy.
+        # The strategy is checked here, because a merge that finds nothing to do never uses it.
         ParsedStrategy.parse(self.strategy)
 
 
@@ -149,7 +149,7 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
 
 
 def _squashed(lineage: Lineage) -> dict[str, str]:
-    """Return which version of a branch was squashed into one, by the branch's id."""
+    """Return the versions that were squashed into a version, by the ids of their branches."""
     metadata = lineage.state.manifest.table_metadata.items()
     return {key.removeprefix(SQUASHED_PREFIX): value for key, value in metadata if key.startswith(SQUASHED_PREFIX)}
 
@@ -189,7 +189,7 @@ def _records(
 
 
 def all_claims(changes: Iterable[Change]) -> list[Claim]:
-    """Return what changes claim, each claim once."""
+    """Return the claims of some changes, each claim once."""
     return list(
         dict.fromkeys(
             claim

@@ -70,7 +70,7 @@ from lance_dagster.transactions.row_id_spaces import Alias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickOptions:
-    """How to take over or take back a change: against which parent, who wins conflicts, what is kept with it."""
+    """The options of a pick or a revert: the parent, the strategy for conflicts, the message and the properties."""
 
     parent: int | None = None
     strategy: Strategy = None
@@ -131,7 +131,7 @@ class ChangeRange:
 
     @property
     def name(self) -> str:
-        """What the source is called in conflicts."""
+        """The name of the source in conflicts."""
         return f"the state before {self.of}" if self.kind == REVERTED else str(self.of)
 
     def verb(self, head: State) -> str:

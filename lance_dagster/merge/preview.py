@@ -49,7 +49,7 @@ _Three = tuple[RecordedVersion, RecordedVersion, RecordedVersion]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePreview:
-    """What a merge would do, without doing it. With conflicts it would do nothing.
+    """The effect that a merge would have, without doing it. With conflicts it would do nothing.
 
     `remedy` has the call of `merge` that settles all conflicts, where strategies can, or else advice; it is None where
     there is neither. `base` is the newest version that both contain. `fast_forward` says that the dest did nothing

@@ -62,7 +62,7 @@ def last_revert(context: TableContext, of: State, parent: State, head: State) ->
 
 @dataclass(frozen=True, slots=True)
 class _Brought:
-    """How a version introduced the change: `whole` if nothing else came with it, `into` the head before a merge."""
+    """The way a version introduced the change: `whole` if nothing else came with it, `into` the head before a merge."""
 
     whole: bool
     into: str | None = None

@@ -141,7 +141,7 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
                 return
             problem = error
         except StoreError as error:
-            # One request that failed must not leave the files of the clone unprotected.
+            # A single failed request must not leave the files of the clone unprotected.
             problem = error
     # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
     _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, problem)

@@ -153,7 +153,7 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
     if number is None:
         known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
         raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
-    # Also for a dry run: the check of the files reads there.
+    # This is done for a dry run too: the check of the files reads there.
     allow(context, new, number)
 
     def moves(state: State) -> Mapping[str, str]:
@@ -190,7 +190,7 @@ def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
 
 def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repointed | None:
     """Commit corrected base paths to a branch; return None when all are correct."""
-    # One uuid for all proposals, so a commit whose response was lost is recognised as this one.
+    # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
     done: Repointed | None = None
 
@@ -388,7 +388,7 @@ def _migrate(versions: Versions, branch: str) -> int:
             # Lists the names again, so that `versions` forgets the old scheme and commits with V2 names from here on.
             versions.numbers(branch)
             return renamed
-        # Newest first: on an ordered store readers take the first V2 name in the listing as the newest version.
+        # The newest is copied first: on an ordered store readers take the first V2 name in the listing as the newest.
         for number in sorted(old, reverse=True):
             _copy(versions, folder, number)
         for number in sorted(old):

@@ -306,7 +306,7 @@ class AzureStore(PrefixStore):
 
 
 def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of several classes of the SDK
-    """Return what the SDK signs requests with: an explicit option first, then what the machine offers.
+    """Return the credential that the SDK signs requests with: an explicit option, else one that the machine offers.
 
     Raises:
         InvalidInputError: A part of the credentials is missing.

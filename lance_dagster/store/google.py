@@ -45,7 +45,7 @@ class _Answer(NamedTuple):
 
 
 class _Connection(NamedTuple):
-    """How the server is reached by one process."""
+    """The connection of one process to the server."""
 
     process: int
     pool: Any
@@ -274,7 +274,7 @@ class GoogleStore(PrefixStore):
 
 
 def _credentials(options: Mapping[str, str]) -> tuple[Any, str]:
-    """Return what signs requests, and the address of the server.
+    """Return the credentials that sign requests, and the address of the server.
 
     Raises:
         InvalidInputError: A key is not JSON, or a file cannot be read.

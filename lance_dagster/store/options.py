@@ -238,7 +238,7 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
 
 
 def option_identity(name: str) -> str:
-    """Return what an option is called here: equal for two spellings of one option."""
+    """Return the name of an option in this package, which is equal for two spellings of one option."""
     plain = name.lower()
     for vocabulary in (AZURE, GOOGLE):
         if plain in vocabulary.names:

@@ -101,7 +101,7 @@ def next_version(
             timestamp=max(timestamp, head.timestamp),
             transaction_file=transaction.file_name,
             writer=writer,
-            # Both describe the parent version, not the new one.
+            # These two describe the parent version, not the new one.
             version_aux_data=0,
             tag="",
         )

@@ -157,7 +157,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideHistory:
-    """What one side did since the merge base.
+    """The history of one side since the merge base.
 
     `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
     as the side's own line of versions has it, None when there is no such version; `since` is what the line did after

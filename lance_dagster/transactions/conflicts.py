@@ -254,7 +254,7 @@ def _same_keys(pending: ops.UpdateConfig, committed: ops.UpdateConfig) -> bool:
 def _overlap(one: ops.MapUpdate, two: ops.MapUpdate) -> bool:
     if one.replace or two.replace:
         return True
-    # Both deleted the key, in whichever order they are applied.
+    # Two deletions of a key agree, in whichever order they are applied.
     return any(
         not (value is None and two.entries[key] is None) for key, value in one.entries.items() if key in two.entries
     )

@@ -155,8 +155,8 @@ def _moved(index: IndexMetadata, groups: Sequence[RewriteGroup], *, follow: bool
         old = BitMap(fragment.id for fragment in group.old)
         shared = bitmap & old
         bitmap -= old
-        # Only for a group the index covered completely: it lacks the rows of uncovered old fragments, which moved
-        # along.
+        # This holds only for a group that the index covered completely: it lacks the rows of uncovered old fragments,
+        # which moved along.
         if follow and shared == old:
             bitmap |= BitMap(fragment.id for fragment in group.new)
     return bitmap.serialize()

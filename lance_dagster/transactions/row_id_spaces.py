@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RowSpace:
-    """Where every row id of a version comes from: pieces in order, without gaps, from 0 to the next free id."""
+    """The origin of every row id of a version: pieces in order, without gaps, from 0 to the next free id."""
 
     pieces: tuple[Piece, ...]
 
@@ -107,7 +107,8 @@ class RowSpace:
         """
         pieces, end = list(other.pieces), other.end
         aliases: dict[str, list[Alias]] = {}
-        # Only rows without an id in the other version: a second merge of the same rows must not assign ids again.
+        # Only rows without an id in the other version get one: a second merge of the same rows must not assign ids
+        # again.
         for first, last in _gaps(self.translation(other), self.end):
             for piece in self.pieces:
                 start, stop = max(first, piece.start), min(last, piece.end)

@@ -121,7 +121,7 @@ class FileChecks:
             if base is None:
                 continue
             listing = self._listed(base, layout.DATA)
-            # Counted by displayed path, so a file that several versions name counts once.
+            # Files are counted by displayed path, so a file that several versions name counts once.
             self.data_files.add(self._display_path(listing, file.path))
             # Lance recorded wrong sizes for files of the first format, and no reader uses them.
             size = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
@@ -237,7 +237,7 @@ class FileChecks:
         if name not in listing.sizes:
             return Problem(what="the deletion file is missing", right=_NEEDED, path=path, fragment=fragment.id)
         try:
-            # Read whole, since the count in the manifest has to agree with the bytes.
+            # The file is read whole, since the count in the manifest has to agree with the bytes.
             data = listing.store.get(layout.join(listing.key, name))
             found = decode_offsets(deletion.kind, data or b"", path)
         except (CorruptFileError, StoreError) as error:
@@ -322,7 +322,7 @@ class FileChecks:
         return base if base.path == own else self._present(state.branch, base)
 
     def _present(self, branch: str, base: BasePath) -> BasePath:
-        # Kept, since a branch may have many versions from before it was relocated.
+        # The result is kept, since a branch may have many versions from before it was relocated.
         place = (branch, base)
         if place not in self._present_bases:
             self._present_bases[place] = self._context.versions.present_base(branch, base)

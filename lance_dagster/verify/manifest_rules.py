@@ -364,7 +364,7 @@ def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
     if ids is None:
         # The checks of the single fragments report which of them is damaged.
         return
-    # Counted only when there are duplicates: a table may have very many fragments.
+    # Ids are counted only when there are duplicates: a table may have very many fragments.
     doubled = sorted({number for number in ids if ids.count(number) > 1}) if len(set(ids)) < len(ids) else []
     for number in doubled:
         yield Problem(
@@ -434,7 +434,7 @@ def _check_flags(manifest: Manifest, path: str) -> Iterator[Problem]:
         (Flag.TABLE_CONFIG, bool(manifest.config), "table settings"),
     )
     for flag, holds, what in contents:
-        # None: the fragments are damaged, which their own checks report.
+        # None means that the fragments are damaged, which their own checks report.
         if holds is not None and holds != bool(flags & flag):
             yield Problem(
                 what=f"feature flag {int(flag)} ({what}) is {'not set' if holds else 'set'}",

@@ -73,7 +73,7 @@ def _read(read: Callable[[str], T | None], name: str, path: str, refs: RefListin
 
 
 def _list_versions(context: TableContext, branch_name: str, refs: RefListing) -> None:
-    # Before the listing: a hint that was read later could name a version newer than those listed.
+    # The hint is read before the listing: one that was read later could name a version newer than those listed.
     hinted = _hint(context, branch_name)
     try:
         refs.numbers[branch_name] = context.versions.numbers(branch_name)
@@ -110,7 +110,8 @@ def _check_hint(context: TableContext, branch_name: str, before: int | str | Non
     elif before is not None and before > newest:
         yield Problem(what=f"the version hint names version {before}", right=right, severity=WARNING, path=path)
     elif before is None or before < newest:
-        # Read again: pylance writes the hint after the manifest, so a commit in flight leaves it behind for a moment.
+        # The hint is read again: pylance writes it after the manifest, so a commit in flight leaves it behind for a
+        # moment.
         after = _hint(context, branch_name)
         if after is None and not isinstance(before, int):
             yield Problem(what="there is no version hint", right=right, severity=WARNING, path=path)
@@ -164,7 +165,7 @@ def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Prob
         above: tuple[tuple[int, str], ...] | None = ()
     else:
         parent = refs.branches.get(branch.parent_branch)
-        # None: the parent cannot be read, so nothing is compared with it.
+        # None means that the parent cannot be read, so nothing is compared with it.
         above = parent.lineage if parent else None
         if branch.parent_branch not in refs.all_branches:
             yield Problem(

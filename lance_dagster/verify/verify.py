@@ -95,7 +95,7 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     # The cache is not used: the stored bytes may differ from those that this process read before.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)
-    # One version: refs and hints are not checked, and gaps in the numbers cannot be found.
+    # With one version, refs and hints are not checked, and gaps in the numbers cannot be found.
     if ref is not None:
         branch, number = resolve(ref, context.refs, context.versions)
         check.branch(branch, (number,))

@@ -214,7 +214,7 @@ class Verification:
         checked = _Checked(fragment, span, (*problems, *wrong))
         for named in self.places.named(state, fragment):
             self._files.setdefault(named.uri, {}).setdefault(named, []).append(checked)
-            # Kept until all versions are read: a version read later may have the field.
+            # The problem is kept until all versions are read: a version read later may have the field.
             for number in named.file.fields:
                 self._stored.setdefault(number, (_never_a_field(number, named), str(state)))
         return checked

@@ -30,7 +30,7 @@ _MOST_METADATA = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFileShape:
-    """What a data file says about itself: its rows, its columns and its format version."""
+    """The facts that a data file records about itself: its rows, its columns and its format version."""
 
     rows: int
     columns: int

@@ -170,7 +170,8 @@ class ProtobufFragmentDecoder:
         Raises:
             CorruptFileError: The bytes are not fragments.
         """
-        # Compared as messages: a fragment whose deletion vector alone changed need not become a value for this.
+        # They are compared as messages: a fragment whose deletion vector alone changed need not become a value for
+        # this.
         return bool(_parsed(one, self.path).files == _parsed(other, self.path).files)
 
     def paths(self, data: bytes) -> list[str]:
@@ -187,7 +188,7 @@ class ProtobufFragmentDecoder:
         Raises:
             CorruptFileError: The bytes are not fragments, two share an id, or one has more deleted rows than rows.
         """
-        # One message that declares only the fields needed: parsing each fragment by itself is many times slower.
+        # One message declares only the fields needed: parsing each fragment by itself is many times slower.
         together = wire.Manifest(fragments=items).SerializeToString()
         try:
             found = wire.ManifestOutline.FromString(together).fragments
@@ -262,7 +263,7 @@ def _parsed(data: bytes, path: str) -> wire.DataFragment:
 def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
     """Encode fragments; items that are still encoded are returned unchanged, unknown content included."""
     items: Sequence[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else [*fragments]
-    # Told by one pass over the types: a commit encodes a list of very many fragments that are encoded already.
+    # One pass over the types is enough: a commit encodes a list of very many fragments that are encoded already.
     if set(map(type, items)) == {bytes}:
         return cast("list[bytes]", items)
     return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
@@ -379,7 +380,7 @@ def _problems(message: wire.DataFragment) -> list[str]:
 
 
 def _contradiction(message: wire.DataFragment) -> str | None:
-    """Return what is inconsistent in a fragment, or None."""
+    """Return the inconsistency of a fragment, or None."""
     if message.physical_rows > _MOST_ROWS:
         return f"there are {message.physical_rows} rows"
     for file in message.files:

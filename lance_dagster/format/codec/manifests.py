@@ -204,7 +204,7 @@ def encode_manifest_file(manifest: Manifest, transaction: bytes) -> bytes:
     Raises:
         UnsupportedFeatureError: Data of the previous manifest file would be lost (`check_writable`).
     """
-    # Checked again here, because this is the last point before data would be dropped.
+    # This is checked again, because it is the last point before data would be dropped.
     check_writable(manifest)
     message = _to_wire(manifest)
     parts: list[bytes] = []

@@ -306,7 +306,7 @@ def _map_to(update: ops.MapUpdate | None) -> _T.UpdateMap | None:
 def _replacement_from(message: _T.DataReplacement, _: ProtobufFragmentDecoder) -> ops.DataReplacement:
     pairs = tuple((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
     outside = next((file.path for _, file in pairs if not is_file_name(file.path)), None)
-    # Untrusted: the path would be joined to the data folder.
+    # The path is untrusted: it would be joined to the data folder.
     if outside is not None:
         raise ValueError(f"{outside[:100]!r} is not the name of a data file")
     return ops.DataReplacement(replacements=pairs)
@@ -321,7 +321,7 @@ def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
 
 
 def _clone_from(message: _T.Clone, _: ProtobufFragmentDecoder) -> ops.Clone:
-    # Untrusted: the name becomes a folder below `tree/`, and the path of a branch file.
+    # The name is untrusted: it becomes a folder below `tree/`, and the path of a branch file.
     if message.ref_name and not is_path_inside(message.ref_name):
         raise ValueError(f"{message.ref_name[:100]!r} is not the name of a branch")
     return ops.Clone(

@@ -57,7 +57,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """Why a branch is taken to the state "deleting".
+    """The reason why a branch is taken to the state "deleting".
 
     Attributes:
         do: What is done to it, for messages.
@@ -162,7 +162,8 @@ def _refuse_newer(name: str, newest: int, why: Closing, refs: Refs) -> None:
 
 def _newest(closing: Branch, versions: Versions) -> int:
     """Return the newest version of a branch that was marked, 0 where it has none."""
-    # Listed after the mark: a writer that saw none read the head before, and puts at most the number after the newest.
+    # Versions are listed after the mark: a writer that saw no mark read the head before, and puts at most the number
+    # after the newest.
     return versions.newest(closing.name) or 0
 
 
@@ -237,7 +238,7 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
         last, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
         # The fence before the deletion: from here on no next branch of the name can begin too low.
         put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
-        # Only its own folders: a branch `a/b` lies inside the folder of `a`.
+        # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
         listed = (entry.key for entry in store.walk(root))
         keys = [key for key in listed if key.removeprefix(f"{root}/").partition("/")[0] in BRANCH_FOLDERS]
         found = refs.read_deleting(branch)

@@ -87,7 +87,7 @@ def create_branch(
         ConflictError: The parent is being deleted, or the name is being given to another branch.
     """
     check_branch_name(name)
-    # Checked before anything is written: the first manifest would fail after the name was taken.
+    # This is checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
     found = refs.branch(name)
@@ -307,7 +307,7 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
     refuse_protected_branch(do, name, refs.store)
     refuse_renaming(branch, do, refs)
-    # Before the mark: a branch behind a link would stay marked until the link is gone.
+    # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
     refs.store.refuse_links(layout.versions_folder(name))
     refuse_users(name, do, refs)
     return branch
@@ -396,7 +396,8 @@ def _refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None
 
 def _above_fences(branch: Branch, refs: Refs) -> Branch:
     """Let a branch begin above every version number that earlier branches of the name had."""
-    # Listed only after the name was taken: a branch that is created and deleted before that has its fence by then.
+    # Fences are listed only after the name was taken: a branch that is created and deleted before has its fence by
+    # then.
     lowest = first_number_above_fences(branch.name, refs)
     if lowest <= branch.first:
         return branch

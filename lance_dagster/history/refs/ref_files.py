@@ -54,7 +54,7 @@ CLOSING_ID = "lance_dagster.closing"
 LAST = "lance_dagster.last"
 """The highest version number that a branch being deleted may have, and when it was found: "17 1700000000"."""
 REMOVER = "lance_dagster.remover"
-"""Which process removes the file of a ref, and since when, where the storage cannot delete conditionally."""
+"""The process that removes the file of a ref, and since when, where the storage cannot delete conditionally."""
 WRITE_ID = "lance_dagster.write"
 IMMUTABLE = "lance_dagster.immutable"
 PUBLISHED_ID = "-published"
@@ -203,7 +203,7 @@ def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
     if parent == name:
         raise ValueError("it says it was forked from itself")
     metadata = _metadata(found)
-    # Checked here, since the properties of `Branch` parse them without a way to report an error.
+    # These are checked here, since the properties of `Branch` parse them without a way to report an error.
     if FIRST in metadata and not _NUMBER.fullmatch(metadata[FIRST]):
         raise ValueError(f"{metadata[FIRST]!r} is not a version number")
     if LAST in metadata and not _LAST.fullmatch(metadata[LAST]):

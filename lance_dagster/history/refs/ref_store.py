@@ -59,7 +59,7 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.store import Store
 
 REMOVAL_SECONDS = 15 * 60
-"""How long a process may take to delete a file of a ref, where the storage cannot delete conditionally.
+"""The time a process may take to delete the file of a ref, where the storage cannot delete conditionally.
 
 This is far longer than a request lives: the client gives up after minutes.
 """
@@ -214,7 +214,7 @@ class Refs:
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
-        """Record how far the creation of a branch is; idempotent, since any process may finish it.
+        """Record the step of a branch's creation. This is idempotent, since any process may finish the creation.
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
@@ -470,7 +470,7 @@ class Refs:
         if len(names) <= _FEW:
             values = [read(name) for name in names]
         else:
-            # One request for each ref: a table with many runs has many branches.
+            # Each ref takes one request, and a table with many runs has many branches.
             with ThreadPoolExecutor(_READERS) as readers:
                 values = list(readers.map(read, names))
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}

@@ -109,7 +109,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         branch_deletion.refuse_users(branch.name, "rename", refs)
         target = begun or _take_name(branch, new, refs, versions)
         marked = _mark_renaming(branch, target, refs)
-        # Again: a reference that was made between the first look and the mark is seen here.
+        # References are searched again: one that was made between the first search and the mark is found here.
         branch_deletion.refuse_users(branch.name, "rename", refs)
     except ConflictError:
         # Without the new name the mark has no effect, so the old branch takes commits again.
@@ -245,7 +245,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     if target is None:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
         target = refs.add_tag(replace(with_metadata(marked, own), name=new))
-    # Last, so that one of the two names always resolves.
+    # The old tag is removed last, so that one of the two names always resolves.
     try:
         refs.remove_tag(marked)
     except RefMovedError:

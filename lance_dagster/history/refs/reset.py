@@ -159,7 +159,7 @@ def _is_dropped(place: VersionRef | None, name: str, dropped: Dropped) -> bool:
 
 
 def _commit(target: State, dropped: Dropped, versions: Versions, properties: Mapping[str, str]) -> None:
-    # One uuid for all proposals, so that a commit whose response was lost is recognised.
+    # All proposals share one uuid, so that a commit whose response was lost is recognised.
     transaction = Transaction(
         read_version=target.number,
         uuid=str(uuid.uuid4()),

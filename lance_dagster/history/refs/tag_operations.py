@@ -269,7 +269,7 @@ def delete_tag(name: str, refs: Refs, *, force: bool, expected: Tag | None = Non
         raise refs.tag_not_found(name)
     if expected is not None and tag != expected:
         raise RefMovedError(name, expected.ref, tag.ref)
-    # Also with `force`: a tag that is deleted and created again would be free to move.
+    # A held tag is refused even with `force`: a tag that is deleted and created again would be free to move.
     refuse_held("delete", name, tag.metadata)
     refuse_protected_tag("delete", name, refs.store)
     if not force:

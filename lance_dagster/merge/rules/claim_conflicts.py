@@ -86,7 +86,7 @@ class NamedColumns:
         return cls(manifest=side.base, names=names)
 
     def renamed(self, columns: Mapping[str, int]) -> dict[str, str] | None:
-        """Return what columns are called here, by their names in a claim; None where all have the same names.
+        """Return the names of columns here, by their names in a claim; None where all have the same names.
 
         A column that is not here is left out: another one may have its name.
         """
@@ -141,7 +141,7 @@ class ClaimScope:
 
 
 def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSide) -> list[str]:
-    """Return what the key columns of an upsert are called on a side, in their order.
+    """Return the names of the key columns of an upsert on a side, in their order.
 
     Raises:
         InvalidInputError: The side does not have one of them.
@@ -202,7 +202,7 @@ class ClaimConflict:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLoss:
-    """What one side loses: rows it inserted, by its fragments, and rows of the base for which its change is void."""
+    """The loss of one side: rows it inserted, by its fragments, and rows of the base for which its change is void."""
 
     dropped: dict[int, BitMap] = field(default_factory=dict)
     undone: dict[BaseKey, BitMap] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class ClaimLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledClaims:
-    """What source and dest lose by the strategy, and the claims that were in conflict."""
+    """The losses of source and dest by the strategy, and the claims that were in conflict."""
 
     source: ClaimLoss = field(default_factory=ClaimLoss)
     dest: ClaimLoss = field(default_factory=ClaimLoss)
@@ -259,7 +259,7 @@ def _settle(
 
 
 def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bool) -> None:
-    """Note what a side loses.
+    """Record the loss of a side.
 
     Args:
         side: The side that loses.
@@ -410,7 +410,7 @@ def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
 
 
 def _active_claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
-    """Return what a side claims.
+    """Return the claims of a side that count.
 
     A side that has the rows of the merge base again still claims the scopes that it replaced, unless it took a
     change back.

@@ -58,7 +58,7 @@ Cells: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedCells:
-    """Which cells of rows that both sides updated have other values than in the merge base, or than on the other side.
+    """The cells, of rows that both sides updated, that differ from the merge base or from the other side.
 
     `source` and `dest` are the cells that a side changed, `apart` those that differ between the sides; `columns` are
     the names of all columns of the table, in the order of the flags.

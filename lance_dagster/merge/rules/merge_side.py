@@ -36,7 +36,7 @@ from lance_dagster.merge.rules.strategy import Rows, add_rows
 from lance_dagster.transactions.claims import SideHistory
 
 MOST_ROWS_COMPARED = 10_000
-"""How many rows are read at most to find out which are equal. Where there are more, all of them count as different."""
+"""The maximum of rows that are read to find out which are equal. Where there are more, all count as different."""
 
 
 class MergeSide:

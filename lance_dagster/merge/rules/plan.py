@@ -175,7 +175,7 @@ def _plan_under(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecidedRows:
-    """What was decided about all rows: fragment by fragment, and what that means for the fragments of the result."""
+    """The decisions about all rows, fragment by fragment, and their effect on the fragments of the result."""
 
     decided: Sequence[DecidedFragment]
     separate: SeparateChanges
@@ -210,7 +210,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     # that the base lacks need one where both sides may have them.
     touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
-    # Compared only for the fragments that are left: in `separate` ones, no row was changed by both sides.
+    # Values are compared only in the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = _with_compared_rows(rules, numbers)
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
@@ -384,7 +384,7 @@ class _Build:
             lacking[number] = lacking.get(number, 0) + rows
         before = dest.manifest.fields
         could_be_null = {field.id for field in before if field.nullable}
-        # Counted without making the sets: a fragment may have a hundred million rows.
+        # These are counted without making the sets: a fragment may have a hundred million rows.
         returned = sum(each.decision.alive.difference_cardinality(each.situation.dest.alive) for each in decided)
         removed = sum(each.situation.dest.alive.difference_cardinality(each.decision.alive) for each in decided)
         # The dest's copy of such a row goes, and the row does not.

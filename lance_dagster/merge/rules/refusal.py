@@ -161,7 +161,7 @@ class _Trials:
         for kind in first:
             more = [*free, kind]
             varied = ({**first, **dict(zip(more, each, strict=True))} for each in product(BOTH, repeat=len(more)))
-            # Of an independent kind one winner was tried, which speaks for both.
+            # For an independent kind only one winner was tried, which speaks for both.
             if all({**each, **_only_independent(first)} in known for each in varied):
                 free = more
         return tuple(self.names[kind] for kind in free)
@@ -245,13 +245,13 @@ def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy, *, over
 def _given_for_others(
     strategy: ParsedStrategy, findings: Sequence[Finding], kinds: Sequence[ConflictKind]
 ) -> dict[str, Winner]:
-    """Return what was given of a strategy for conflicts that are not open."""
+    """Return the part of a strategy that was given for conflicts that are not open."""
     overruled = {*kinds, *(finding.conflict.unit for finding in findings)}
     return {key: winner for key, winner in strategy.winners.items() if key not in overruled}
 
 
 def _key(conflict: Conflict) -> tuple[str, str]:
-    """Return what identifies a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
+    """Return the identity of a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
     return conflict.kind, "" if conflict.kind == "rows" else conflict.unit
 
 

@@ -54,7 +54,7 @@ from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """What the row ids of a side mean: ids of the merge base, or of the dest for rows that only the sides share.
+    """The meaning of the row ids of a side: ids of the merge base, or of the dest for rows that only the sides share.
 
     `gone` translates the ids of rows that the base knows, and may have deleted, to ids of the dest.
     """
@@ -65,7 +65,7 @@ class Identities:
 
     @classmethod
     def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
-        """Return what the ids of source and dest mean.
+        """Return the meaning of the ids of source and dest.
 
         Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
         """
@@ -306,8 +306,8 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
             continue
         fragment = present(after, number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
-        # Only new rows are in it: none of these ids was assigned before. The smallest id shows that without decoding
-        # all.
+        # Only new rows are in such a fragment: none of its ids was assigned before. The smallest id shows that without
+        # decoding all.
         if lowest is not None and lowest >= before.next_row_id:
             continue
         ids = _ids(fragment, f"version {after.version}")
@@ -392,7 +392,7 @@ def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) ->
     anchor = side.anchor
     if anchor is None:
         return _Rows()
-    # By the ids of the side's own line, which the anchor has and the base may not.
+    # The replay uses the ids of the side's own line, which the anchor has and the base may not.
     replay = _Replay(matched.base, {own: number for number, own in matched.anchored.items()}, deleted)
     rows, states = _Rows(), {anchor.version: _Rows()}
     for change in side.since:

@@ -81,7 +81,7 @@ class MergedFragment:
 
 @dataclass(slots=True)
 class FragmentEdits:
-    """What becomes of the rows, collected while fragment after fragment is decided.
+    """The edits of rows and columns, collected while fragment after fragment is decided.
 
     `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
     ids in the result of fields whose values the source has, by fragment of the dest. `separate` are fragments of the
@@ -290,7 +290,7 @@ class FragmentBuilder:
         where, rows = f"fragment {fragment.id} of the source", fragment.physical_rows
         found = single_range(fragment.row_ids or b"", where)
         if found is not None and found[1] == rows:
-            # Two numbers in place of arrays: nearly all fragments of an append are of this kind.
+            # Two numbers take the place of arrays: nearly all fragments of an append are of this kind.
             first = self.row_ids.of_range(*found)
             if first is not None:
                 return row_id_range(first, rows)

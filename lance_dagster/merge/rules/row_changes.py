@@ -219,7 +219,7 @@ class RelocatedRows:
 
     @cached_property
     def _by_key(self) -> dict[BaseKey, RowRuns]:
-        """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""
+        """The offsets here by fragment of the base: one compacted fragment may have rows of thousands."""
         return self.origins.by_key()
 
 

@@ -110,7 +110,7 @@ class _Report:
         """Return the strategy that keeps the updated rows as they are, with nulls in columns that are new."""
         schema = self._rules.schema
         added = schema.added_by_source if of_source else schema.added_by_dest
-        # Of a column that the merge base has, the values written beside these rows would be lost.
+        # For a column that the merge base has, the values written beside these rows would be lost.
         if not columns <= added or not all(map(schema.nullable, columns)):
             return None
         return DEST_WINS if of_source else SOURCE_WINS

@@ -91,7 +91,7 @@ NO_COMBINED_UPDATES = CombinedUpdates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What becomes of the rows: those that live on, and those of them that are taken from the source.
+    """The decision about some rows: those that live on, and those of them that are taken from the source.
 
     `conflicting` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away
     from the columns the source wrote; `lacking_dest_columns` is the reverse. `both_moved` are rows that each side
@@ -113,7 +113,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedFragment:
-    """What was decided about the rows of a fragment of the merge base, or about rows that it does not have.
+    """The decision about the rows of a fragment of the merge base, or about rows that it does not have.
 
     `written_twice` are fields that both sides wrote beside the same rows: each has the rows that both sides have.
     """
@@ -509,7 +509,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
 
 
 class _RowOrigins:
-    """Which of the rows that live on are taken from the source."""
+    """Chooses the rows that are taken from the source, of those that live on."""
 
     def __init__(self, facts: Situation, alive: BitMap, taken: BitMap) -> None:
         self._facts, self._alive = facts, alive

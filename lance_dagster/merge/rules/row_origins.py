@@ -1,4 +1,4 @@
-"""Where the rows of a fragment come from: addresses in the merge base, and keys for rows that it does not have.
+"""The origins of the rows of a fragment: addresses in the merge base, and keys for rows that it does not have.
 
 A row of the merge base is known by its address there: the id of its fragment and the offset in it, as 32 bits each. All
 ids of fragments and all offsets are valid, so no address is left over for a row that the merge base does not have.
@@ -55,7 +55,7 @@ NOWHERE = RowRuns.of(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """Where the rows of a fragment of a side come from, by their offsets in the fragment.
+    """The origins of the rows of a fragment of a side, by their offsets in the fragment.
 
     `base` gives the address in the merge base, `deleted` and `shared` give the row id on the dest, of rows that the
     merge base does not have. No row stands in two of them; a row that stands in none was inserted by the side alone.

@@ -19,7 +19,7 @@ from lance_dagster.merge.rules.row_changes import present
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateChanges:
-    """What the source did to fragments in which the dest changed other rows, if any.
+    """The changes of the source to fragments in which the dest changed other rows, if any.
 
     `masked` are the rows it took out, by fragment of the dest, and `taken` those it moved or updated, by fragment of
     the source. `base_ids` are the fragments of the merge base that this is about.

@@ -26,7 +26,7 @@ BOTH: tuple[Winner, ...] = (SOURCE_WINS, DEST_WINS)
 ConflictKind = Literal[
     "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", "history"
 ]
-"""What a conflict is about."""
+"""The subject of a conflict."""
 KINDS: tuple[ConflictKind, ...] = get_args(ConflictKind)
 EVERYTHING = "*"
 HISTORY: Literal["history"] = "history"
@@ -89,11 +89,11 @@ class ConflictingRows:
 
 
 CHANGE_ONE_SIDE = "change one side"
-"""What to do about a conflict that no strategy settles, where nothing better is known."""
+"""The advice for a conflict that no strategy settles, where nothing better is known."""
 UNTRACEABLE = (
     "the table has no stable row ids, so updated rows cannot be traced; reset one side to a version before its change"
 )
-"""What to do about a conflict that no strategy settles because rows cannot be traced."""
+"""The advice for a conflict that no strategy settles because rows cannot be traced."""
 RowsLookup = Callable[[], ConflictingRows]
 """Finds the rows of a conflict when they are read. A merge never calls it: it may read data files."""
 
