@@ -246,7 +246,7 @@ class CommitConflictError(ConflictError):
     @property
     def hint(self) -> str:
         """The advice to redo the change, or to look at the other one first."""
-        return "read the table again and redo the change" if self.retryable else "look at what they did first"
+        return "read the table again and redo the change" if self.retryable else "look at the other change first"
 
     def __str__(self) -> str:
         """Say what conflicts and what to do."""

@@ -225,7 +225,7 @@ def take_rows(
     order = np.argsort(found.addresses)
     ordered = found.addresses[order]
     if not np.array_equal(ordered, np.sort(addresses)):
-        raise CorruptFileError(dataset.uri, f"other rows are read than the {len(addresses)} that were found before")
+        raise CorruptFileError(dataset.uri, f"the rows read are not the {len(addresses)} rows found before")
     return found.rows.take(order[np.searchsorted(ordered, addresses)])
 
 

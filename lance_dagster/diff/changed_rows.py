@@ -138,7 +138,7 @@ class VersionedRows:
         # pylance skips rows that it considers deleted. Without this check their digests would be whatever the memory
         # held.
         if read != len(addresses):
-            raise CorruptFileError(self.dataset.uri, f"{read} rows are read of the {len(addresses)} that should be")
+            raise CorruptFileError(self.dataset.uri, f"only {read} of {len(addresses)} rows could be read")
         return found, null
 
     def batches(self, rows: RowOffsets, columns: Sequence[str]) -> Iterator[pa.Table]:

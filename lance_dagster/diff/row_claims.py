@@ -41,4 +41,4 @@ def check_row_claims(versions: Versions, state: State, fragment_ids: Iterable[in
 
 def _check_count(file: ExpectedFile, fragment: Fragment, rows: int) -> None:
     if rows != fragment.physical_rows:
-        raise CorruptFileError(file.path, f"it has {rows} rows, and its version says {fragment.physical_rows}")
+        raise CorruptFileError(file.path, f"it has {rows} rows, but its version records {fragment.physical_rows}")

@@ -170,7 +170,7 @@ class Marker:
     def _has_one_naming_scheme(self, objects: BranchObjects) -> bool:
         if objects.mixed:
             folder = layout.join(layout.branch_root(objects.branch), layout.VERSIONS)
-            what = "it names versions by both schemes; migrate_manifest_names() finishes what was begun"
+            what = "it names versions by both schemes; migrate_manifest_names() finishes the migration"
             self.marks.failed(folder, CorruptFileError(folder, what))
         return not objects.mixed
 

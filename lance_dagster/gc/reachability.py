@@ -197,7 +197,7 @@ def _add_merges(required: RequiredVersions, lineage: Lineage, names: Mapping[str
             (segment for segment in reversed(lineage.segments) if number <= segment.number), lineage.segments[0]
         )
         required.add(
-            segment.branch, number, "a merge that later ones go on from", (names[branch_id], lineage.state.branch)
+            segment.branch, number, "a merge that later merges start from", (names[branch_id], lineage.state.branch)
         )
 
 

@@ -222,7 +222,7 @@ def _check_shapes(versions: Versions, state: State) -> None:
     shapes = read_shapes([expected for expected, _ in waiting.values()], pages=True)
     for (path, (_, rows)), shape in zip(waiting.items(), shapes, strict=True):
         if shape.rows != rows:
-            raise CorruptFileError(path, f"it has {shape.rows} rows, and {state} says {rows}")
+            raise CorruptFileError(path, f"it has {shape.rows} rows, but {state} records {rows}")
         versions.checked_files.add(path)
 
 

@@ -182,7 +182,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
-            raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, and with it where it was forked")
+            raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, so its fork point is unknown")
         # A version below the first one of its branch was put by a late writer and belongs to no branch of the name.
         if found.first > number:
             path = f"{refs.store.uri}/{branch_file(branch)}"

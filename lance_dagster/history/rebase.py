@@ -47,7 +47,7 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     # Readers count rows with the number in the manifest, so it has to agree. Very old writers left it out.
     recorded = fragment.deletion.deleted_rows
     if recorded and recorded != len(offsets):
-        raise CorruptFileError(path, f"it deletes {len(offsets)} rows, {state} says {recorded}")
+        raise CorruptFileError(path, f"it deletes {len(offsets)} rows, but {state} records {recorded}")
     versions.checked_files.add(path)
     return offsets
 

@@ -85,8 +85,8 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     found = parse_version_uri(text)
     if found.table is not None:
         raise InvalidInputError(
-            f"the URI names table {found.table!r} of the repository at {found.location}, and here the URI of a table "
-            f"alone is wanted, such as {_EXAMPLE}; LanceRepository.open_uri opens a table of a repository"
+            f"the URI names table {found.table!r} of the repository at {found.location}, but the URI of a single table "
+            f"is wanted, such as {_EXAMPLE}; LanceRepository.open_uri opens a table of a repository"
         )
     return found.location, found.ref
 

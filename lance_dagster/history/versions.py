@@ -546,7 +546,7 @@ class Versions:
             raise CorruptFileError(
                 layout.join(self.store.uri, self._folder(branch)),
                 f"it names versions by both schemes, such as {layout.manifest_name_v1(v1_numbers[0])} and "
-                f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes what was begun",
+                f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes the migration",
             )
         (self._v1_named.add if v1_numbers else self._v1_named.discard)(branch)
         (self._v2_named.add if numbers else self._v2_named.discard)(branch)

@@ -411,6 +411,6 @@ def _copy(versions: Versions, folder: str, number: int) -> None:
     if store.get(target) != data:
         raise CorruptFileError(
             f"{store.uri}/{target}",
-            f"it is another version {number} than {manifest_name_v1(number)}; a writer was at work meanwhile: "
-            "find out which of the two readers saw, and remove the other",
+            f"it is another version {number} than {manifest_name_v1(number)}, because a writer committed meanwhile; "
+            "find out which of the two has been read, and remove the other",
         )

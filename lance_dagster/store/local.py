@@ -321,8 +321,8 @@ class LocalStore:
             path = f"{path}/{segment}"
             if os.path.islink(path):
                 raise StoreError(
-                    f"{path} is a symbolic link to {os.readlink(path)}: a change of what is behind it would be one of "
-                    "another table or folder; remove the link, or put the files there"
+                    f"{path} is a symbolic link to {os.readlink(path)}: a change through the link would change another "
+                    "table or folder; remove the link, or put the files there"
                 )
 
     @contextmanager

@@ -139,7 +139,7 @@ def _refuse_credentials(uri: str, what: str) -> None:
     place = re.split(r"[?#]", uri, maxsplit=1)[0]
     # Azure's own spelling has the container there, which is not a credential and cannot hold a password.
     if "@" in place.partition("://")[2].partition("/")[0] and not re.match(_CONTAINER, place):
-        raise InvalidInputError(f"{what} has no part before '@'; give credentials as storage options")
+        raise InvalidInputError(f"{what} cannot contain a user before '@'; give credentials as storage options")
     if place != uri:
         raise InvalidInputError(f"{what} cannot contain '?' or '#': what follows {place!r} may be a signature")
 

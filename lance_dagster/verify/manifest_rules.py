@@ -354,7 +354,7 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
     if manifest.transaction_file and transaction.uuid not in manifest.transaction_file:
         yield Problem(
             what=f"the transaction is {transaction.uuid}",
-            right=f"the manifest names the file {manifest.transaction_file}, of another one",
+            right=f"the manifest names the file {manifest.transaction_file}, which is of another transaction",
             path=path,
         )
 
@@ -371,11 +371,11 @@ def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
             what="two fragments have this id", right="ids are unique in a version", path=path, fragment=number
         )
     highest = max(ids, default=-1)
-    # The next commit counts up from there, so a lower number would give an id twice.
+    # The next commit counts up from there, so with a lower number it would assign an id twice.
     if manifest.max_fragment_id is not None and manifest.max_fragment_id < highest:
         yield Problem(
             what=f"max_fragment_id is {manifest.max_fragment_id}",
-            right=f"there is a fragment {highest}, so the next commit would give its id again",
+            right=f"there is a fragment {highest}, so the next commit would assign its id again",
             path=path,
         )
 
@@ -396,7 +396,7 @@ def _check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
     try:
         arrow_from_fields(fields, None, path)
     except FormatError as error:
-        yield Problem(what=_of(error), right="the schema has to be one that can be read", path=path)
+        yield Problem(what=_of(error), right="the schema has to be readable", path=path)
 
 
 def _check_bases(bases: Sequence[BasePath], path: str) -> Iterator[Problem]:

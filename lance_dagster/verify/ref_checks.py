@@ -176,7 +176,7 @@ def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Prob
     if branch.lineage and above is not None and branch.lineage[: len(above)] != above:
         yield Problem(
             what=f"the identifier of branch {branch.name!r} does not begin with that of {branch.parent_branch!r}",
-            right="it does, or pylance's clean-up of the parent deletes files that the branch needs",
+            right="it has to, or pylance's clean-up of the parent deletes files that the branch needs",
             path=path,
         )
     newest = max(refs.numbers.get(branch.parent_branch, ()), default=None)

@@ -302,7 +302,7 @@ def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Ite
     if highest >= manifest.next_row_id:
         yield Problem(
             what=f"next_row_id is {manifest.next_row_id}",
-            right=f"there is a row {highest}, so the next commit would give its id again",
+            right=f"there is a row {highest}, so the next commit would assign its id again",
             path=path,
         )
     # Row versions are numbers of versions of this branch, so one above the version itself is damage.

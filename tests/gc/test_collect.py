@@ -302,7 +302,7 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
     base = table.branches.merge_base("b", "main")
     report = collected(table, NONE, grace=NONE)
     assert ("x", 6) == (base.branch, base.number)
-    assert ("where 'b' and 'x' can be merged from", "a merge that later ones go on from") == (
+    assert ("where 'b' and 'x' can be merged from", "a merge that later merges start from") == (
         report.kept["x@6"][0],
         report.kept["b@6"][-1],
     )

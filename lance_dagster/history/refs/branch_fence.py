@@ -138,7 +138,9 @@ class BranchFence:
                 problem, failed = error, failed + 1
             time.sleep(_PAUSE_SECONDS)
         else:
-            message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {problem}"
+            message = (
+                f"cannot tell whether {put} belongs to the current {self.name} of {self.refs.store.uri}: {problem}"
+            )
             raise CommitStateUnknownError(message, transaction.uuid, transaction) from problem
         if doubt is not None:
             message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"

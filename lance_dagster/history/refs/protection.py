@@ -142,7 +142,7 @@ def refuse_protected_tag(do: str, tag: str, store: Store, target: str | None = N
     because = _because(tag, pattern, store)
     if target is None:
         raise ProtectedError("tag", tag, do, because, _unprotect("tags", pattern))
-    because = f"{because} and names only what is on main or on a protected branch, unlike {target!r}"
+    because = f"{because} and can name only versions of main or of a protected branch, unlike {target!r}"
     raise ProtectedError("tag", tag, do, because, Remedy(f"merge {target!r} first"))
 
 
@@ -175,5 +175,5 @@ def _parsed(data: bytes | None, store: Store) -> Protection:
 
 def _patterns(found: object) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(pattern, str) and pattern for pattern in found):
-        raise TypeError("not a list of texts")
+        raise TypeError("not a list of non-empty strings")
     return tuple(found)

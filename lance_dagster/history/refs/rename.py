@@ -208,7 +208,7 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     if state.transaction is None:
         raise InvalidInputError(
             f"{state} of {store.uri} lacks its transaction, so it cannot be written anew; "
-            f"delete branch {new!r}, which was begun, and {name!r} is as it was"
+            f"delete the unfinished branch {new!r}; {name!r} is unchanged"
         )
     path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)
     encoded = encode_transaction(state.transaction)

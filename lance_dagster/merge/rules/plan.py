@@ -286,7 +286,7 @@ class _Build:
         merged_space, aliases = space.brought_to(dest.history.space)
         if merged_space.end > MAX_ROW_ID:
             raise InvalidInputError(
-                f"version {before.version} gave row ids up to {before.next_row_id}; there are no more ids after it"
+                f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"
             )
         fragments = FragmentBuilder(
             edits=self.rows.builder.edits,

@@ -139,8 +139,8 @@ class _Report:
         if not rows:
             return
         count = sum(map(len, rows.values()))
-        wrote = f"{_who(writer.history, (Update,))} may have given them new values, which it names by fragments only"
-        gone = f"{_who(other.history, _ROWS)} deleted them{self._caveat}; a strategy can let that stand"
+        wrote = f"{_who(writer.history, (Update,))} may have given them new values, but records only their fragments"
+        gone = f"{_who(other.history, _ROWS)} deleted them{self._caveat}; a strategy can keep the deletion"
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
         did = (wrote, gone) if writer_is_source else (gone, wrote)
         conflict = Conflict(kind="rows", unit=unit, source=did[0], dest=did[1])
