@@ -127,7 +127,7 @@ class RowRuns:
 
     @property
     def rows(self) -> int:
-        """How many positions have a number."""
+        """The number of positions that have a number."""
         return int(self.count.sum(dtype=np.uint64))
 
     @property
@@ -329,7 +329,7 @@ class VersionRuns:
 
     @property
     def rows(self) -> int:
-        """How many positions have a version."""
+        """The number of positions that have a version."""
         return int(self.count.sum(dtype=np.uint64))
 
     @property

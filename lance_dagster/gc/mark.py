@@ -34,7 +34,7 @@ _AT_ONCE = 32
 _TOLERANCE = 300.0
 _NANO = 1e9
 _BY_RULES = "subject to the rules"
-"""Not a reason to keep a branch, but the answer that its versions are subject to the retention rules."""
+"""The answer that the versions of a branch are subject to the retention rules; not a reason to keep the branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,7 @@ class Sweeper:
         for found in versions:
             data = self._store.get(found.entry.key)
             if data is not None:
-                # Never overwrites: another process may have put it back already.
+                # This never overwrites: another process may have put the manifest back already.
                 put_once(self._store, self._manifest_path(found), data)
                 self._store.delete(found.entry.key)
 

@@ -118,7 +118,7 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
     names = frozenset(branches)
     for entry in entries:
         place = classify_key(entry.key, names)
-        # Never touched by a collection: it may belong to another table or program.
+        # A collection never touches an unknown file: it may belong to another table or program.
         if place.kind is Kind.UNKNOWN:
             found.unknown += 1
             continue

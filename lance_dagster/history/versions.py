@@ -269,7 +269,7 @@ class Versions:
         state = self._states.get(own_id)
         if state is None or (state.branch, state.number) != (branch, number):
             state = self._decoded(branch, number, data, path=f"{self.store.uri}/{key}", own_id=own_id)
-        # Not before it was decoded: the answer may have been cut.
+        # The id is kept only after the manifest was decoded, since the answer may have been cut.
         self._keep_id(branch, number, own_id)
         self.cache(branch_id, state)
         return state
@@ -370,7 +370,7 @@ class Versions:
             if data is not None and commit_id(data) != own_id:
                 self.forget()
         if known and branch == layout.MAIN:
-            # Not of other branches, whose versions are not cached by their numbers alone.
+            # This is not done for other branches, whose versions are not cached by their numbers alone.
             self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
         state = self.load(branch, newest[0], branch_id)
         if branch == layout.MAIN:
@@ -518,8 +518,8 @@ class Versions:
             # dropped them, and are not parents.
             made_from = summary.read_version
             return (f"{branch}@{made_from}",), made_from not in numbers
-        # Never plain `number - 1` for a merge: a sync skips numbers on purpose, to be numbered after the version it
-        # merged, and is made from the version it read. In any other version a skipped number was cleaned up.
+        # The parent of a merge is not plain `number - 1`: a sync skips numbers on purpose, to be numbered after the
+        # version it merged, and is made from the version it read. In any other version a skipped number was cleaned up.
         if before != wanted and before == summary.read_version and MERGE in summary.properties:
             wanted = before
         return ((f"{branch}@{wanted}",), before != wanted) if wanted else ((), False)

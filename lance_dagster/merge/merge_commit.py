@@ -28,7 +28,7 @@ from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strat
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
 MergeMode = Literal["merge", "ff-only", "squash"]
-"""Whether a merge is recorded, refused when the dest has changes of its own, or taken over without a record."""
+"""`merge` records the merge, `ff-only` refuses it when the dest has changes of its own, `squash` records no merge."""
 MERGE_COMMIT: Literal["merge"] = "merge"
 FAST_FORWARD: Literal["ff-only"] = "ff-only"
 SQUASH: Literal["squash"] = "squash"

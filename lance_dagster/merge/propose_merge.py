@@ -35,7 +35,7 @@ from lance_dagster.transactions.apply import next_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedMerge:
-    """What is to be merged into a head, and what is recorded with it.
+    """The input of a merge into a head, and what the commit records with it.
 
     `attempt` says what is done, in the words that follow "cannot" in an error. `call` is the call that asked for the
     merge, without its strategy, and None for a call that takes no strategy. `table_metadata` makes the table metadata

@@ -247,7 +247,7 @@ def option_identity(name: str) -> str:
 
 
 def is_secret_option(name: str) -> bool:
-    """Whether the value of an option is a secret, for any provider."""
+    """Tell whether the value of an option is a secret, for any provider."""
     return option_identity(name) in _SECRETS | AZURE.secrets | GOOGLE.secrets
 
 

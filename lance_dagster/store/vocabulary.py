@@ -112,7 +112,7 @@ def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, 
 
 
 def is_true(value: str | None) -> bool:
-    """Whether an option that is a flag is set."""
+    """Tell whether an option that is a flag is set."""
     return value is not None and value.lower() in _TRUE
 
 

@@ -97,7 +97,7 @@ def next_version(
         replace(
             changed,
             version=head.version + 1,
-            # Never before the parent: clock skew between writers must not reorder a log or a time travel by date.
+            # It is never before that of the parent: clock skew must not reorder a log or a time travel by date.
             timestamp=max(timestamp, head.timestamp),
             transaction_file=transaction.file_name,
             writer=writer,

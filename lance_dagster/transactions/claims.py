@@ -179,7 +179,7 @@ class SideHistory:
 
     @property
     def complete(self) -> bool:
-        """Whether every version of its line since the anchor can be looked at."""
+        """Whether every version of its line since the anchor is readable."""
         return self.anchor is not None and all(
             change.transaction is not None and change.after is not None for change in self.since
         )

@@ -135,7 +135,7 @@ _WITH_COLUMNS = 2
 _KEPT: dict[bytes, Fragment] = {}
 """Fragments by their bytes. Both are immutable, so any number of threads and tables may share them."""
 _KEPT_FRAGMENTS, _KEPT_BYTES = 8_192, 2_048
-"""How many fragments are kept, and how large one may be: together they take some 20 MB at most."""
+"""The number of fragments kept, and the largest size of one in bytes: together they take some 20 MB at most."""
 
 _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 

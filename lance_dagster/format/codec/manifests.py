@@ -117,7 +117,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSummary:
-    """What a log shows of a version.
+    """The parts of a version that a log shows.
 
     `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version the change was
     prepared on, `forked_from` a branch (None for main) and a version. The last five are empty when the transaction is

@@ -60,10 +60,11 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
 reset, as "5-8 4f2a..."."""
 _RESET_SECONDS = 60
-"""For how long a writer waits for a reset of the branch to end."""
-# How often the branch is looked at after a commit before its state counts as unknown.
+"""The longest time that a writer waits for a reset of the branch to end."""
+# The number of times that the branch is read after a commit before its state counts as unknown.
 _LOOKS, _PAUSE_SECONDS = 4, 0.02
-# For how long a writer waits until a deletion is taken back or goes on: it looks for references in a few requests.
+# The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion looks for references
+# in a few requests.
 _CLOSING_SECONDS = 1.0
 _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 

@@ -207,7 +207,7 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     # A version without its transaction would make later commits of other programs fail, so it is not copied.
     if state.transaction is None:
         raise InvalidInputError(
-            f"{state} of {store.uri} lacks its transaction, so it cannot be written anew; "
+            f"{state} of {store.uri} lacks its transaction, so it cannot be copied; "
             f"delete the unfinished branch {new!r}; {name!r} is unchanged"
         )
     path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)

@@ -99,11 +99,11 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
-    """What is to be merged: the newest version both sides contain with its row ids, the sides and the lookups.
+    """The input of a merge: the newest version both sides contain with its row ids, the sides and the lookups.
 
     `crosswise` says that both sides took in versions, by merges in both directions, that the merge base does not have.
-    Rows that both had and only the source still has are gone then, since the dest deleted them; where they are
-    `returning`, the dest took back the version that brought them, and they come again.
+    Rows that both had and only the source still has are then left out of the result, since the dest deleted them;
+    where they are `returning`, the dest took back the version that brought them, and the merge brings them again.
     `incompatible` are the paths of columns that source and dest have in different types, changed before the base.
     """
 

@@ -66,12 +66,12 @@ class MergeSide:
 
     @cached_property
     def fragments(self) -> MatchedFragments:
-        """Its fragments, matched with those of the merge base."""
+        """The fragments of the side, matched with those of the merge base."""
         return match_fragments(self.base, self.history)
 
     @cached_property
     def rows(self) -> RowChanges:
-        """What it did to the rows of the merge base.
+        """The changes of the side to the rows of the merge base.
 
         Raises:
             UntraceableError: The rows can no longer be located.
@@ -85,7 +85,7 @@ class MergeSide:
 
     @cached_property
     def columns(self) -> SideColumns:
-        """Its columns, matched with those of the merge base."""
+        """The columns of the side, matched with those of the merge base."""
         return columns_of(self.base, self.history, self.fragments)
 
     @cached_property
@@ -115,7 +115,7 @@ class MergeSide:
 
     @cached_property
     def columns_changed(self) -> bool:
-        """Whether it changed its schema, or values beside rows that stay where they are."""
+        """Whether the side changed its schema, or values beside rows that stay where they are."""
         now = {field.id: field for field in self.manifest.fields}
         # Ids are compared through the columns of the merge base, since another line may have given a column another id.
         kept = [now.get(self.columns.ids.get(field.id, -1)) for field in self.base.fields]
@@ -127,12 +127,12 @@ class MergeSide:
 
     @property
     def ended_where_it_began(self) -> bool:
-        """Whether it has the rows and columns of the merge base again, whatever it did in between."""
+        """Whether the side has the rows and columns of the merge base again, whatever it did in between."""
         return not (self.written or self.removed or self.columns_changed)
 
     @property
     def hides_filled_columns(self) -> bool:
-        """Whether what it did since the merge base does not show which columns it filled."""
+        """Whether the changes of the side since the merge base do not show which columns it filled."""
         # A revert goes from a version to its parent: a column comes back with all its values, wherever the rows are.
         if self.is_source:
             return any(change.undone for change in self.history.changes)

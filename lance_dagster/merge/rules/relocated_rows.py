@@ -337,7 +337,7 @@ class UntraceableError(Exception):
 
 @dataclass(slots=True)
 class _Rows:
-    """Where the rows of fragments made since the merge base lay in it, and the rows that updates wrote anew."""
+    """The places in the merge base of the rows of newer fragments, and the rows that updates wrote anew."""
 
     addresses: dict[int, RowRuns] = field(default_factory=dict)
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
