@@ -89,7 +89,7 @@ class LanceDagsterError(Exception):
         return self.complaint if self.remedy is None else f"{self.complaint}; {self.remedy}"
 
 
-# LookupError and not KeyError: the text of a KeyError is the repr of its message.
+# This is a LookupError and not a KeyError: the text of a KeyError is the repr of its message.
 class NotFoundError(LanceDagsterError, LookupError):
     """Report that a table, a version or a ref does not exist."""
 
@@ -136,7 +136,7 @@ class RefNotFoundError(NotFoundError):
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
 
-# ImportError as well, so that callers who guard an optional import catch it.
+# This is an ImportError as well, so that callers who guard an optional import catch it.
 class MissingExtraError(LanceDagsterError, ImportError):
     """Report that an optional package is not installed, and which extra of this package installs it."""
 
@@ -228,7 +228,7 @@ class BasePathRefusedError(InvalidInputError):
         return f"{self.table} names files at {self.place}, outside of the table, which is not allowed"
 
 
-# A class of its own: the call was right when it was made, so reading the table again can help, unlike for wrong input.
+# This is not wrong input: the call was right when it was made, so reading the table again can help.
 class ConflictError(LanceDagsterError):
     """Report that another writer changed what this call was about to change."""
 
@@ -285,7 +285,7 @@ class MergeConflictError(ConflictError):
 
     def __init__(self, message: str, conflicts: Iterable[Reason], *, remedy: Remedy | None = None) -> None:
         """Keep the headline, the conflicts, each printable on its own, and the call that would settle them."""
-        # A tuple, since an iterator could be printed only once and cannot be pickled.
+        # A tuple is kept, since an iterator could be printed only once and cannot be pickled.
         found = tuple(conflicts)
         super().__init__(message, found, remedy=remedy)
         self.message = message
@@ -368,7 +368,7 @@ class UnsupportedFeatureError(FormatError):
 
     def __init__(self, path: str, flags: Iterable[str]) -> None:
         """Keep the file's path and the names of the unknown features."""
-        # A tuple, since callers pass generators, which cannot be pickled.
+        # A tuple is kept, since callers pass generators, which cannot be pickled.
         found = tuple(flags)
         super().__init__(path, found)
         self.path = path
@@ -379,8 +379,8 @@ class UnsupportedFeatureError(FormatError):
         return f"{self.path} uses features this release does not support: {', '.join(self.flags)}"
 
 
-# Neither a `StoreError` nor a `ConflictError`: handlers of these retry, and a new attempt under another uuid could
-# commit the rows twice.
+# This is neither a `StoreError` nor a `ConflictError`: handlers of these retry, and a new attempt under another uuid
+# could commit the rows twice.
 class CommitStateUnknownError(LanceDagsterError):
     """Report a commit that may or may not have landed.
 

@@ -87,7 +87,8 @@ def _answers(wanted: IsolatedScan) -> Iterator[Any]:
         if process.stdin is None or answers is None:
             raise StoreError("cannot start a process to read in")
         try:
-            # Over standard input: other users can see the arguments of a process, and options contain secrets.
+            # The request is sent over standard input: other users can see the arguments of a process, and options
+            # contain secrets.
             with suppress(BrokenPipeError), process.stdin as requests:
                 requests.write(json.dumps(asdict(wanted)).encode())
             whole = False

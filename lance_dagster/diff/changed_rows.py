@@ -175,7 +175,7 @@ class VersionedRows:
 
 def addresses_of(rows: RowOffsets) -> Addresses:
     """Return the addresses of rows, ascending: one element for each row."""
-    # Ascending, so that values are read in storage order and results come in the order of the table.
+    # Addresses ascend, so that values are read in storage order and results come in the order of the table.
     parts = [elements(offsets) + np.uint64(number << _OFFSET_BITS) for number, offsets in sorted(rows.items())]
     addresses: Addresses = np.concatenate([NO_ADDRESSES, *parts])
     return addresses
@@ -244,7 +244,7 @@ class _Pairs:
     def parts(self, step: int) -> Iterator[tuple[Addresses, Addresses]]:
         """Yield the older and the newer addresses of at most `step` pairs at a time."""
         runs = self.addresses
-        # Two maps from the number of a pair to its address. A run is cut where a portion ends, never expanded whole.
+        # These map the number of a pair to its addresses. A run is cut where a portion ends, never expanded whole.
         olds, news = runs.packed_positions(), RowRuns(runs.at, runs.count, runs.at).packed_positions()
         for start in range(0, runs.rows, step):
             yield olds.sliced(start, step).values(), news.sliced(start, step).values()
@@ -312,9 +312,9 @@ class RowComparison:
 
     def _compare_in_place(self, found: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]) -> None:
         was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
-        # Deleted since: removed, or moved to another fragment by an update.
+        # Rows deleted since were removed, or moved to another fragment by an update.
         found.olds.append((pair.before.id, is_now - was))
-        # Live again: a restore or a revert undeleted the row.
+        # Rows that are live again were undeleted by a restore or a revert.
         found.news.append((pair.after.id, was - is_now))
         if differing:
             # These rows are at the same offsets in both versions, and live in both.
@@ -493,7 +493,7 @@ class ChangedRows:
             news = self._after.take(changes.changed_after[part], self._names[1])
             both = pa.concat_tables([_as_stream(olds, shown, after=False), _as_stream(news, shown, after=True)])
             count = olds.num_rows
-            # Interleaved: preimage and postimage of each row follow one another.
+            # The rows are interleaved: preimage and postimage of each row follow one another.
             yield both.take(np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
         for rows in self._after.batches(changes.added, self._names[1]):
             yield _as_stream(rows, shown, after=True), [INSERT]

@@ -199,11 +199,11 @@ class Diff:
     def _differing(self) -> "DifferingRows":
         if self._rows is not None:
             return self._rows
-        # An unpickled copy: the versions are named, so the same two are found again whatever was committed since.
+        # An unpickled copy names the versions, so the same two are found again whatever was committed since.
         context = open_context(self.uri, None)
         before, after = (context.versions.load(*_parse_version(version)) for version in (self.before, self.after))
         rows = DifferingRows(context, before, after, self.on)
-        # Frozen for callers: the cache changes no value of this object.
+        # The object is frozen for callers: the cache changes none of its values.
         object.__setattr__(self, "_rows", rows)
         return rows
 

@@ -429,7 +429,7 @@ class Comparison:
         Raises:
             InvalidInputError: Neither version has one of the columns.
         """
-        # Newer names first: a name that both versions use for different columns means the newer one.
+        # Newer names come first: a name that both versions use for different columns means the newer one.
         names = {field.name: field.name for field in self.after.below(None)}
         for field in self.before.below(None):
             became = self.matched.get(field.id)

@@ -113,7 +113,7 @@ def _shape(
             parts.append((place, places[number], shape))
     if not parts:
         raise NotComparableError
-    # The same children in the same order: the values can be compared as they are.
+    # With the same children in the same order, the values can be compared as they are.
     same = [(place, place, None) for place in range(max(len(olds), len(news)))]
     return None if parts == same else ComparisonShape(tuple(parts))
 
@@ -161,7 +161,7 @@ def nulls(columns: Iterable["pa.Array[Any]"]) -> np.ndarray[tuple[int], np.dtype
 
 
 def _digested(cells: Cells) -> Cells:
-    # Slices of one `bytes` object; a NumPy view for each row would be built only to be hashed.
+    # The rows are slices of one `bytes` object; a NumPy view for each row would be built only to be hashed.
     rows, width = cells.shape
     data = cells.tobytes()
     return _joined(data[row * width : (row + 1) * width] for row in range(rows))
@@ -250,7 +250,7 @@ def _number_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     found = np.frombuffer(buffer, np.uint8, count=rows * width, offset=values.offset * width)
     if (kind := _FLOATS.get(values.type)) is not None:
         numbers = found.view(kind).copy()
-        # One bit pattern for every NaN, so that NaN equals NaN.
+        # Every NaN gets one bit pattern, so that NaN equals NaN.
         numbers[np.isnan(numbers)] = np.nan
         found = numbers.view(np.uint8)
     return np.concatenate([np.full((rows, 1), _VALUE, np.uint8), found.reshape(rows, width)], axis=1)
@@ -273,7 +273,7 @@ def _text_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     data = np.frombuffer(buffer, np.uint8)
     steps = np.arange(_DIGEST)
     inside = (steps < lengths[:, None]) & short[:, None]
-    # Clipped at the end of the buffer: the places beyond a value are replaced by 0 anyway.
+    # Positions are clipped at the end of the buffer: the places beyond a value are replaced by 0 anyway.
     cells[:, 1:] = np.where(inside, data[np.minimum(offsets[:-1, None] + steps, len(data) - 1)], 0)
     view = memoryview(buffer)
     ends = zip(offsets[:-1][~short].tolist(), offsets[1:][~short].tolist(), strict=True)
@@ -346,7 +346,7 @@ def paired_by_values(before: Digests, after: Digests) -> RowPairs:
     count = len(before)
     together = np.concatenate([before, after])
     numbers = _numbered(together)
-    # Large enough that number and rank never run into each other.
+    # The span is large enough that number and rank never run into each other.
     span = len(together) + 1
     # Ranks make duplicates distinct: three equal rows before and two after are two pairs and one removed row.
     olds, news = _ranked(numbers[:count], span), _ranked(numbers[count:], span)

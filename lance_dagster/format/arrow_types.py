@@ -148,7 +148,7 @@ _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
     str(pa.string_view()): "string",
     str(pa.binary_view()): "binary",
 }
-# Bounded, so that a corrupt manifest cannot make `int` parse a string of millions of digits.
+# The length is bounded, so that a corrupt manifest cannot make `int` parse a string of millions of digits.
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
 # Readers of data files of version 2.0 and newer ignore these encoding codes; pylance writes them, so we do too.
 _PLAIN, _VARIABLE_WIDTH, _DICTIONARY = 1, 2, 3

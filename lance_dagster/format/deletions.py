@@ -62,7 +62,7 @@ def _around(count: int) -> tuple[bytes, bytes]:
     They are equal in all files with that number. A merge may write a thousand files, and Arrow takes longer to
     assemble one than the disk to write it.
     """
-    # Values that occur nowhere else in the file, because they are searched for in the finished bytes.
+    # These values occur nowhere else in the file, so that they can be searched for in the finished bytes.
     values = [0xA5C3F107 - number for number in range(count)]
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, _SCHEMA) as writer:

@@ -70,7 +70,7 @@ class DataFile:
     """
 
     path: str
-    # Pairs by position. Ids of dropped columns stay here, since their values stay in the file.
+    # Fields and columns are paired by position. Ids of dropped columns stay, since their values stay in the file.
     fields: tuple[int, ...]
     column_indices: tuple[int, ...]
     major: int
@@ -310,7 +310,7 @@ class Fragments(Sequence[Fragment]):
         items = list(self.items)
         for number, item in replaced.items():
             items[positions[number]] = item
-        # Positions, because updates keep them; only then are the removed items left out.
+        # Positions are used, because updates keep them; the removed items are left out afterwards.
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
         return Fragments(kept, decoder)
@@ -344,7 +344,7 @@ class Fragments(Sequence[Fragment]):
         """The facts about the fragments that need no decoding of each."""
         if self._outline is None:
             encoded = [item for item in self.items if isinstance(item, bytes)]
-            # Usual case: all fragments come from one manifest, and the decoder scans their bytes for a few fields.
+            # Usually all fragments come from one manifest, and the decoder scans their bytes for a few fields.
             if encoded and self.decoder is not None and len(encoded) == len(self.items):
                 self._outline = self.decoder.outline(encoded)
             else:

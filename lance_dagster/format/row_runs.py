@@ -96,8 +96,8 @@ class RowRuns:
         # Runs may overlap or lie inside one another, so a run ends where the largest last number so far ends.
         order = np.argsort(together.first, kind="stable")
         first, last = together.first[order], np.maximum.accumulate(together.lasts[order])
-        # Compared with the last number, not with the next one, which wraps around to 0 after the largest. So adjacent
-        # runs stay apart, which is the same set.
+        # First numbers are compared with the last number so far, not with the one after it, which wraps around to 0
+        # after the largest. So adjacent runs stay apart, which is the same set.
         starts = np.flatnonzero(np.r_[True, first[1:] > last[:-1]])
         first, last = first[starts], last[np.r_[starts[1:] - 1, len(last) - 1]]
         return cls(first, last - first + _ONE, first)

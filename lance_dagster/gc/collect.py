@@ -224,8 +224,8 @@ class _Collection:
         """Mark what stays, classify the files, and then sweep."""
         policy = self._policy()
         try:
-            # Refs before objects. A ref that is created after this is seen when the refs are read again, before any
-            # file is deleted.
+            # Refs are read before objects. A ref that is created after this is seen when the refs are read again,
+            # before any file is deleted.
             branches, tags = self._refs.branches(), self._refs.tags()
             required = required_by_refs(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)

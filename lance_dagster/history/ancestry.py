@@ -61,7 +61,7 @@ class Ancestry:
     versions: Versions
     _numbers: dict[str, list[int]] = field(default_factory=dict)
     _branches: dict[str, Branch | None] = field(default_factory=dict)
-    # Filled only where a recorded name does not fit its id: it takes reading every branch.
+    # This is filled only where a recorded name does not fit its id, since it takes reading every branch.
     _names: dict[str, str] | None = None
     _described: dict[VersionRef, Version] = field(default_factory=dict)
 

@@ -168,7 +168,7 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     """Classify an object in one of the folders of a branch."""
     folder, first, deeper = segments[0], segments[1], segments[2:]
     name = layout.join(layout.branch_root(branch), folder, first)
-    # An unfinished local write: deleted by its age, like any file that no version names.
+    # This is an unfinished local write: it is deleted by its age, like any file that no version names.
     if any(segment.startswith(".tmp") for segment in segments[1:]):
         return StoredObject(branch, Kind.TEMPORARY, key)
     if deeper:
@@ -266,5 +266,5 @@ def copy_to_expired(store: Store, branch: str, owner: str, manifests: Mapping[in
             store.put(key, data, durable=False)
 
     with ThreadPoolExecutor(_WORKERS) as pool:
-        # Consumed, so that a failure in a thread is raised here.
+        # The results are consumed, so that a failure in a thread is raised here.
         list(pool.map(copy, manifests))

@@ -37,7 +37,8 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     """
     if fragment.deletion is None:
         return BitMap()
-    # Located once: a merge reads the vectors of thousands of fragments, each in less time than its path takes to find.
+    # The file is located once: a merge reads the vectors of thousands of fragments, each in less time than it takes to
+    # find its path.
     store, key = _locate_deletion(versions, state, fragment)
     path = f"{store.uri}/{key}"
     offsets = decode_offsets(fragment.deletion.kind, _found(store, key), path)
@@ -62,7 +63,7 @@ def check_deletions(versions: Versions, state: State, fragment_ids: Iterable[int
     """
     known = state.manifest.fragments
     if not known.deletions:
-        # Known without decoding a fragment.
+        # This is known without decoding a fragment.
         return
     waiting: list[Fragment] = []
     for fragment in known if fragment_ids is None else map(known.find, fragment_ids):

@@ -53,7 +53,7 @@ def materialize(
     materializer = _Materializer(context, source, head)
     finished = materializer.all_finished([*plan.changed.values(), *plan.added])
     finished += materializer.combined(plan)
-    # Encoded once, for the manifest and for its transaction, which is written twice.
+    # Fragments are encoded once, for the manifest and for its transaction, which is written twice.
     changed, added = (
         encoded(part, f"a merge into {head}") for part in (finished[: len(plan.changed)], finished[len(plan.changed) :])
     )

@@ -164,7 +164,7 @@ def _noted(plan: MergePlan) -> dict[str, str]:
     """Return the properties that describe the result: columns that moved or were cast, and rows without values."""
     noted = {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
     for key, casts in ((CASTS, plan.casts), (CASTS_OF_SOURCE, plan.casts_of_source)):
-        # Recorded even where there are none: this distinguishes a cast from a column dropped beside a new one.
+        # An empty record is written too: it distinguishes a cast from a column dropped beside a new one.
         if plan.tally.schema_changed or casts:
             noted[key] = ",".join(f"{old}:{new}" for old, new in sorted(casts.items()))
     lacking = plan.tally.needs_backfill

@@ -242,7 +242,7 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
     wanted = replace(
         tag, branch=found.branch, version=found.number, manifest_size=context.versions.manifest_size(found)
     )
-    # Compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
+    # This is a compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
     context.refs.swap_tag(wanted, tag.ref)
     return replace(done, after=wanted.ref)
 
@@ -385,7 +385,7 @@ def _migrate(versions: Versions, branch: str) -> int:
     while True:
         _, old = parse_manifest_names(store.list(folder))
         if not old:
-            # Lists the names again, so that `versions` forgets the old scheme and commits with V2 names from here on.
+            # The names are listed again: `versions` forgets the old scheme and commits with V2 names from now on.
             versions.numbers(branch)
             return renamed
         # The newest is copied first: on an ordered store readers take the first V2 name in the listing as the newest.
@@ -405,7 +405,7 @@ def _copy(versions: Versions, folder: str, number: int) -> None:
     store = versions.store
     source, target = f"{folder}/{manifest_name_v1(number)}", f"{folder}/{manifest_name(number)}"
     data = store.get(source)
-    # A conditional write: the new name may hold a version that another writer committed under the V2 scheme.
+    # The write is conditional: the new name may hold a version that another writer committed under the V2 scheme.
     if data is None or store.put_if_absent(target, data):
         return
     if store.get(target) != data:

@@ -255,7 +255,7 @@ class AzureStore(PrefixStore):
     def _errors(self) -> tuple[Any, Any]:
         """Return the SDK's exceptions: of an answer that is an error, and of any failed request."""
         try:
-            # Imported here: programs that only look at a URI or its options do not need it.
+            # This is imported here: programs that only look at a URI or its options do not need it.
             from azure.core.exceptions import AzureError, HttpResponseError
         except ImportError as error:
             scheme = self._uri.partition(":")[0]

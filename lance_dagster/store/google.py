@@ -106,7 +106,7 @@ class GoogleStore(PrefixStore):
         if size is None:
             return False
         with path.open("wb") as file:
-            # In pieces, so that a large object is never in memory as a whole.
+            # The object is read in pieces, so that a large one is never in memory as a whole.
             for start in range(0, size, _CHUNK):
                 piece = self.get_range(key, start, min(start + _CHUNK, size))
                 if piece is None:
@@ -261,7 +261,7 @@ class GoogleStore(PrefixStore):
         # Connections do not survive a fork: each process makes its own.
         if self._connected is None or self._connected.process != os.getpid():
             try:
-                # Imported here: programs that only look at a URI or its options do not need them.
+                # These are imported here: programs that only look at a URI or its options do not need them.
                 import google.auth  # noqa: F401
                 import urllib3
             except ImportError as error:

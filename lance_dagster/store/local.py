@@ -393,7 +393,7 @@ class LocalStore:
             try:
                 return open(path, "xb")  # without a path object; the caller closes it
             except FileNotFoundError:
-                # Again when another process, which deletes what was there, removes the empty folder at once.
+                # This is repeated, since a process that deletes what was there may remove the empty folder at once.
                 self._made(folder, synced=synced)
         return open(path, "xb")  # as above
 

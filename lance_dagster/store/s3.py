@@ -144,7 +144,7 @@ class S3Store(PrefixStore):
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
-            # Imported here: programs that only look at a URI or its options do not need it.
+            # This is imported here: programs that only look at a URI or its options do not need it.
             import fsspec
 
             try:
@@ -228,7 +228,7 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
 def _client_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of failed requests: s3fs converts only error responses of the server to `OSError`."""
     try:
-        # An optional dependency, like s3fs: local tables work without it.
+        # This is an optional dependency, like s3fs: local tables work without it.
         from botocore.exceptions import BotoCoreError
     except ImportError:
         # Without it there is no s3fs either, which `_fs` reports.

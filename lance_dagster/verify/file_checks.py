@@ -31,7 +31,7 @@ from lance_dagster.store import Store, base_options
 from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
-# The end of a file: the numbers of its format, two bytes each, and the magic.
+# A file ends with the numbers of its format, two bytes each, and the magic.
 _VERSION_BYTES = 8
 _FIRST_FORMAT = (b"\0\0\1\0", b"\0\0\2\0")
 _NEEDED = "a file that a version names stays until the version is gone"

@@ -142,7 +142,7 @@ def _check_branch(branch: Branch, refs: RefListing) -> Iterator[Problem]:
         return
     own = refs.numbers.get(branch.name)
     if own == []:
-        # An empty list, not a missing one: what could not be listed is a problem of its own.
+        # The list is empty, not missing: a branch that could not be listed is a problem of its own.
         yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has at least one", path=path)
     elif own and own[0] < branch.first:
         yield Problem(

@@ -184,10 +184,10 @@ def _still_there(problems: Sequence[Problem], refs: RefListing) -> Iterator[Prob
     """Yield the problems of refs that a second look confirms, and the problems of versions that still exist."""
     paths = {problem.path for problem in check_refs(refs)}
     versions = {f"{branch}@{number}" for branch, numbers in refs.numbers.items() for number in numbers}
-    # Branches whose versions could not be listed: their problems are kept.
+    # The problems of branches whose versions could not be listed are kept.
     unlisted = set(refs.all_branches) - refs.numbers.keys()
     for problem in problems:
-        # A problem of a ref: confirmed if the second look finds one at the same file.
+        # A problem of a ref is confirmed if the second look finds one at the same file.
         if not problem.versions:
             if problem.path in paths:
                 yield problem

@@ -154,7 +154,7 @@ class Verification:
         self.versions += 1
         manifest = state.manifest
         if self._origin is None:
-            # The first version that is read: a clone has fields from another table.
+            # This is the first version that is read: a clone has fields from another table.
             self._origin = state.transaction
         self.problems(check_manifest(manifest, path), name)
         self.problems(self.places.check_bases(state), name)
@@ -195,7 +195,7 @@ class Verification:
                 self.problems(self._overlaps[group], name)
 
     def _context(self, manifest: Manifest) -> int:
-        # Backwards: the context of the version before is the most likely one.
+        # The search goes backwards: the context of the version before is the most likely one.
         for place in range(len(self._contexts) - 1, -1, -1):
             if self._contexts[place].fits(manifest):
                 return place

@@ -402,7 +402,7 @@ def decode_indices(section: bytes | None, path: str) -> tuple[IndexMetadata, ...
         CorruptFileError: The bytes are not an index section.
         UnsupportedFeatureError: An index has an unknown field.
     """
-    # Decoded at every read, though few callers want the indices: a commit copies the section, damaged or not.
+    # The section is decoded at every read, though few callers want the indices: a commit copies it, damaged or not.
     if section is None:
         return ()
     message = _parsed_section(section, path)

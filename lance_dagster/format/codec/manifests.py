@@ -57,7 +57,7 @@ def check_readable(manifest: Manifest, path: str) -> None:
     stable = manifest.stable_row_ids
 
     def check(fragments: Fragments) -> None:
-        # For its errors: a schema that Arrow cannot express is refused before pylance meets it.
+        # This is called for its errors: a schema that Arrow cannot express is refused before pylance meets it.
         arrow_from_fields(manifest.fields, manifest.schema_metadata, path)
         for item in fragments.items:
             message = validated_message(item, path)
@@ -215,11 +215,11 @@ def encode_manifest_file(manifest: Manifest, transaction: bytes) -> bytes:
     ):
         if section is None:
             continue
-        # The offset of the section in this file; offsets read from another file are never reused.
+        # The field gets the offset of the section in this file; offsets read from another file are never reused.
         setattr(message, name, size)
         parts += [_LENGTH.pack(len(section)), section]
         size += _LENGTH.size + len(section)
-    # Deterministic: map entries would otherwise be written in any order.
+    # The encoding is deterministic: map entries would otherwise be written in any order.
     body = message.SerializeToString(deterministic=True)
     # The manifest has to be the last block: newer readers require that its length reaches the footer.
     return b"".join([*parts, _LENGTH.pack(len(body)), body, _FOOTER.pack(size, 0, 2, MAGIC)])

@@ -116,7 +116,7 @@ def _create_index_to(operation: ops.CreateIndex) -> _T.CreateIndex:
 
 
 def _rewrite_from(message: _T.Rewrite, decoder: ProtobufFragmentDecoder) -> ops.Rewrite:
-    # The deprecated form: one group, with its fragments directly in the operation.
+    # The deprecated form has one group, with its fragments directly in the operation.
     ungrouped = [message] if message.old_fragments or message.new_fragments else []
     groups: Iterable[Any] = [*ungrouped, *message.groups]
     return ops.Rewrite(

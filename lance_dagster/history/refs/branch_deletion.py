@@ -50,7 +50,7 @@ from lance_dagster.history.versions import Versions
 from lance_dagster.store import put_once
 
 BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
-# Far longer than a commit takes: it gives up after minutes.
+# This is far longer than a commit takes, which gives up after minutes.
 FENCE_SECONDS = 24 * 60 * 60
 _ATTEMPTS = 5
 
@@ -200,7 +200,7 @@ def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
         known = current.metadata.get(LAST, last)
         return with_metadata(current, {STATE: DELETING, LAST: known, **refs.remover()})
 
-    # The mark first: another process that is about to finish the creation finds it.
+    # The mark is written first: another process that is about to finish the creation finds it.
     found = refs.change_branch(branch, marked)
     if found.state == DELETING:
         finish_deleting(found, refs, versions)
@@ -236,7 +236,7 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
     root, store = layout.branch_root(branch.name), refs.store
     while True:
         last, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
-        # The fence before the deletion: from here on no next branch of the name can begin too low.
+        # The fence is put before the deletion: from here on no next branch of the name can begin too low.
         put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
         # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
         listed = (entry.key for entry in store.walk(root))
@@ -284,7 +284,7 @@ def first_number_above_fences(name: str, refs: Refs) -> int:
     found, until = fences(refs), time.time() - FENCE_SECONDS
     old = [layout.branch_fence_file(*fence) for fence in found if fence[2] < until]
     if old:
-        # Older than any commit in flight.
+        # These fences are older than any commit in flight.
         refs.store.delete_many(old)
     # A late writer may still put the version after the newest one, so the branch begins above that.
     return max((number + 2 for own, number, *_ in found if own == name), default=0)

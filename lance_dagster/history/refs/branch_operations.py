@@ -346,7 +346,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
             ref_path=parent_uri,
             branch_name=branch.name,
         ),
-        # Given to the process that asked for the branch; another one that finishes the creation does not know them.
+        # Only the process that asked for the branch knows them; another one that finishes the creation does not.
         properties=properties,
     )
     forked = replace(

@@ -128,7 +128,7 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
         ConflictError: There are some; the error names the references and the versions.
     """
     name = branch.name
-    # The earlier versions of a tag too: the next rollback goes to one of them.
+    # The earlier versions of a tag count too: the next rollback goes to one of them.
     needs = [
         f"tag {tag.name!r} {'names' if str(recorded) == tag.ref else 'named'} {recorded}"
         for tag in refs.tags().values()
@@ -189,7 +189,7 @@ def _drop(branch: Branch, dropped: Dropped, versions: Versions) -> None:
         return
     manifests = {number: versions.manifest_path(branch.name, number) for number in numbers}
     copy_to_expired(versions.store, branch.name, branch.id, manifests)
-    # The newest first: what an interrupted reset leaves is then a series without gaps up to some version.
+    # The newest is deleted first: an interrupted reset then leaves a series without gaps up to some version.
     for number in reversed(numbers):
         versions.store.delete(versions.manifest_path(branch.name, number))
     # Versions that were read before must not be served from the cache any more.

@@ -192,7 +192,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         source=source.fragments,
         dest=dest.fragments,
         source_rows=source.rows,
-        # Looked up only when something depends on it: a source that only appended does not ask what the dest did.
+        # The dest's rows are looked up only when needed: a source that only appended never needs them.
         dest_rows=lambda: dest.rows,
         deleted=source.lookups.deleted,
     )
