@@ -49,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """How to resolve an error: a sentence, with `{}` in the place of the call if there is one."""
+    """The advice that resolves an error: a sentence, with `{}` in the place of the call if there is one."""
 
     sentence: str
     call: Call | None = None
@@ -89,7 +89,7 @@ class LanceDagsterError(Exception):
         return self.complaint if self.remedy is None else f"{self.complaint}; {self.remedy}"
 
 
-# LookupError and not KeyError: the text of a KeyError is the repr of its message.
+# This is a LookupError and not a KeyError: the text of a KeyError is the repr of its message.
 class NotFoundError(LanceDagsterError, LookupError):
     """Report that a table, a version or a ref does not exist."""
 
@@ -136,7 +136,7 @@ class RefNotFoundError(NotFoundError):
         return f"no {'branch, tag or commit' if commit else self.kind} {self.ref!r} in {self.where}; {self.hint}"
 
 
-# ImportError as well, so that callers who guard an optional import catch it.
+# This is an ImportError as well, so that callers who guard an optional import catch it.
 class MissingExtraError(LanceDagsterError, ImportError):
     """Report that an optional package is not installed, and which extra of this package installs it."""
 
@@ -228,7 +228,7 @@ class BasePathRefusedError(InvalidInputError):
         return f"{self.table} names files at {self.place}, outside of the table, which is not allowed"
 
 
-# A class of its own: the call was right when it was made, so reading the table again can help, unlike for wrong input.
+# This is not wrong input: the call was right when it was made, so reading the table again can help.
 class ConflictError(LanceDagsterError):
     """Report that another writer changed what this call was about to change."""
 
@@ -246,7 +246,7 @@ class CommitConflictError(ConflictError):
     @property
     def hint(self) -> str:
         """The advice to redo the change, or to look at the other one first."""
-        return "read the table again and redo the change" if self.retryable else "look at what they did first"
+        return "read the table again and redo the change" if self.retryable else "look at the other change first"
 
     def __str__(self) -> str:
         """Say what conflicts and what to do."""
@@ -285,7 +285,7 @@ class MergeConflictError(ConflictError):
 
     def __init__(self, message: str, conflicts: Iterable[Reason], *, remedy: Remedy | None = None) -> None:
         """Keep the headline, the conflicts, each printable on its own, and the call that would settle them."""
-        # A tuple, since an iterator could be printed only once and cannot be pickled.
+        # A tuple is kept, since an iterator could be printed only once and cannot be pickled.
         found = tuple(conflicts)
         super().__init__(message, found, remedy=remedy)
         self.message = message
@@ -367,8 +367,8 @@ class UnsupportedFeatureError(FormatError):
     """Report a table that uses a feature which this package does not know, so that it must not be changed."""
 
     def __init__(self, path: str, flags: Iterable[str]) -> None:
-        """Keep the file's path and the names of what is not known."""
-        # A tuple, since callers pass generators, which cannot be pickled.
+        """Keep the file's path and the names of the unknown features."""
+        # A tuple is kept, since callers pass generators, which cannot be pickled.
         found = tuple(flags)
         super().__init__(path, found)
         self.path = path
@@ -379,8 +379,8 @@ class UnsupportedFeatureError(FormatError):
         return f"{self.path} uses features this release does not support: {', '.join(self.flags)}"
 
 
-# Neither a `StoreError` nor a `ConflictError`: handlers of these retry, and a new attempt under another uuid could
-# commit the rows twice.
+# This is neither a `StoreError` nor a `ConflictError`: handlers of these retry, and a new attempt under another uuid
+# could commit the rows twice.
 class CommitStateUnknownError(LanceDagsterError):
     """Report a commit that may or may not have landed.
 
@@ -397,7 +397,7 @@ class CommitStateUnknownError(LanceDagsterError):
 
     @property
     def hint(self) -> str:
-        """How to resume."""
+        """The advice to resume."""
         return "commit the same transaction again: it lands exactly once; delete nothing meanwhile"
 
     def __str__(self) -> str:
@@ -432,9 +432,9 @@ class PermissionRefusedError(StoreError):
 
     @property
     def hint(self) -> str:
-        """Which permission is missing."""
+        """The permission that is missing."""
         verb = self.what.partition(" ")[0]
-        return f"the credentials need the permission to {verb} there, or this is for a role that has it to do"
+        return f"the credentials need the permission to {verb} there; otherwise leave this to a role that has it"
 
     def __str__(self) -> str:
         """Name the request, the answer and the permission."""

@@ -52,7 +52,7 @@ def backfill(
         InvalidInputError: An expression fails for some row, or a function returns a different number of rows.
     """
     rows = fragment.physical_rows
-    # One file for the whole fragment, whatever its size: the files of a fragment must agree on the number of rows.
+    # One file holds the whole fragment, whatever its size: the files of a fragment must agree on the number of rows.
     computed = _computed(dataset, fragment.id, reads, compute, schema=target.schema)
     files = write_files(replace(target, max_rows=rows), _filled(computed, rows))
     if [rows] != [file.rows for file in files]:
@@ -79,7 +79,7 @@ def _live_rows(dataset: "lance.LanceDataset", fragment_id: int, reads: Reads) ->
     pairs = reads.items() if isinstance(reads, Mapping) else ((name, name) for name in reads)
     shown = ", ".join(f"{name} as {expression!r}" for name, expression in pairs)
     with reading_errors(f"compute {shown}", dataset.uri):
-        # In order: a data file holds the values of a fragment by row offset.
+        # Rows are read in order: a data file holds the values of a fragment by row offset.
         scanner = dataset.scanner(
             columns=_columns(reads), fragments=[fragment], scan_in_order=True, with_row_address=True
         )

@@ -107,7 +107,7 @@ def _is_list(arrow: pa.DataType) -> bool:
 
 
 def _whole(values: "pa.Array[Any]") -> "pa.Array[Any]":
-    """Return an array that is no slice of a longer one, where pylance needs that.
+    """Return an array that is not a slice of a longer one, where pylance needs that.
 
     pylance 14 dies on a slice of a struct that holds structs.
     """
@@ -139,7 +139,7 @@ def _check_text(values: "pa.Array[Any]", name: str) -> None:
     if all(map(_is_utf8, _texts(values))):
         return
     first, last = 0, len(values)
-    # Rows `first` to before `last` have one, and no row before does.
+    # The rows from `first` up to `last` have such a string, and no row before `first` does.
     while last - first > 1:
         middle = (first + last) // 2
         if all(map(_is_utf8, _texts(values.slice(first, middle - first)))):
@@ -148,11 +148,11 @@ def _check_text(values: "pa.Array[Any]", name: str) -> None:
             last = middle
     wrong = next(text for text in _texts(values.slice(first, 1)) if not _is_utf8(text))
     found = reprlib.repr(_as_binary(wrong)[0].as_py() if len(wrong) == 1 else _as_binary(wrong).to_pylist())
-    # All rows share one dictionary, so none of them is the wrong one.
+    # All rows share one dictionary, so the error names no single row.
     where = "its dictionary" if pa.types.is_dictionary(values.type) else f"row {first} of a batch"
     raise SchemaMismatchError(
-        f"column {name!r} has a string that is not UTF-8, in {where}: {found}; decode it by the encoding "
-        "that it has, or give it to a column of type binary"
+        f"column {name!r} has a string that is not UTF-8, in {where}: {found}; decode it with the "
+        "encoding that it has, or write it to a column of type binary"
     )
 
 
@@ -178,7 +178,7 @@ def _parts(values: Any) -> "Sequence[pa.Array[Any]]":  # noqa: ANN401  # no stub
     if pa.types.is_map(arrow):
         first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
         return [part.slice(first, last - first) for part in (values.keys, values.items)]
-    # Not those of numbers: vectors are the usual lists, and flattening one may copy it.
+    # Lists of numbers are skipped: vectors are the usual lists, and flattening one may copy it.
     return [values.flatten()] if _is_list(arrow) and not pa.types.is_primitive(arrow.value_type) else []
 
 
@@ -192,7 +192,7 @@ def _is_utf8(texts: Any) -> bool:  # noqa: ANN401  # an array of strings
         if np.frombuffer(data, np.int8)[ends[0] : ends[1]].min(initial=0) >= 0:
             return True
     try:
-        # A conversion from binary is the one that looks at the bytes.
+        # Only a conversion from binary validates the bytes.
         _as_binary(texts).cast(texts.type)
     except pa.ArrowInvalid:
         return False

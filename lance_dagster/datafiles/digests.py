@@ -1,4 +1,4 @@
-"""Digests of data files: what their bytes were when they were written, so that a later change is noticed.
+"""Digests of data files: they record the bytes as they were written, so that a later change is noticed.
 
 Lance data files hold no checksums, so a flipped bit in a page may read as another value. A digest is the SHA-256 of a
 whole data file, in the name of an empty object beside it: `data/<name>.lance.<digest>.sha256`. A name is there or not,
@@ -17,7 +17,7 @@ from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import layout
 from lance_dagster.store import Store, open_store, records_digests
 
-# One request each on object storage, and the memory that one file takes.
+# The size of one request on object storage, and the memory that one file takes.
 _PORTION = 16 << 20
 # Names of files have at most 255 bytes on most disks, and a digest takes 72 of them.
 _LONGEST_NAME = 255 - 72
@@ -68,7 +68,7 @@ def record_digest(store: Store, key: str, size: int = 0) -> bool:
         return False
     if size not in (0, found[1]):
         raise CorruptFileError(f"{store.uri}/{key}", f"its size is not {size} bytes, as its writer said")
-    # Not synced: a power cut that takes the digest leaves a file without one, as if it had not been recorded.
+    # The digest is not synced: a power cut that takes it leaves a file without one, as if it had not been recorded.
     store.put(layout.digest_file(key, found[0]), b"", durable=False)
     return True
 

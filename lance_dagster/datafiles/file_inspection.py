@@ -33,7 +33,7 @@ _LEAST_SECONDS, _BYTES_A_SECOND = 600, 1_000_000
 _LEAST_MEMORY, _BYTES_FOR_A_BYTE = 4 << 30, 16
 _IDLE_SECONDS = 30
 _idle: list["_Subprocess"] = []
-"""Those that wait for the next inspection, of any thread: taking one from a list is atomic."""
+"""The subprocesses that wait for the next inspection, by any thread: taking one from a list is atomic."""
 # The pipes of an idle subprocess must have one user.
 os.register_at_fork(after_in_child=_idle.clear)
 
@@ -72,13 +72,13 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
         """
-        # Sent over standard input: other users can see the arguments of a process, and options contain secrets.
+        # It is sent over standard input: other users can see the arguments of a process, and options contain secrets.
         request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "size": size}
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             process, self._process = self._process, None
-            how = "which did not start" if process is None else process.end()
-            raise CorruptFileError(uri, f"reading it ends the process that tries, {how}")
+            how = "did not start" if process is None else process.end()
+            raise CorruptFileError(uri, f"the process that reads it {how}")
         found = json.loads(answer)
         if "damage" in found:
             self._met_damage = True
@@ -86,7 +86,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         return DataFileShape(**found)
 
     def _send(self, request: str, seconds: int) -> bytes:
-        # Started again after a crash: one damaged file must not end the inspection of the others.
+        # The subprocess is started again after a crash: one damaged file must not end the inspection of the others.
         if self._process is None:
             # pylance takes credentials from the environment, so a process with an older one is not used again.
             environment = program_environment()
@@ -94,7 +94,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
                 self._process = _idle.pop()
                 fits = self._process.environment == environment
                 answer = self._process.ask(request, seconds) if fits else b""
-                # One that ended may have done so before it got the request, so the file is tried with a new one too.
+                # A subprocess may have ended before it got the request, so the file is tried with a new one too.
                 if answer or (fits and self._process.process.poll() is None):
                     return answer
                 self._process.end()
@@ -148,12 +148,12 @@ class _Subprocess:
             # It only reads, so nothing is lost. Ending by itself takes it a sixth of a second.
             process.kill()
             process.wait()
-            return "or takes longer than it can"
-        return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            return "takes too long"
+        return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _drop_ended() -> None:
-    """Collect those that ended by themselves: nobody else waits for them, so they would stay zombies."""
+    """Reap the subprocesses that ended by themselves: nobody else waits for them, so they would stay zombies."""
     for waiting in [one for one in _idle if one.process.poll() is not None]:
         # Another thread may have taken it meanwhile.
         with suppress(ValueError):
@@ -169,7 +169,7 @@ def _end_idle() -> None:
 
 def program_environment() -> dict[str, str]:
     """Return the environment of a subprocess that finds this package where this process found it."""
-    # An import ignores what is no string, such as a `Path`.
+    # An import ignores entries that are not strings, such as a `Path`.
     given: list[object] = [*sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in given if isinstance(path, str) and path)}
 
@@ -179,7 +179,7 @@ def serve_inspections() -> None:
 
     Ends when standard input does, or after a time without a request.
     """
-    # The parent waits for each answer, so what is buffered never holds a second request.
+    # The parent waits for each answer, so the buffer never holds a second request.
     while select.select([sys.stdin], [], [], _IDLE_SECONDS)[0] and (line := sys.stdin.readline()):
         request = json.loads(line)
         limit_memory(request.pop("size"))

@@ -1,4 +1,4 @@
-"""Check data files before a version names them or pylance opens them: they are there, and as their writer said.
+"""Check that data files exist as their writer described them, before a version names them or pylance opens them.
 
 One request for each file reads its end, which holds the footer, the number of rows and, in most files, the metadata of
 all columns. The same request tells the size: one more byte is asked for than the file should have.

@@ -43,7 +43,7 @@ _FAILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedScan:
-    """What to read: one version of a table, and the columns and rows of it.
+    """The request for a read: one version of a table, and the columns and rows of it.
 
     Its repr omits the storage options, which hold secrets. `size` is that of the data files in bytes.
     """
@@ -87,7 +87,8 @@ def _answers(wanted: IsolatedScan) -> Iterator[Any]:
         if process.stdin is None or answers is None:
             raise StoreError("cannot start a process to read in")
         try:
-            # Over standard input: other users can see the arguments of a process, and options contain secrets.
+            # The request is sent over standard input: other users can see the arguments of a process, and options
+            # contain secrets.
             with suppress(BrokenPipeError), process.stdin as requests:
                 requests.write(json.dumps(asdict(wanted)).encode())
             whole = False
@@ -100,7 +101,7 @@ def _answers(wanted: IsolatedScan) -> Iterator[Any]:
             if code or not whole:
                 raise _error(wanted.uri, code, errors)
         finally:
-            # Given up by the caller, or over.
+            # The caller gave the stream up, or it is over.
             process.kill()
             process.wait()
             answers.close()
@@ -114,7 +115,8 @@ def _error(uri: str, code: int, errors: IO[bytes]) -> LanceDagsterError:
         kind, arguments = json.loads(last.removeprefix(_REPORT))
         return _REPORTED[kind](*arguments)
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    return CorruptFileError(uri, f"reading it ended the process that read, {how}; `verify(deep=True)` names the file")
+    said = f"reading it ended the process that read it, {how}; `verify(deep=True)` names the file"
+    return CorruptFileError(uri, said)
 
 
 def serve_rows() -> None:
@@ -138,5 +140,5 @@ def serve_rows() -> None:
             arguments = error.args if kind == type(error).__name__ else [str(error)]
             sys.stderr.write(f"{_REPORT}{json.dumps([kind, list(arguments)])}\n")
             sys.stderr.flush()
-            # Without the clean-up of the interpreter, which would write the rest of a stream that is not whole.
+            # This skips the clean-up of the interpreter, which would write the rest of a stream that is not whole.
             os._exit(_FAILED)

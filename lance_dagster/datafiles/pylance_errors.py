@@ -35,7 +35,7 @@ _DAMAGE = (
     "missing row count",
     "v1 binary row range",
     "size is greater than supported",
-    # The reader of data files says so of what it finds in them; a filter is refused before any file is read.
+    # The reader of data files reports damage with this text; a filter is refused before any file is read.
     "External error: Invalid user input",
     "exceeds length of values",
     "in the protobuf field list",
@@ -43,9 +43,9 @@ _DAMAGE = (
 )
 """Parts of messages that mean a damaged file."""
 _FILTERED = "Error applying filter expression"
-"""Part of the message for a filter that fails on the values, such as a cast of a string that is no number."""
+"""Part of the message for a filter that fails on the values, such as a cast of a string that is not a number."""
 _BEYOND_THE_END = "Invalid range"
-"""Part of the message for a request beyond the end of a file, as a damaged page leads to."""
+"""Part of the message for a request beyond the end of a file, to which a damaged page leads."""
 _UNFINISHED = (
     "PageLayout encoding",
     "u32 chunk grammar",
@@ -67,7 +67,7 @@ def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]
     """Translate errors of pylance during a query; the default is `InvalidInputError`.
 
     A failed storage becomes `StoreError`, a damaged file `CorruptFileError`, content that pylance does not support
-    `UnsupportedFeatureError`; these messages name `where`. A filter that is no string is refused before the query.
+    `UnsupportedFeatureError`; these messages name `where`. A filter that is not a string is refused before the query.
     """
     if filter is not None:
         check_string("the filter", filter)

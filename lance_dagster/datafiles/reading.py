@@ -45,7 +45,7 @@ def scan(
 
 
 def _stream(dataset: "lance.LanceDataset", columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
-    # Validated first: pylance accepts a string as a list of one-letter columns.
+    # The columns are validated first: pylance accepts a string as a list of one-letter columns.
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
         _check_columns(dataset, wanted or [])
@@ -105,14 +105,14 @@ def matching_offsets(
     Raises:
         InvalidInputError: The predicate is invalid, or names a column that does not exist.
     """
-    # None would match every row.
+    # A predicate of None would match every row.
     check_string("the predicate", predicate)
     found: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri):
         parts = None
         if fragment_ids is not None:
             parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
-        # No columns: pylance reads only those that the predicate names.
+        # No columns are requested, so pylance reads only those that the predicate names.
         scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
             # A row address is the fragment id in the upper 32 bits and the row offset in the lower 32 bits.

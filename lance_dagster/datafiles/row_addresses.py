@@ -52,7 +52,7 @@ class AddressedRows:
 def group_by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
     """Group addresses by fragment: yield each fragment id and the positions of its rows in `addresses`, in order."""
     fragments = addresses >> np.uint64(_OFFSET_BITS)
-    # Stable, so that the rows of a fragment keep the order in which they were given.
+    # The sort is stable, so that the rows of a fragment keep the order in which they were given.
     order = np.argsort(fragments, kind="stable")
     ordered = fragments[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else np.empty(0, np.int64)
@@ -225,7 +225,7 @@ def take_rows(
     order = np.argsort(found.addresses)
     ordered = found.addresses[order]
     if not np.array_equal(ordered, np.sort(addresses)):
-        raise CorruptFileError(dataset.uri, f"other rows are read than the {len(addresses)} that were found before")
+        raise CorruptFileError(dataset.uri, f"the rows read are not the {len(addresses)} rows found before")
     return found.rows.take(order[np.searchsorted(ordered, addresses)])
 
 

@@ -1,4 +1,4 @@
-"""Count the rows of a write while they are written, and hold them to the rows that the write may have.
+"""Count the rows of a write while they are written, and check that the write may have them.
 
 The writer of the rows calls a `RowTally` for each batch, so there is no second pass over the data. With Spark each
 executor has a tally of its own, which is sent back as text and added to the tally of the driver.
@@ -37,7 +37,7 @@ class RowFilter:
         """Return the rows that the filter is true for; for nulls it is not."""
         if self.expression is not None:
             return rows.filter(self.expression)
-        # Only with rows: an evaluation costs about two milliseconds.
+        # Without rows nothing is evaluated: an evaluation costs about two milliseconds.
         if not rows.num_rows:
             return rows
         return rows.filter(pa.array(evaluate_predicate(self.predicate, rows.select(self.columns))))
@@ -101,7 +101,7 @@ class RowTally:
                 yield batch
 
     def counts(self) -> dict[str, int]:
-        """Return the number of rows of each group, also of the groups without rows."""
+        """Return the number of rows of each group, groups without rows included."""
         self._assign()
         groups = self.scope.groups if self.scope else {}
         return {name: self._groups.get(name, 0) for name in groups}

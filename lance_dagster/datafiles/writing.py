@@ -32,7 +32,7 @@ FILE_VERSION = "2.2"
 """The data file version of the tables that this package creates."""
 SMALL_FILE_BYTES = 1024 * 1024
 """Up to this size, a file may be left to the commit that names it, which syncs it at the same time as its manifest."""
-# Versions that LanceFileWriter writes; the legacy format it does not.
+# The versions that LanceFileWriter writes; it does not write the legacy format.
 _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
 # pylance buffers 8 MiB for each column, which takes gigabytes for a thousand columns.
@@ -257,7 +257,7 @@ def write_blob_files(
 
 def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
     sync_path(f"{data_uri}/{name}", options)
-    # Blob files lie in a folder beside the data file, called like it without the ending.
+    # Blob files lie in a folder beside the data file, with the name of that file without its suffix.
     beside = Path(data_uri) / Path(name).stem
     if "://" not in data_uri and beside.is_dir():
         for path in (*beside.iterdir(), beside, Path(data_uri)):

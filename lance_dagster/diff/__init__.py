@@ -1,1 +1,1 @@
-"""What differs between two versions: settings, schema, indices, fragments and rows."""
+"""The differences between two versions: settings, schema, indices, fragments and rows."""

@@ -127,7 +127,7 @@ class VersionedRows:
         ordered = addresses[order]
         names = [self.name(column) for column in columns]
         read = 0
-        # Read in storage order and put back into the order that was asked for.
+        # Rows are read in storage order and put back into the order that was asked for.
         for part, where in self._parts_of(offsets_by_fragment(ordered), names):
             together = [part.column(name).combine_chunks() for name in names]
             values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
@@ -138,7 +138,7 @@ class VersionedRows:
         # pylance skips rows that it considers deleted. Without this check their digests would be whatever the memory
         # held.
         if read != len(addresses):
-            raise CorruptFileError(self.dataset.uri, f"{read} rows are read of the {len(addresses)} that should be")
+            raise CorruptFileError(self.dataset.uri, f"only {read} of {len(addresses)} rows could be read")
         return found, null
 
     def batches(self, rows: RowOffsets, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -175,7 +175,7 @@ class VersionedRows:
 
 def addresses_of(rows: RowOffsets) -> Addresses:
     """Return the addresses of rows, ascending: one element for each row."""
-    # Ascending, so that values are read in storage order and results come in the order of the table.
+    # Addresses ascend, so that values are read in storage order and results come in the order of the table.
     parts = [elements(offsets) + np.uint64(number << _OFFSET_BITS) for number, offsets in sorted(rows.items())]
     addresses: Addresses = np.concatenate([NO_ADDRESSES, *parts])
     return addresses
@@ -228,7 +228,7 @@ class RowDifferences:
 
 @dataclass(slots=True)
 class _Candidates:
-    """Rows that only one version has as far as fragments tell, and pairs of rows of which some columns may differ."""
+    """Rows that only one version has, judged by fragments alone, and pairs of rows of which some columns may differ."""
 
     olds: list[tuple[int, BitMap]] = field(default_factory=list)
     news: list[tuple[int, BitMap]] = field(default_factory=list)
@@ -244,7 +244,7 @@ class _Pairs:
     def parts(self, step: int) -> Iterator[tuple[Addresses, Addresses]]:
         """Yield the older and the newer addresses of at most `step` pairs at a time."""
         runs = self.addresses
-        # Two maps from the number of a pair to its address. A run is cut where a portion ends, never expanded whole.
+        # These map the number of a pair to its addresses. A run is cut where a portion ends, never expanded whole.
         olds, news = runs.packed_positions(), RowRuns(runs.at, runs.count, runs.at).packed_positions()
         for start in range(0, runs.rows, step):
             yield olds.sliced(start, step).values(), news.sliced(start, step).values()
@@ -285,7 +285,7 @@ class RowComparison:
         changed = [part for pair in pairs for part in self._changed(*pair)]
         changed_before = np.concatenate([NO_ADDRESSES, *(one for one, _ in changed)])
         changed_after = np.concatenate([NO_ADDRESSES, *(other for _, other in changed)])
-        # In the order of the newer version, in which `added` rows are too.
+        # Changed rows are put in the order of the newer version, in which `added` rows are too.
         order = np.argsort(changed_after)
         return RowDifferences(
             removed=found.removed,
@@ -312,12 +312,12 @@ class RowComparison:
 
     def _compare_in_place(self, found: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]) -> None:
         was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
-        # Deleted since: removed, or moved to another fragment by an update.
+        # Rows deleted since were removed, or moved to another fragment by an update.
         found.olds.append((pair.before.id, is_now - was))
-        # Live again: a restore or a revert undeleted the row.
+        # Rows that are live again were undeleted by a restore or a revert.
         found.news.append((pair.after.id, was - is_now))
         if differing:
-            # At the same offsets in both, and live in both.
+            # These rows are at the same offsets in both versions, and live in both.
             rows = RowRuns.itself(self.before.live(pair.before) - is_now)
             both = rows.moved(at=pair.after.id << _OFFSET_BITS, first=pair.before.id << _OFFSET_BITS)
             found.in_place.append((_Pairs(both), differing))
@@ -336,7 +336,7 @@ class RowComparison:
                 return _of_pairs(one, other, self._paired_by_key(one, other, keys))
             case ByValues():
                 if not (self.columns and olds and news):
-                    # Without a common column no two rows can be equal; nor is a row of one side alone read for nothing.
+                    # Without a common column no two rows can be equal, and rows of one side alone need not be read.
                     return _Identified(removed=olds, added=news, pairs=_Pairs(RowRuns.of(())))
                 one, other = self.before.addresses(olds), self.after.addresses(news)
                 return _of_pairs(one, other, self._paired_by_values(one, other))
@@ -358,7 +358,7 @@ class RowComparison:
         return paired_by_values(self.before.digests(olds, self.columns)[0], self.after.digests(news, self.columns)[0])
 
     def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> RowPairs:
-        """Pair rows of equal keys; those with a null in the key by values, so that a move alone is no change."""
+        """Pair rows of equal keys; those with a null in the key by values, so that a mere move is not a change."""
         old_keys, old_null = keys_of(self.before, olds, keys)
         new_keys, new_null = keys_of(self.after, news, keys)
         paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
@@ -376,7 +376,7 @@ class RowComparison:
 
     def _changed(self, pairs: _Pairs, columns: tuple[ComparedColumn, ...]) -> Iterator[tuple[Addresses, Addresses]]:
         """Yield the older and the newer addresses of the rows that differ in some columns."""
-        # Bounded portions: the digests of all pairs of a large table would not fit into memory.
+        # Pairs are compared in bounded portions: the digests of all pairs of a large table would not fit into memory.
         for olds, news in pairs.parts(_PAIRS_AT_ONCE) if columns else ():
             one, other = self.before.digests(olds, columns)[0], self.after.digests(news, columns)[0]
             chosen = np.any(one != other, axis=1)
@@ -392,7 +392,7 @@ def _without(rows: RowOffsets, addresses: RowRuns) -> RowOffsets:
 
 
 def _of_pairs(olds: Addresses, news: Addresses, paired: RowPairs) -> _Identified:
-    """Return what pairs of positions in addresses say about the rows."""
+    """Return the rows as identified by pairs of positions in their addresses."""
     one, other = olds[paired.before], news[paired.after]
     count = np.ones(len(other), np.uint64)
     order = np.argsort(other)
@@ -493,7 +493,7 @@ class ChangedRows:
             news = self._after.take(changes.changed_after[part], self._names[1])
             both = pa.concat_tables([_as_stream(olds, shown, after=False), _as_stream(news, shown, after=True)])
             count = olds.num_rows
-            # Interleaved: preimage and postimage of each row follow one another.
+            # The rows are interleaved: preimage and postimage of each row follow one another.
             yield both.take(np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
         for rows in self._after.batches(changes.added, self._names[1]):
             yield _as_stream(rows, shown, after=True), [INSERT]

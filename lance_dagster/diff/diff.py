@@ -67,7 +67,7 @@ class Diff:
 
     With `base_of`, `before` is the merge base of that version and `after`. Rows are identified by the columns in `on`
     if there are some, else by stable row ids, else by their values. The values of columns in `not_compared` have
-    nothing in common and are ignored. A column that only one version has makes no row a changed one.
+    nothing in common and are ignored. A column that only one version has does not make a row count as changed.
 
     A pickled copy holds no storage options; it reads rows with the credentials of its own environment.
     """
@@ -145,9 +145,9 @@ class Diff:
         Raises:
             InvalidInputError: The kind or a column does not exist, or two rows have the same key.
         """
-        # Checked before any row is read, so that a typo is found at once.
+        # The kind is checked before any row is read, so that a typo is found at once.
         if kind is not None and kind not in _KINDS:
-            raise InvalidInputError(f"{kind!r} is no kind of row; choose one of {', '.join(_KINDS)}")
+            raise InvalidInputError(f"{kind!r} is not a kind of row; choose one of {', '.join(_KINDS)}")
         rows = self._differing()
         found = rows.changes(columns)
         return rows.streams(columns).feed(found if kind is None else _only(found, kind))
@@ -199,11 +199,11 @@ class Diff:
     def _differing(self) -> "DifferingRows":
         if self._rows is not None:
             return self._rows
-        # An unpickled copy: the versions are named, so the same two are found again whatever was committed since.
+        # An unpickled copy names the versions, so the same two are found again whatever was committed since.
         context = open_context(self.uri, None)
         before, after = (context.versions.load(*_parse_version(version)) for version in (self.before, self.after))
         rows = DifferingRows(context, before, after, self.on)
-        # Frozen for callers: the cache changes no value of this object.
+        # The object is frozen for callers: the cache changes none of its values.
         object.__setattr__(self, "_rows", rows)
         return rows
 

@@ -9,8 +9,8 @@ own, and older programs reused ids after an overwrite. A fragment whose files we
 Fragments that both manifests store in the same bytes are matched without decoding them.
 
 **Indices** are compared by name. Lance stores an index again under another uuid where a compaction moved the rows it
-covers; its version and creation time stay, and then it is the same index. Which rows it covers is no difference: that
-follows from the changes of rows, and `indices` tells it.
+covers; its version and creation time stay, and then it is the same index. Which rows it covers is not a difference:
+that follows from the changes of rows, and `indices` reports it.
 
 **Settings** are compared key by key. Records that merges keep in the table metadata are not settings.
 """
@@ -31,7 +31,7 @@ from lance_dagster.transactions.index_updates import index_type, indices_of
 CONFIG, TABLE_METADATA, SCHEMA_METADATA = "config", "table_metadata", "schema_metadata"
 FIELD_METADATA = "field_metadata"
 ChangeKind = Literal["added", "removed", "changed"]
-"""What happened to a row or a fragment between two versions."""
+"""The change of a row or a fragment between two versions."""
 IndexChangeKind = Literal["added", "removed", "replaced", "extended"]
 ADDED: Literal["added"] = "added"
 REMOVED: Literal["removed"] = "removed"
@@ -71,11 +71,11 @@ def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -
         before: The older version.
         after: The newer one.
         matched: The id of each field in the newer version by its id in the older one. Metadata of a field that only
-            one version has is no change.
+            one version has is not a change.
     """
     return (
         *_compared(CONFIG, before.config, after.config),
-        # Records of merges change with every merge and are no settings of the user.
+        # Records of merges change with every merge and are not settings of the user.
         *_compared(
             TABLE_METADATA, without_merge_records(before.table_metadata), without_merge_records(after.table_metadata)
         ),
@@ -167,7 +167,7 @@ def _by_name(manifest: Manifest) -> Mapping[str, Sequence[IndexMetadata]]:
 def _change(
     name: str, segments: tuple[Sequence[IndexMetadata], Sequence[IndexMetadata]], fields: tuple[Fields, Fields]
 ) -> IndexChange | None:
-    # Multisets, since several segments may be built at the same version and time.
+    # Multisets are compared, since several segments may be built at the same version and time.
     old, new = (Counter(map(_built, part)) for part in segments)
     if old == new:
         return None
@@ -178,7 +178,7 @@ def _change(
 
 
 def _built(index: IndexMetadata) -> tuple[object, ...]:
-    """Return what identifies a segment after a compaction stored it again under another uuid."""
+    """Return the values that identify a segment after a compaction stored it again under another uuid."""
     # An older program did not record the time; then only the uuid identifies the segment.
     if index.created_at is None:
         return (index.uuid,)
@@ -192,7 +192,7 @@ def _shape(segments: Sequence[IndexMetadata], fields: Fields) -> IndexShape:
 
 
 _SAMPLED_FRAGMENTS = 100
-"""How many unchanged fragments are read to match fields; all of them say the same."""
+"""The number of unchanged fragments that are read to match fields; all of them prove the same matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,7 @@ class FragmentMatch:
 def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
     """Match the fragments of two versions by their data files."""
     olds, news = before.fragments, after.fragments
-    # Compared as they are stored: a table of a million fragments is compared without decoding most of them.
+    # Fragments are compared as they are stored: a million of them are compared without decoding most.
     same = set(olds.items).intersection(news.items)
     left = [olds[place] for place, item in enumerate(olds.items) if item not in same]
     right = [news[place] for place, item in enumerate(news.items) if item not in same]
@@ -429,7 +429,7 @@ class Comparison:
         Raises:
             InvalidInputError: Neither version has one of the columns.
         """
-        # Newer names first: a name that both versions use for different columns means the newer one.
+        # Newer names come first: a name that both versions use for different columns means the newer one.
         names = {field.name: field.name for field in self.after.below(None)}
         for field in self.before.below(None):
             became = self.matched.get(field.id)

@@ -37,7 +37,7 @@ _BLOBS = ("lance-encoding:blob", "lance.blob.v2")
 
 @dataclass(frozen=True, slots=True)
 class ComparisonShape:
-    """How to compare the values of a column whose type differs between the versions.
+    """The way to compare the values of a column whose type differs between the versions.
 
     Attributes:
         parts: The child fields that both versions have: position in the older type, in the newer type, and how to
@@ -51,7 +51,7 @@ class ComparisonShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedColumn:
-    """A column of both versions: its names, its older field ids, and how to compare it; `shape` None: as it is."""
+    """A column of both versions: its names, its older field ids, and how to compare it (None: as it is)."""
 
     before: str
     after: str
@@ -113,7 +113,7 @@ def _shape(
             parts.append((place, places[number], shape))
     if not parts:
         raise NotComparableError
-    # The same children in the same order: the values can be compared as they are.
+    # With the same children in the same order, the values can be compared as they are.
     same = [(place, place, None) for place in range(max(len(olds), len(news)))]
     return None if parts == same else ComparisonShape(tuple(parts))
 
@@ -161,7 +161,7 @@ def nulls(columns: Iterable["pa.Array[Any]"]) -> np.ndarray[tuple[int], np.dtype
 
 
 def _digested(cells: Cells) -> Cells:
-    # Slices of one `bytes` object; a NumPy view for each row would be built only to be hashed.
+    # The rows are slices of one `bytes` object; a NumPy view for each row would be built only to be hashed.
     rows, width = cells.shape
     data = cells.tobytes()
     return _joined(data[row * width : (row + 1) * width] for row in range(rows))
@@ -250,7 +250,7 @@ def _number_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     found = np.frombuffer(buffer, np.uint8, count=rows * width, offset=values.offset * width)
     if (kind := _FLOATS.get(values.type)) is not None:
         numbers = found.view(kind).copy()
-        # One bit pattern for every NaN, so that NaN equals NaN.
+        # Every NaN gets one bit pattern, so that NaN equals NaN.
         numbers[np.isnan(numbers)] = np.nan
         found = numbers.view(np.uint8)
     return np.concatenate([np.full((rows, 1), _VALUE, np.uint8), found.reshape(rows, width)], axis=1)
@@ -273,7 +273,7 @@ def _text_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     data = np.frombuffer(buffer, np.uint8)
     steps = np.arange(_DIGEST)
     inside = (steps < lengths[:, None]) & short[:, None]
-    # Clipped at the end of the buffer: the places beyond a value are replaced by 0 anyway.
+    # Positions are clipped at the end of the buffer: the places beyond a value are replaced by 0 anyway.
     cells[:, 1:] = np.where(inside, data[np.minimum(offsets[:-1, None] + steps, len(data) - 1)], 0)
     view = memoryview(buffer)
     ends = zip(offsets[:-1][~short].tolist(), offsets[1:][~short].tolist(), strict=True)
@@ -300,7 +300,8 @@ def _cast(values: Any, wanted: pa.DataType) -> tuple[Any, np.ndarray[tuple[int],
     except pa.ArrowInvalid:
         failed = np.zeros(len(values), np.bool_)
     found: list[Any] = []
-    # One by one, since Arrow does not say which value failed. This happens only where some value does not fit.
+    # Values are cast one by one, since Arrow does not say which value failed. This is needed only where one does not
+    # fit.
     for row in range(len(values)):
         try:
             found.append(values.slice(row, 1).cast(wanted))
@@ -325,14 +326,14 @@ class RowPairs:
 
 
 def paired_by_ids(before: Mapping[int, RowRuns], after: Mapping[int, RowRuns]) -> RowRuns:
-    """Pair rows by their ids; costs runs of ids, however many rows these are.
+    """Pair rows by their ids; the cost depends on the runs of ids, and not on the number of rows.
 
     Args:
         before: Row ids of the older version by fragment and offset, translated to ids of the newer one.
         after: Row ids of the newer version by fragment and offset.
 
     Returns:
-        The addresses of rows of both versions: those in the newer version to those in the older one.
+        A map from the addresses in the newer version to those in the older one, for rows that both have.
     """
     addresses = [ids.moved(at=number << _OFFSET_BITS) for number, ids in sorted(before.items())]
     by_id = RowRuns.concatenated(addresses).inverse()
@@ -345,7 +346,7 @@ def paired_by_values(before: Digests, after: Digests) -> RowPairs:
     count = len(before)
     together = np.concatenate([before, after])
     numbers = _numbered(together)
-    # Large enough that number and rank never run into each other.
+    # The span is large enough that number and rank never run into each other.
     span = len(together) + 1
     # Ranks make duplicates distinct: three equal rows before and two after are two pairs and one removed row.
     olds, news = _ranked(numbers[:count], span), _ranked(numbers[count:], span)
@@ -362,7 +363,7 @@ def first_duplicate(digests: Digests) -> int | None:
 
 
 def _paired(olds: RowPositions, news: RowPositions, before: int, after: int) -> RowPairs:
-    # In the order of the newer version, as the rows are shown.
+    # Pairs are put in the order of the newer version, in which the rows are shown.
     order = np.argsort(news, kind="stable")
     return RowPairs(
         olds[order],

@@ -1,1 +1,1 @@
-"""What the bytes of a Lance table mean. Nothing here reads, writes, or looks at a clock."""
+"""The meaning of the bytes of a Lance table. Nothing here reads or writes files, or looks at a clock."""

@@ -35,7 +35,7 @@ def storage_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stub
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """How the format stores an Arrow column.
+    """The form in which the format stores an Arrow column.
 
     `encoding` is the code of its encoding, `metadata` includes the entries that name the extension type, and `storage`
     is the Arrow type whose values are stored.
@@ -48,7 +48,7 @@ class StoredColumn:
 
 
 def stored_column(column: "pa.Field[Any]", metadata: Mapping[str, bytes]) -> StoredColumn:
-    """Return how an Arrow column is stored.
+    """Return the form in which an Arrow column is stored.
 
     Args:
         column: The column.
@@ -148,7 +148,7 @@ _SIMPLE_NAMES = {str(arrow): name for name, arrow in _SIMPLE.items()} | {
     str(pa.string_view()): "string",
     str(pa.binary_view()): "binary",
 }
-# Bounded, so that a corrupt manifest cannot make `int` parse a string of millions of digits.
+# The length is bounded, so that a corrupt manifest cannot make `int` parse a string of millions of digits.
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
 # Readers of data files of version 2.0 and newer ignore these encoding codes; pylance writes them, so we do too.
 _PLAIN, _VARIABLE_WIDTH, _DICTIONARY = 1, 2, 3
@@ -306,7 +306,7 @@ def _vector(*parts: str) -> pa.DataType:
 
 
 def _dictionary(*parts: str) -> pa.DataType:
-    # From the end, for the same reason: the type of the values may contain colons. The last part is `ordered`.
+    # Parts are counted from the end, since the type of the values may contain colons. The last part is `ordered`.
     index: Any = _known(parts[-2])
     value: Any = _known(":".join(parts[:-2]))
     return pa.dictionary(index, value)

@@ -62,7 +62,7 @@ def _around(count: int) -> tuple[bytes, bytes]:
     They are equal in all files with that number. A merge may write a thousand files, and Arrow takes longer to
     assemble one than the disk to write it.
     """
-    # Values that occur nowhere else in the file, because they are searched for in the finished bytes.
+    # These values occur nowhere else in the file, so that they can be searched for in the finished bytes.
     values = [0xA5C3F107 - number for number in range(count)]
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, _SCHEMA) as writer:
@@ -114,7 +114,7 @@ def _from_arrow(data: bytes) -> BitMap:
     if not (data.startswith(_MAGIC) and data.endswith(_MAGIC)):
         raise ValueError("it is not an Arrow file")
     unpacked = _unpacked_size(data)
-    # Before the file is opened: pyarrow allocates whatever a compressed buffer claims to need.
+    # This is checked before the file is opened: pyarrow allocates whatever a compressed buffer claims to need.
     if unpacked > _MOST_PACKED * len(data):
         raise ValueError(f"{len(data)} bytes would unpack to {unpacked}")
     found = BitMap()

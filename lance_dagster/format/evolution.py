@@ -64,7 +64,7 @@ def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
     """
     if not len(columns):
         raise InvalidInputError("no column to add was given")
-    # Checked here although `fields_from_arrow` checks names: it does not see the existing columns.
+    # Names are checked here although `fields_from_arrow` checks them: it does not see the existing columns.
     taken = {field.name for field in fields if field.parent_id < 0}
     for name in columns.names:
         if not name or name in taken or columns.names.count(name) > 1:
@@ -151,7 +151,7 @@ def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) ->
         raise InvalidInputError(f"{path!r} is inside a column; only whole columns can be cast")
     metadata: Mapping[bytes, bytes] = {key.encode(): value for key, value in field.metadata.items()}
     column = pa.field(field.name, arrow, field.nullable, dict(metadata) or None)
-    # New ids: under the old id, values in the old files would be decoded as the new type.
+    # The fields get new ids: under the old id, values in the old files would be decoded as the new type.
     made = renumber_fields(fields_from_arrow(pa.schema([column])), first_id)
     old = {other.id for other in subtree(fields, field)}
     position = next(position for position, other in enumerate(fields) if other.id == field.id)

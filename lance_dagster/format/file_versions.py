@@ -32,7 +32,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
     version = parse_file_version(file_version)
-    # One problem for each field. The check of types comes before those that depend on the file version.
+    # One problem is reported for each field. The check of types comes before those that depend on the file version.
     for field in fields:
         problem = (
             _vector_problem(field)
@@ -62,7 +62,7 @@ def _vector_problem(field: Field) -> str | None:
         return "Lance writes fixed-size lists of structs and cannot read them beside other columns; use a list"
     if not field.logical_type.startswith(_VECTOR):
         return None
-    # Any part, because a dictionary type has the type of its values further behind.
+    # Every part is checked, because a dictionary type has the type of its values further behind.
     inner = [part for part in field.logical_type.split(":") if part in _NOT_IN_VECTORS]
     return f"Lance cannot store fixed-size lists of {inner[0]}; use a list" if inner else None
 

@@ -104,7 +104,7 @@ def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
     # Detached versions (`d...manifest`) have the same length; they start with a letter, which sorts after digits. To
     # sort a listing, which is sorted, takes less time than to look for the two smallest.
     newest = sorted([name for name in names if len(name) == _MANIFEST_NAME_LENGTH])[:2]
-    # No V2 name: the table is old, or the folder is empty.
+    # There is no V2 name: the table is old, or the folder is empty.
     if not newest:
         return others
     return [*newest, *others] if parse_manifest_name(newest[-1]) is not None else names

@@ -70,7 +70,7 @@ class DataFile:
     """
 
     path: str
-    # Pairs by position. Ids of dropped columns stay here, since their values stay in the file.
+    # Fields and columns are paired by position. Ids of dropped columns stay, since their values stay in the file.
     fields: tuple[int, ...]
     column_indices: tuple[int, ...]
     major: int
@@ -132,7 +132,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class FragmentsSummary:
-    """What is known of many fragments without decoding each: ids in order, live rows, whether any has deletions.
+    """The facts about many fragments that need no decoding of each: ids in order, live rows, whether any has deletions.
 
     Unless `has_row_counts`, some fragment does not record its number of rows, and `rows` is meaningless.
     """
@@ -310,7 +310,7 @@ class Fragments(Sequence[Fragment]):
         items = list(self.items)
         for number, item in replaced.items():
             items[positions[number]] = item
-        # Positions, because updates keep them; only then are the removed items left out.
+        # Positions are used, because updates keep them; the removed items are left out afterwards.
         gone = {positions[number] for number in removed}
         kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
         return Fragments(kept, decoder)
@@ -341,10 +341,10 @@ class Fragments(Sequence[Fragment]):
 
     @property
     def summary(self) -> FragmentsSummary:
-        """What is known of the fragments without decoding each."""
+        """The facts about the fragments that need no decoding of each."""
         if self._outline is None:
             encoded = [item for item in self.items if isinstance(item, bytes)]
-            # Usual case: all fragments come from one manifest, and the decoder scans their bytes for a few fields.
+            # Usually all fragments come from one manifest, and the decoder scans their bytes for a few fields.
             if encoded and self.decoder is not None and len(encoded) == len(self.items):
                 self._outline = self.decoder.outline(encoded)
             else:
@@ -443,7 +443,7 @@ class Manifest:
     table_metadata: Mapping[str, str] = field(default_factory=dict)
     base_paths: tuple[BasePath, ...] = ()
     branch: str | None = None
-    # None is no section; bytes of length 0 are a section without indices.
+    # None means that there is no section; bytes of length 0 are a section without indices.
     index_section: bytes | None = None
     max_allocated_field_id: int | None = None
     version_aux_data: int = 0

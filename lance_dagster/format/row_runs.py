@@ -20,7 +20,7 @@ U64Array = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 _ONE = np.uint64(1)
 _LARGEST = 2**64 - 1
-"""No position and no row id: the next row id has to fit into 64 bits too."""
+"""A number that is neither a position nor a row id: the next row id has to fit into 64 bits too."""
 _NONE: U64Array = np.empty(0, np.uint64)
 _LONG_RANGE = 2**16
 _FEW_RANGES = 8
@@ -48,7 +48,7 @@ class RowRuns:
 
     @classmethod
     def one(cls, at: int, count: int, first: int) -> "RowRuns":
-        """Make a single run, which has at least one row: without the detour over a table of them."""
+        """Make a single run of at least one row, without the detour over a table of runs."""
         return cls(np.array([at], np.uint64), np.array([count], np.uint64), np.array([first], np.uint64))
 
     @classmethod
@@ -75,14 +75,14 @@ class RowRuns:
 
     @classmethod
     def concatenated(cls, parts: Sequence["RowRuns"]) -> "RowRuns":
-        """Put maps side by side whose positions do not overlap, given in the order of their positions."""
+        """Concatenate maps whose positions do not overlap, given in the order of their positions."""
         if not parts:
             return cls(_NONE, _NONE, _NONE)
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "count", "first")))
 
     @classmethod
     def united(cls, parts: Sequence["RowRuns"]) -> "RowRuns":
-        """Put maps together whose positions do not overlap, given in any order."""
+        """Unite maps whose positions do not overlap, given in any order."""
         together = cls.concatenated(parts)
         order = np.argsort(together.at, kind="stable")
         return cls(together.at[order], together.count[order], together.first[order])
@@ -96,8 +96,8 @@ class RowRuns:
         # Runs may overlap or lie inside one another, so a run ends where the largest last number so far ends.
         order = np.argsort(together.first, kind="stable")
         first, last = together.first[order], np.maximum.accumulate(together.lasts[order])
-        # Compared with the last number, not with the next one, which wraps around to 0 after the largest. So adjacent
-        # runs stay apart, which is the same set.
+        # First numbers are compared with the last number so far, not with the one after it, which wraps around to 0
+        # after the largest. So adjacent runs stay apart, which is the same set.
         starts = np.flatnonzero(np.r_[True, first[1:] > last[:-1]])
         first, last = first[starts], last[np.r_[starts[1:] - 1, len(last) - 1]]
         return cls(first, last - first + _ONE, first)
@@ -127,7 +127,7 @@ class RowRuns:
 
     @property
     def rows(self) -> int:
-        """How many positions have a number."""
+        """The number of positions that have a number."""
         return int(self.count.sum(dtype=np.uint64))
 
     @property
@@ -172,7 +172,7 @@ class RowRuns:
         return values
 
     def merged(self) -> "RowRuns":
-        """Return the same map in as few runs as there can be."""
+        """Return the same map in as few runs as possible."""
         if len(self) < 2:  # noqa: PLR2004  # one run has no neighbour
             return self
         # Both have to continue: a gap in the positions or a jump in the numbers starts another run.
@@ -235,7 +235,7 @@ class RowRuns:
         return VersionRuns(pieces.at, pieces.count, other.version[pieces.place])
 
     def without(self, other: "RowRuns") -> "RowRuns":
-        """Return the part of the map whose numbers are no positions of another one."""
+        """Return the part of the map whose numbers are not positions of another one."""
         # The complement has about as many runs as the map, so one operation serves both cheaply.
         return self.where_in(other.gaps())
 
@@ -244,7 +244,7 @@ class RowRuns:
         return RowRuns.itself(positions).through(self)
 
     def gaps(self) -> "RowRuns":
-        """Return the numbers that are no positions of the map, each mapped to itself; the largest of all left out."""
+        """Return the numbers that are not positions of the map, each mapped to itself, except the largest of all."""
         # One gap before each run and one after the last; adjacent runs have an empty one between them.
         first = np.r_[np.uint64(0), self.at + self.count]
         end = np.r_[self.at, np.uint64(_LARGEST)]
@@ -264,8 +264,9 @@ class RowRuns:
         """Return the numbers that occur at more than one position as a set: each mapped to itself, once."""
         order = np.argsort(self.first, kind="stable")
         first, last = self.first[order], self.lasts[order]
-        # Sorted by their first number, a run repeats numbers exactly where it starts before the end of an earlier one.
-        # The largest number so far, not only that of the run before: a long run may hold several that follow it.
+        # With runs sorted by their first number, a run repeats numbers exactly where it starts before the end of an
+        # earlier one. That is compared with the largest number so far, not only with that of the run before: a long run
+        # may hold several that follow it.
         known = np.maximum.accumulate(last)[:-1]
         again = first[1:] <= known
         starts, ends = first[1:][again], np.minimum(last[1:], known)[again]
@@ -317,7 +318,7 @@ class VersionRuns:
 
     @classmethod
     def concatenated(cls, parts: Sequence["VersionRuns"]) -> "VersionRuns":
-        """Put maps one behind the other, each of which starts at position 0 and has no gaps."""
+        """Concatenate maps, each of which starts at position 0 and has no gaps."""
         counts = np.concatenate([_NONE, *(part.count for part in parts)])
         versions = np.concatenate([_NONE, *(part.version for part in parts)])
         return cls(np.cumsum(counts, dtype=np.uint64) - counts, counts, versions).merged()
@@ -328,7 +329,7 @@ class VersionRuns:
 
     @property
     def rows(self) -> int:
-        """How many positions have a version."""
+        """The number of positions that have a version."""
         return int(self.count.sum(dtype=np.uint64))
 
     @property
@@ -346,7 +347,7 @@ class VersionRuns:
         return versions
 
     def merged(self) -> "VersionRuns":
-        """Return the same versions in as few runs as there can be; positions have no gaps."""
+        """Return the same versions in as few runs as possible; positions have no gaps."""
         if len(self) < 2:  # noqa: PLR2004  # one run has no neighbour
             return self
         starts = np.flatnonzero(np.r_[True, self.version[1:] != self.version[:-1]])
@@ -374,8 +375,8 @@ class VersionRuns:
             return self
         if not len(self):
             return self
-        # Every position at which one of the two maps may change its version. The ends of the runs of the other map
-        # belong to them, since there the version of this map applies again.
+        # These are all positions at which one of the two maps may change its version, including the ends of the runs of
+        # the other map, since there the version of this map applies again.
         points = np.unique(np.concatenate([self.at, other.at, other.at + other.count]))
         # The other map may name positions behind the last row; this map has no version for them.
         points = points[points < np.uint64(self.rows)]

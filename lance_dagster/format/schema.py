@@ -27,7 +27,7 @@ _POSITION = re.compile(rb"\+?0*([0-9]{1,10})")
 _YES = frozenset({b"true", b"1", b"yes", b"on"})
 # Virtual columns of pylance.
 _RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
-# Bounded, because nested Arrow types are built recursively.
+# The depth is bounded, because nested Arrow types are built recursively.
 _MAX_DEPTH = 100
 _PACKED = ("lance-encoding:packed", "packed")
 

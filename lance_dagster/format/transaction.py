@@ -130,9 +130,9 @@ class Update:
     # The format calls it `fields_for_preserving_frag_bitmap`, although it lists the fields whose indices must not keep
     # the new fragments in their bitmaps. Not `fields_modified`: these have new values in place, in old fragments.
     updated_fields: tuple[int, ...] = ()
-    # Set by an upsert alone: with a filter, the update conflicts with appends, which may have inserted its keys.
+    # Only an upsert sets it: with a filter, the update conflicts with appends, which may have inserted its keys.
     inserted_rows: KeyFilter | None = None
-    # Two encodings of the same statement. With neither, the rows keep the version they were last updated at.
+    # These are two encodings of one fact. With neither, the rows keep the version they were last updated at.
     updated_offsets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     updated_offset_bitmaps: Mapping[int, bytes] = field(default_factory=dict)
     compacted_sstables: tuple[CompactedSstable, ...] = ()
@@ -169,7 +169,7 @@ class Project:
 class Restore:
     """Make an older version the current one."""
 
-    # Of the same branch. The commit writes a new version with that content; no version is removed.
+    # The version is one of the same branch. The commit writes a new version with its content; no version is removed.
     version: int
 
 
@@ -178,8 +178,8 @@ class Clone:
     """Start a branch, or another table, from a version."""
 
     is_shallow: bool
-    # The version of the source: a branch keeps its number, so the first version of a branch is no successor of the
-    # version before it. `ref_name` is the branch of the source, None for main.
+    # The version of the source: a branch keeps its number, so the first version of a branch is not a successor of
+    # the version before it. `ref_name` is the branch of the source, None for main.
     ref_version: int
     ref_path: str
     ref_name: str | None = None
@@ -218,7 +218,7 @@ class RewrittenIndex:
 class Rewrite:
     """Compaction: move rows to other fragments. The ids of the new fragments were reserved beforehand."""
 
-    # Groups, because an index covers the new fragments of a group only if it covered all old ones.
+    # Fragments are grouped, because an index covers the new fragments of a group only if it covered all old ones.
     groups: tuple[RewriteGroup, ...]
     rewritten_indices: tuple[RewrittenIndex, ...] = ()
 

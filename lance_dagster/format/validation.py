@@ -36,7 +36,7 @@ def check_string_mapping(what: str, given: object, *, removing: bool = False) ->
         removing: Whether None is allowed as a value: it removes the key.
 
     Raises:
-        InvalidInputError: The value is not a mapping; or names the first invalid key or value.
+        InvalidInputError: The value is not a mapping, or a key or value is invalid; the error names the first one.
     """
     if not isinstance(given, Mapping):
         raise InvalidInputError(f"{what} have to be a mapping such as {{'ticket': '77'}}, not {reprlib.repr(given)}")

@@ -1,8 +1,8 @@
 """Garbage collection: let old versions expire, and delete the files that no version names.
 
-What has to hold is that no file is deleted that somebody needs, while other writers commit, branch, tag, merge and
-restore at the same time, through this package or through others that know nothing of it. There is no lock. A file is
-deleted only after it was out of everybody's reach for long enough:
+No file may be deleted that somebody needs, although other writers commit, branch, tag, merge and restore at the same
+time, through this package or through others that do not know it. There is no lock. A file is deleted only after it was
+out of everybody's reach for long enough:
 
 **Files that no version names.** A writer puts data files first and commits them later, so a file younger than the
 grace period stays. An older file that no version named when the versions were listed is named by no later version
@@ -33,8 +33,8 @@ deleted last, and each of them is garbage by itself. Objects whose names no tabl
 and of other tables, are never touched. Shallow clones elsewhere cannot be seen: a tag on the cloned version keeps
 their files, and `clone` creates one.
 
-A settling time of zero does everything in one run. Whoever asks for it promises that nobody else is at work; a version
-that is needed again in that moment shows the opposite, and then no file is deleted.
+A settling time of zero does everything in one run. Whoever asks for it promises that nobody else is at work; if a
+version is needed again during the run, the promise does not hold, and no file is deleted.
 
 Deleting, resetting or renaming a branch deletes the files in the branch's own folder, which no other branch names.
 Nothing else in this package deletes files that two branches may share.
@@ -79,7 +79,7 @@ class FileCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageReport:
-    """What a garbage collection deleted, or would delete, what it kept, and why.
+    """The report of a garbage collection: what it deleted, or would delete, what it kept, and why.
 
     Attributes:
         dry_run: Whether the collection only reports what it would do.
@@ -93,8 +93,8 @@ class GarbageReport:
         young: By kind, files younger than the grace period that no version names; a writer may be about to commit them.
         kept: By version, such as `main@3`, every reason that keeps it.
         held: By branch, how many versions only that branch keeps. They can expire once it is deleted; mostly it is
-            enough to sync it, or to merge it where it is among `unmerged`.
-        unmerged: Of the branches in `held`, those with versions that `main` does not contain.
+            enough to sync the branch, or to merge it where it is among `unmerged`.
+        unmerged: The branches in `held` with versions that `main` does not contain.
         branches: Branches that were deleted in part, or had no metadata, and are removed.
         put_back: Expired versions that are needed again and were put back.
         others: How many objects in the folder do not belong to the table; they are left alone.
@@ -125,7 +125,7 @@ class GarbageReport:
         return all(problem.severity != ERROR for problem in self.problems)
 
     def __str__(self) -> str:
-        """Return one line on what was deleted or would be, and the problems, one a line."""
+        """Return one line about what was or would be deleted, and a line for each problem."""
         files = sum(count.files for count in self.garbage.values())
         size = sum(count.bytes for count in self.garbage.values())
         expired = sum(map(len, self.expired.values()))
@@ -139,17 +139,17 @@ class GarbageReport:
 
     @property
     def versions(self) -> int:
-        """How many versions expired."""
+        """The number of versions that expired."""
         return sum(len(numbers) for numbers in self.expired.values())
 
     @property
     def files(self) -> int:
-        """How many files are garbage."""
+        """The number of files that are garbage."""
         return sum(count.files for count in self.garbage.values())
 
     @property
     def bytes(self) -> int:
-        """How many bytes the garbage has."""
+        """The size of the garbage in bytes."""
         return sum(count.bytes for count in self.garbage.values())
 
 
@@ -179,11 +179,11 @@ _TOLERANCE = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageOptions:
-    """What to collect.
+    """The options of a collection.
 
     Attributes:
         rules: Retention rules; a version expires only when all of them agree.
-        grace: Files younger than this stay, whoever names them.
+        grace: Files younger than this stay, whether a version names them or not.
         settling: For how long files of an expired version stay.
         dry_run: Whether to report only.
     """
@@ -224,23 +224,23 @@ class _Collection:
         """Mark what stays, classify the files, and then sweep."""
         policy = self._policy()
         try:
-            # Refs before objects. A ref that is created after this is seen when the refs are read again, before any
-            # file is deleted.
+            # Refs are read before objects. A ref that is created after this is seen when the refs are read again,
+            # before any file is deleted.
             branches, tags = self._refs.branches(), self._refs.tags()
             required = required_by_refs(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)
             numbers = {found.branch: found.manifests for found in inventory.branches.values()}
             add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
         except FormatError as error:
-            # Which branches there are, and what they need, is not known: nothing may be deleted.
+            # It is unknown which branches exist and what they need, so nothing may be deleted.
             marks = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
             marks.failed(None, error)
             return self._report(policy, Inventory(), marks, ClassifiedFiles())
         self._total = sum(len(found.manifests) + len(found.detached) for found in inventory.branches.values())
         marker = Marker(self._store, branches, required, policy)
         marks = marker.mark_versions(inventory, self._step)
-        # Only after the versions were listed: a version that another collector expires in between is in one of the
-        # two places by then.
+        # The copies are listed only after the versions were: a version that another collector expires in between is in
+        # one of the two places by then.
         waiting, needed_again = self._expired_earlier(branches, required, inventory)
         marker.mark_needed_again(needed_again, self._step)
         over = policy.now - policy.settling
@@ -255,11 +255,11 @@ class _Collection:
             return replace(report, put_back=tuple(map(str, needed_again)))
         self._total += len(marks.expired) + report.files
         sweep = Sweeper(self._store, branches, self._step)
-        # Before the next versions expire: a crash in between then leaves too many versions, not too few.
+        # Versions are put back before the next ones expire: a crash in between leaves too many versions, not too few.
         needed_again = sweep.put_back(needed_again)
         marks.expired, back = sweep.expire(marks.expired)
         marker.mark_needed_again(back, self._step)
-        # Again, since versions that were put back keep their files.
+        # The files are classified again, since versions that were put back keep theirs.
         files = classify()
         report = self._report(policy, inventory, marks, files)
         report = replace(report, expiry_done=True, put_back=tuple(map(str, (*needed_again, *back))))
@@ -269,7 +269,7 @@ class _Collection:
         return self._swept(report, sweep, marks, files)
 
     def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
-        # Last of all steps: whatever names these files is gone or settling by now.
+        # This is the last of all steps: every version that named these files is unreachable by now.
         sweep.delete_files(files)
         if not self._options.settling:
             sweep.forget(marks.expired)
@@ -284,18 +284,18 @@ class _Collection:
             if not self._options.dry_run:
                 raise
             there = here
-            what = f"the storage's clock cannot be asked: {error}"
-            right = "nothing can be deleted without; ages are measured by this computer's clock"
+            what = f"the storage's clock cannot be read: {error}"
+            right = "without it nothing can be deleted; ages are measured by this computer's clock"
             self._problems.append(Problem(what=what, right=right, severity=WARNING))
         if abs(here - there) > _TOLERANCE:
             what = f"this computer's clock is {there - here:,.0f} seconds behind the storage's"
-            right = "the earlier of the two is what ages are measured by"
+            right = "ages are measured by the earlier of the two"
             self._problems.append(Problem(what=what, right=right, severity=WARNING))
         return RetentionPolicy(
             rules=self._options.rules,
             grace=self._options.grace.total_seconds(),
             settling=self._options.settling.total_seconds(),
-            # The earlier clock: a clock that runs ahead makes files look older than they are.
+            # The earlier clock counts: a clock that runs ahead makes files look older than they are.
             now=min(here, there),
         )
 
@@ -305,7 +305,7 @@ class _Collection:
         """Return the versions that expired earlier: those that stay expired, and those that are needed again."""
         waiting: list[StoredVersion] = []
         needed_again: dict[tuple[str, int], StoredVersion] = {}
-        # Oldest copy first, so that of two copies of one version the newer one is put back.
+        # The oldest copy comes first, so that of two copies of one version the newer one is put back.
         found = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
         for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
             place, version = (branch, number), StoredVersion(branch, number, entry)

@@ -1,4 +1,4 @@
-"""Mark phase of garbage collection: which versions stay, which expire, and which files each of the two name.
+"""Mark phase of garbage collection: find the versions that stay, those that expire, and the files that each name.
 
 Every manifest is read once. A version stays when a retention rule keeps it or when somebody requires it
 (`gc.reachability`); otherwise it expires. The files of both are collected apart, since files of expired versions stay
@@ -27,14 +27,14 @@ from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 StepDone = Callable[[], None]
-"""Called after each manifest that was read."""
+"""A callback that is called after each manifest that was read."""
 _WORKERS = 8
 _AT_ONCE = 32
 # Seconds a timestamp may lie in the future without a warning: clocks differ a little.
 _TOLERANCE = 300.0
 _NANO = 1e9
 _BY_RULES = "subject to the rules"
-"""Not a reason to keep a branch, but the answer that its versions are subject to the retention rules."""
+"""The answer that the versions of a branch are subject to the retention rules; not a reason to keep the branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Marks:
     """The result of the mark phase.
 
     Attributes:
-        by_kept: The files that versions name which stay.
+        by_kept: The files that the versions name that stay.
         by_expired: The files that expired versions name.
         dead: Branches that nobody can reach and of which no version stays.
         kept: By version, the reasons why it stays.
@@ -125,7 +125,7 @@ class Marker:
         parts = groupby(self._read(found, step), lambda read: (read[0].branch, read[0].detached))
         for (branch, detached), own in parts:
             reason = self._reason_for_branch(inventory, branch)
-            # All of the branch stays, or nobody can reach it: no rule is asked.
+            # All of the branch stays, or nobody can reach it, so no rule applies.
             if reason is not _BY_RULES:
                 self._decide_all((read, reason) for read in own)
             elif detached:
@@ -133,7 +133,7 @@ class Marker:
             else:
                 self._decide_all(self._by_rules(inventory.branches[branch], own))
         kept = {branch for branch, _ in self.marks.kept}
-        # Only dead if no version of it is required: a tag may still name one.
+        # A branch is dead only if no version of it is required: a tag may still name one.
         dead = {branch for branch in inventory.branches if self._reason_for_branch(inventory, branch) is None}
         self.marks.dead = dead - kept
         return self.marks
@@ -160,7 +160,7 @@ class Marker:
             return _BY_RULES
         if found is None:
             # An interrupted creation by another program puts the folder before the metadata.
-            return None if objects.modified <= over else "of a branch without metadata that may be being made"
+            return None if objects.modified <= over else "of a branch without metadata that may still be created"
         # A deletion in progress needs a moment; after the grace period it was interrupted.
         if found.state == DELETING:
             return None if named <= over else "of a branch that is being deleted"
@@ -170,13 +170,13 @@ class Marker:
     def _has_one_naming_scheme(self, objects: BranchObjects) -> bool:
         if objects.mixed:
             folder = layout.join(layout.branch_root(objects.branch), layout.VERSIONS)
-            what = "it names versions by both schemes; migrate_manifest_names() finishes what was begun"
+            what = "it names versions by both schemes; migrate_manifest_names() finishes the migration"
             self.marks.failed(folder, CorruptFileError(folder, what))
         return not objects.mixed
 
     def _read(self, found: Sequence[StoredVersion], step: StepDone) -> Iterator[_Read]:
         """Read manifests, in order; leave out those that another process deleted meanwhile."""
-        # Portions bound the memory: manifests of large tables are megabytes each.
+        # Reading in batches bounds the memory: manifests of large tables are megabytes each.
         with ThreadPoolExecutor(_WORKERS) as pool:
             for start in range(0, len(found), _AT_ONCE):
                 some = found[start : start + _AT_ONCE]
@@ -190,7 +190,7 @@ class Marker:
         path = version.entry.key
         try:
             manifest, _ = decode_manifest_file(data, path)
-            # A manifest under a wrong name: which version it stands for, and who needs it, is unclear, so nothing is
+            # Of a manifest under a wrong name it is unclear which version it is and who needs it, so nothing is
             # deleted.
             if (manifest.version, manifest.branch or layout.MAIN) != (version.number, version.branch):
                 raise CorruptFileError(path, f"it says it is {manifest.branch or layout.MAIN}@{manifest.version}")

@@ -1,4 +1,4 @@
-"""Which versions somebody requires, and which files versions name.
+"""Find the versions that somebody requires, and the files that versions name.
 
 Versions are required by refs (tags, fork points) and by merges that may come: a merge of two branches reads their
 merge base and everything either side did since. Clean-up that removed one of those versions would turn a possible
@@ -66,15 +66,15 @@ def required_by_refs(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) ->
     required, names = RequiredVersions(), {branch.id: name for name, branch in live_branches(branches).items()}
     for tag in tags.values():
         required.add(tag.branch, tag.version, f"tag {tag.name!r}")
-        # Also in metadata that pylance or a person wrote: a rollback may want any version that is mentioned there.
+        # Metadata that pylance or a person wrote counts too: a rollback may need any version that is mentioned there.
         earlier = {place for text in tag.metadata.values() for place in _VERSION.findall(text)}
         for branch, number in sorted(earlier - {(tag.branch, str(tag.version))}):
             required.add(branch, int(number), f"named earlier by tag {tag.name!r}")
         for written in recorded_versions(tag):
-            # By branch id, since the branch may have been renamed since the tag was there.
+            # The branch is found by its id, since it may have been renamed since the tag was there.
             name, place = names.get(written.branch_id), written.version_ref
             if name is not None and place is not None and f"{name}@{place.number}" != tag.ref:
-                # Under the name its branch has today, as a rollback looks it up.
+                # The version is kept under the name its branch has today, by which a rollback looks it up.
                 required.add(name, place.number, f"named earlier by tag {tag.name!r}")
     for branch in live_branches(branches).values():
         name = branch.name
@@ -86,7 +86,7 @@ def required_by_refs(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) ->
 
 @dataclass(frozen=True, slots=True)
 class Merges:
-    """What is read to tell which versions merges require; `numbers` are the listed versions of each branch."""
+    """The input for finding the versions that merges require; `numbers` are the listed versions of each branch."""
 
     refs: Refs
     versions: Versions
@@ -97,7 +97,7 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
     """Add the versions that a merge of any two branches, `main` included, would read.
 
     Merge bases: a version contains each branch up to a number (`history.lineage`), and two versions have in common
-    what the lower of the two numbers says, for every branch, also for a third one. So every possible merge base is
+    every branch up to the lower of their two numbers, third branches included. So every possible merge base is
     among the numbers of the heads, and all of these versions stay. None of them is superfluous: each one is what a
     branch and the branch of that number have in common.
 
@@ -197,7 +197,7 @@ def _add_merges(required: RequiredVersions, lineage: Lineage, names: Mapping[str
             (segment for segment in reversed(lineage.segments) if number <= segment.number), lineage.segments[0]
         )
         required.add(
-            segment.branch, number, "a merge that later ones go on from", (names[branch_id], lineage.state.branch)
+            segment.branch, number, "a merge that later merges start from", (names[branch_id], lineage.state.branch)
         )
 
 
@@ -229,7 +229,7 @@ class NamedFiles:
         fresh = Fragments(self._not_seen(manifest, root), manifest.fragments.decoder)
         for place in file_references(replace(manifest, fragments=fresh), layout.join(self.root_uri, root)):
             self._add_place(place)
-        # Other writers read it when they rebase over the version.
+        # Other writers read the transaction when they rebase over the version.
         if manifest.transaction_file:
             self.keys.add(layout.join(root, layout.TRANSACTIONS, manifest.transaction_file))
 
@@ -265,7 +265,7 @@ class NamedFiles:
     def _below(self, uri: str) -> str | None:
         """Return the path of a URI below the table's folder; None when it is, or may be, somewhere else."""
         try:
-            # One spelling for one place, so that equal places are recognised.
+            # The canonical spelling is compared, so that equal places are recognised.
             place = canonical_uri(uri)
         except InvalidInputError:
             return None

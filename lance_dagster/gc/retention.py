@@ -1,4 +1,4 @@
-"""Retention rules: which versions of a branch stay because of their age or their position. Pure arithmetic.
+"""Retention rules: decide by age and position which versions of a branch stay. This is pure arithmetic.
 
 A version is in use from its own time until the next version is made. It stays when it was in use at any moment of the
 period that a rule looks back over. So the newest version that is older than the period stays too: it is what a reader
@@ -37,7 +37,7 @@ class Rule:
     keep_last: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a rule that cannot be meant.
+        """Refuse a rule that makes no sense.
 
         Raises:
             InvalidInputError: The age is negative, or the rule would keep no version at all.
@@ -50,7 +50,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The rules of a table: by glob pattern of branch names, the first match counts; `rest` for all other branches."""
+    """The rules of a table by glob pattern of branch names; the first match counts, and `rest` is for all others."""
 
     rest: Rule = field(default_factory=Rule)
     branches: Mapping[str, Rule] = field(default_factory=dict)
@@ -91,14 +91,14 @@ def reasons_to_keep(
     latest = float("-inf")
     before: tuple[Dated, Version] | None = None
     for dated, version in versions:
-        # Never before its predecessor: a clock that was behind must not make a version look older than it is.
+        # No version is older than its predecessor: a clock that was behind must not make it look older than it is.
         latest = max(latest, dated.claimed_at, dated.stored_at)
         if before is not None:
             reasons = (_reason(rule, before[0].rank, latest, now) for rule in rules)
             yield before[1], next((found for found in reasons if found is not None), None)
         before = dated, version
     if before is not None:
-        # Always: a branch without a version could not be read or committed to.
+        # The newest version always stays: a branch without a version could not be read or committed to.
         yield before[1], "the newest"
 
 
@@ -106,7 +106,7 @@ def _reason(rule: Rule, rank: int, until: float, now: float) -> str | None:
     """Return why a rule keeps a version that was in use until some time; None when it does not."""
     if rank <= rule.keep_last:
         return f"one of the newest {rule.keep_last}"
-    # In use at some moment of the period; being older at its own time does not matter.
+    # The version was in use at some moment of the period, even if it was made before the period began.
     if until > now - rule.older_than.total_seconds():
         return f"in use during the last {duration_text(rule.older_than)}"
     return None
@@ -116,11 +116,11 @@ def duration(text: str) -> timedelta:
     """Read a duration such as `7d`, `36h` or `2w`.
 
     Raises:
-        InvalidInputError: The text is no duration.
+        InvalidInputError: The text is not a duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise InvalidInputError(f"{text[:_LONGEST_SHOWN]!r} is no duration; write it as 7d, 36h, 90m or 2w")
+        raise InvalidInputError(f"{text[:_LONGEST_SHOWN]!r} is not a duration; write it as 7d, 36h, 90m or 2w")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
@@ -138,7 +138,7 @@ def retention_from_json(text: str) -> Retention:
 
         {"older_than": "30d", "keep_last": 5, "branches": {"run/*": {"older_than": "7d"}}}
 
-    A rule for a pattern takes what it does not say from the rule for the rest.
+    A rule for a pattern takes the values that it does not have from the rule for the rest.
 
     Raises:
         InvalidInputError: The text has another form. Ignoring it would delete versions that the rules keep.
@@ -146,9 +146,9 @@ def retention_from_json(text: str) -> Retention:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"the setting {SETTING} is no JSON: {text[:_LONGEST_SHOWN]!r}") from error
+        raise InvalidInputError(f"the setting {SETTING} is not JSON: {text[:_LONGEST_SHOWN]!r}") from error
     if not isinstance(found, dict):
-        raise InvalidInputError(f"the setting {SETTING} is no JSON object: {text[:_LONGEST_SHOWN]!r}")
+        raise InvalidInputError(f"the setting {SETTING} is not a JSON object: {text[:_LONGEST_SHOWN]!r}")
     # An unknown key is refused below: a typo must not switch a rule off.
     branches = found.pop("branches", {})
     if not isinstance(branches, dict):

@@ -1,13 +1,13 @@
 """Sweep phase of garbage collection: classify files, move expired manifests away, delete files last.
 
-`classify_files` says of every file whether a version names it, whether it has to settle, whether it is too young, or
-whether it is garbage. `Sweeper` then acts, in this order:
+`classify_files` decides for every file whether a version names it, whether it has to settle, whether it is too young,
+or whether it is garbage. `Sweeper` then acts, in this order:
 
-1. Copy the manifests of expired versions to `_expired/`, then delete the originals. From here on nobody new reaches
-   those versions.
+1. Copy the manifests of expired versions to `_expired/`, then delete the originals. From here on no new reader or
+   writer reaches those versions.
 2. Read the refs again. A version that a tag or a fork named in the meantime is put back from its copy.
 3. Delete the files. Nothing that is deleted here is named by a version that is reachable or settling.
-4. Delete branches that nobody can reach, when nothing of them is named.
+4. Delete branches that nobody can reach, when none of their files is named.
 
 Every step is idempotent, so a collection that crashed is finished by the next one.
 """
@@ -113,14 +113,14 @@ class Sweeper:
         going, _ = self._recheck_refs(versions)
         with ThreadPoolExecutor(_WORKERS) as pool:
             copies = dict(zip(going, pool.map(self._copy, going), strict=True))
-        # Only after every copy exists: whatever is deleted can be put back. Oldest first, so that a crash leaves a
-        # history that begins later, and no new gap in it.
+        # The originals are deleted only after every copy exists, so that each can be put back. The oldest go first, so
+        # that a crash leaves a history that begins later, and no new gap in it.
         self._delete([found.entry for found in going])
         for branch in {found.branch for found in going}:
             # Without the sync a power cut could bring a version back whose files are deleted by then.
             self._store.sync_folder(layout.join(layout.branch_root(branch), layout.VERSIONS))
         self._copies = copies
-        # After the deletion: whoever read the version before and names it now is seen here.
+        # The refs are read after the deletion: whoever read the version before and names it now is seen here.
         _, back = self._recheck_refs(going)
         self._restore_manifests(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
         again = frozenset(back)
@@ -141,7 +141,7 @@ class Sweeper:
         for found in versions:
             data = self._store.get(found.entry.key)
             if data is not None:
-                # Never overwrites: another process may have put it back already.
+                # This never overwrites: another process may have put the manifest back already.
                 put_once(self._store, self._manifest_path(found), data)
                 self._store.delete(found.entry.key)
 
@@ -160,7 +160,7 @@ class Sweeper:
         gone: list[str] = []
         for name in sorted(names):
             root = layout.branch_root(name)
-            # A file below the branch is still named: by a branch that another program forked from it, for one.
+            # A file below the branch is still named, for example by a branch that another program forked from it.
             if any(key.startswith(f"{root}/") for key in kept) or any(self._versions.numbers(name)):
                 continue
             branch = self._refs.branch(name)
@@ -168,7 +168,7 @@ class Sweeper:
                 try:
                     delete_branch(name, self._refs, self._versions)
                 except (ConflictError, NotFoundError, ProtectedError) as error:
-                    # A ref names it, or it was made again: it is no garbage any more.
+                    # A ref names it, or it was made again, so it is not garbage any more.
                     _log.warning("branch %r of %s stays: %s", name, self._store.uri, error)
                     continue
             for folder in FOLDERS:
@@ -206,7 +206,7 @@ class Sweeper:
         data = self._store.get(found.entry.key)
         key = expired_copy_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
         if data is not None:
-            # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
+            # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.
             self._store.put(key, data, durable=False)
         return key
 
@@ -214,7 +214,7 @@ class Sweeper:
         folder = layout.join(layout.branch_root(found.branch), layout.VERSIONS)
         if found.number >= DETACHED_FROM:
             return f"{folder}/d{found.number}.manifest"
-        # Listed first, since the naming scheme of a branch is known only then.
+        # The versions are listed first, since only then the naming scheme of the branch is known.
         self._versions.numbers(found.branch)
         return self._versions.manifest_path(found.branch, found.number)
 

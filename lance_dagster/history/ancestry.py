@@ -1,4 +1,4 @@
-"""The parents of versions: which version was made from which, told from names as far as possible.
+"""Find the parents of versions: which version was made from which, from names as far as possible.
 
 Along a branch the first parent is the version of the next lower number, so a list of file names is enough. Only a
 merge has to be read, since its second parent is recorded in its transaction. The first version of a branch repeats the
@@ -61,7 +61,7 @@ class Ancestry:
     versions: Versions
     _numbers: dict[str, list[int]] = field(default_factory=dict)
     _branches: dict[str, Branch | None] = field(default_factory=dict)
-    # Filled only where a recorded name does not fit its id: it takes reading every branch.
+    # This is filled only where a recorded name does not fit its id, since it takes reading every branch.
     _names: dict[str, str] | None = None
     _described: dict[VersionRef, Version] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class Ancestry:
         return None
 
     def merged(self, version: Version) -> VersionRef | None:
-        """Return the merged version of a merge; None when it is gone, or when `version` is no merge."""
+        """Return the merged version of a merge; None when it is gone, or when `version` is not a merge."""
         if len(version.parents) < _FIRST_AND_SECOND:
             return None
         place = self.resolve_recorded(RecordedVersion(version.parents[1], version.properties.get(MERGED_BRANCH, "")))
@@ -200,7 +200,7 @@ class Ancestry:
             return self.merged_version_gone(version)
         if not count:
             return VersionNotFoundError(f"{version} is the first version of {where}; nothing comes before it")
-        # Not an error of the caller: the history exists in part, and the message says where it continues.
+        # This is not an error of the caller: the history exists in part, and the message says where it continues.
         older = self.before(made)
         left = f"the newest version before it that is left is {older}" if older else "no older version is left"
         return VersionNotFoundError(

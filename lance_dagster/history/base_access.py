@@ -1,4 +1,4 @@
-"""Which places outside of a table its versions may name as base paths.
+"""Decide which places outside of a table its versions may name as base paths.
 
 A manifest may name any place as a base path. A reader follows it with credentials of its own, so a table that someone
 else wrote could make it read a table that only the reader may read, and hand out the rows as its own. Nothing inside
@@ -59,7 +59,7 @@ class BaseAccess:
             found = open_store(uri, base_options(self.storage_options, base_id, uri))
             if not (self._allowed_by_caller(uri) or _allows(found, own)):
                 raise BasePathRefusedError(own, uri)
-            # Kept for the life of this object: the answer costs a request.
+            # The answer is kept for the life of this object, since it costs a request.
             self._checked[uri, base_id] = found
         return found, ""
 
@@ -67,9 +67,9 @@ class BaseAccess:
         """Return whether a base path is the table or a folder of it.
 
         Raises:
-            BasePathRefusedError: The path is no URI.
+            BasePathRefusedError: The path is not a URI.
         """
-        # Compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
+        # Paths are compared in the canonical spelling: `<table>/../private` begins like a folder of the table.
         uri = self._canonical(path)
         return uri == self.store.uri or uri.startswith(f"{self.store.uri}/")
 
@@ -83,7 +83,7 @@ class BaseAccess:
             self.allow_everyone(path, base_id)
 
     def allow_everyone(self, path: str, base_id: int = 0) -> None:
-        """Write the allowance at a base path, also where the options of this caller allow it already.
+        """Write the allowance at a base path, even where the options of this caller allow it already.
 
         Raises:
             StoreError: The place cannot be written.
@@ -110,7 +110,7 @@ class BaseAccess:
         try:
             return canonical_uri(path)
         except InvalidInputError as error:
-            # A text that is no URI names nothing that anyone could have allowed.
+            # Nobody can have allowed a text that is not a URI.
             raise BasePathRefusedError(self.store.uri, path) from error
 
     def _allowed_by_caller(self, uri: str) -> bool:

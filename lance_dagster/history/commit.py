@@ -37,7 +37,7 @@ anything above: a turn may be given to two.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
-protection is read. The fence is no part of that, since it has to be read after the head. Of the versions that landed
+protection is read. The fence is not part of that, since it has to be read after the head. Of the versions that landed
 meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, while the
 winner is read: a merge may skip numbers, and a version below the newest one would never be seen.
 """
@@ -161,7 +161,7 @@ def commit_transaction(
         ProtectedError: The branch is protected and takes only merges.
     """
     look = partial(versions.newest_few, branch)
-    # For a retry, after the look for what landed: it must succeed though the branch is protected now.
+    # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
     if read is not None:
         stage = partial(_stage, versions, branch, transaction)
@@ -265,7 +265,7 @@ def commit(
             return proposal
         # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
         quick = time.monotonic() - before < _QUICK_SECONDS
-        # Whatever can be done before and after the turn is: it is the time for which others wait.
+        # As much as possible is done before and after the turn, since other writers wait for as long as it takes.
         staged = _stage(versions, branch, proposal.transaction, staged)
         turn = versions.store.turn(branch, partial(_look_ahead, versions, branch, propose))
         with turn if quick else nullcontext(enter_result=False) as waited:
@@ -290,7 +290,7 @@ def commit(
         if time.monotonic() - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
         attempts += 1
-        # The number that was lost is that of a version.
+        # The version of another writer has the number that was lost.
         head, known, newest = None, proposal.manifest.version, landed
         if not newest:
             _pause(attempts, before)
@@ -409,7 +409,7 @@ def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
         try:
             versions.store.sync_folder(layout.versions_folder(put.branch))
         except NotDurableError as error:
-            # It can be read back, which says nothing here, and neither does a second sync that succeeds.
+            # That it can be read back proves nothing here, and neither does a second sync that succeeds.
             problem = error
             break
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""What every operation on a table needs: its store, its names, its versions."""
+"""The context of every operation on a table: its store, its names, its versions."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
 Ref = str | Version
-"""What names a version: a ref expression, or a version that was returned before."""
+"""The name of a version: a ref expression, or a version that was returned before."""
 Properties = Mapping[str, str] | None
-"""What is kept with a transaction."""
+"""The properties that are stored with a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,18 @@ class TableContext:
         return known or self.at(ref)
 
     def place(self, ref: Ref | None) -> VersionRef:
-        """Return the branch and the number of the version a ref names, which is read only where that takes it."""
+        """Return the branch and the number of the version a ref names; it is read only where that is necessary."""
         if isinstance(ref, Version):
             state = self._again(ref)
             return VersionRef(state.branch, state.number)
         return VersionRef(*resolve(ref, self.refs, self.versions))
 
     def _again(self, version: Version) -> State:
-        """Read a version that was read before, whatever its branch is called meanwhile."""
+        """Read a version that was read before, even if its branch was renamed meanwhile."""
         found = self.versions.find(version.branch, version.number)
         if found is not None and found.id == version.id:
             return found
-        # The branch was renamed, or deleted and another one of its name was made: only the id tells.
+        # The branch was renamed, or deleted and another one was made under its name: only the commit id tells.
         try:
             return self.versions.load(*resolve(version.id, self.refs, self.versions))
         except RefNotFoundError as error:
@@ -108,10 +108,10 @@ class TableContext:
         return None
 
     def load_recorded(self, written: RecordedVersion) -> State:
-        """Read a version that was written down, whatever its branch is called by now.
+        """Read a version that was recorded, even if its branch was renamed since.
 
         Raises:
-            VersionNotFoundError: It is gone; another branch of the name does not stand in for its own.
+            VersionNotFoundError: It is gone; another branch of the same name does not stand in for its own.
         """
         ancestry = Ancestry(self.refs, self.versions)
         place = ancestry.resolve_recorded(written)
@@ -135,8 +135,8 @@ class TableContext:
         """Read the newest version of a branch as `head` does; return None when there is no such branch."""
         if branch == MAIN:
             return self.versions.head(branch)
-        # Listed before the file is read: a branch that takes the name of another one begins above the versions of that
-        # one. So from the first version that the file tells on, what was listed belongs to the branch of the file.
+        # The versions are listed before the file is read: a branch that takes the name of another one begins above the
+        # versions of that one. So the listed versions from `first` of the file on belong to the branch of the file.
         newest = self.versions.newest_few(branch) if self.refs.may_have(branch) else []
         found = self.refs.branch(branch)
         state = READY if found is None else found.state
@@ -165,7 +165,7 @@ class TableContext:
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
 
     def check_before_reading(self, state: State, fragment_ids: Iterable[int] | None = None) -> None:
-        """Check what the options ask for of the files of a version, before pylance opens them; as for `dataset`."""
+        """Check the files of a version as the options ask for, before pylance opens them; errors as for `dataset`."""
         check_readable(state.manifest, state.path or str(state))
         for base in state.manifest.base_paths:
             # pylance follows every base path, so it gets no version with one that is not allowed.
@@ -231,7 +231,7 @@ def _check_shapes(versions: Versions, state: State) -> None:
     shapes = read_shapes([expected for expected, _ in waiting.values()], pages=True)
     for (path, (_, rows)), shape in zip(waiting.items(), shapes, strict=True):
         if shape.rows != rows:
-            raise CorruptFileError(path, f"it has {shape.rows} rows, and {state} says {rows}")
+            raise CorruptFileError(path, f"it has {shape.rows} rows, but {state} records {rows}")
         versions.checked_files.add(path)
 
 

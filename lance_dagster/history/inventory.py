@@ -3,9 +3,9 @@
 Only keys of the forms that Lance and this package write are recognised. Every other object, folders of other tables
 and base paths included, belongs to somebody else: it is counted and never touched.
 
-A version that expired, or whose branch was deleted, leaves a copy of its manifest in `_expired/`. Nobody new can reach
-the version. Its files stay while the copy is young, for writers that read the version just before: to restore it, or
-to merge it.
+A version that expired, or whose branch was deleted, leaves a copy of its manifest in `_expired/`. No new reader can
+reach the version. Its files stay while the copy is young, for writers that read the version just before: to restore it,
+or to merge it.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ _KINDS = {layout.TRANSACTIONS: Kind.TRANSACTION, layout.DELETIONS: Kind.DELETION
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What an object is, told from its key alone.
+    """The classification of an object, from its key alone.
 
     Attributes:
         branch: The branch it belongs to.
@@ -118,7 +118,7 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
     names = frozenset(branches)
     for entry in entries:
         place = classify_key(entry.key, names)
-        # Never touched by a collection: it may belong to another table or program.
+        # A collection never touches an unknown file: it may belong to another table or program.
         if place.kind is Kind.UNKNOWN:
             found.unknown += 1
             continue
@@ -139,7 +139,7 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
 
 
 def classify_key(key: str, branches: Collection[str]) -> StoredObject:
-    """Tell what an object is from its key."""
+    """Classify an object by its key."""
     segments = key.split("/")
     if segments[0] == EXPIRED:
         # Expired manifests are listed separately, after everything else.
@@ -165,10 +165,10 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
 
 
 def _below(branch: str, segments: list[str], key: str) -> StoredObject:
-    """Tell what an object in one of the folders of a branch is."""
+    """Classify an object in one of the folders of a branch."""
     folder, first, deeper = segments[0], segments[1], segments[2:]
     name = layout.join(layout.branch_root(branch), folder, first)
-    # An unfinished local write: deleted by its age, like any file that no version names.
+    # This is an unfinished local write: it is deleted by its age, like any file that no version names.
     if any(segment.startswith(".tmp") for segment in segments[1:]):
         return StoredObject(branch, Kind.TEMPORARY, key)
     if deeper:
@@ -262,9 +262,9 @@ def copy_to_expired(store: Store, branch: str, owner: str, manifests: Mapping[in
         data = store.get(manifests[number])
         if data is not None:
             key = expired_copy_key(branch, number, owner, commit_id(data))
-            # Not synced: the copy serves writers that are at work now, and a power cut ends those too.
+            # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.
             store.put(key, data, durable=False)
 
     with ThreadPoolExecutor(_WORKERS) as pool:
-        # Consumed, so that a failure in a thread is raised here.
+        # The results are consumed, so that a failure in a thread is raised here.
         list(pool.map(copy, manifests))

@@ -1,4 +1,4 @@
-"""What a version contains, what two versions have in common, and what merges record about both.
+"""The lineage of versions: what a version contains, what two versions have in common, and what merges record.
 
 A version contains every version that went into it. No graph has to be walked to tell which:
 
@@ -64,7 +64,7 @@ _NUMBER = re.compile(r"[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRecord:
-    """What a merge recorded about one merged branch.
+    """The record of a merge about one merged branch.
 
     Attributes:
         merged: The last version of the branch that was merged, or `NO_VERSION`.
@@ -182,7 +182,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
             path = f"{refs.store.uri}/{branch_file(branch)}"
             raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
         if found is None:
-            raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, and with it where it was forked")
+            raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, so its fork point is unknown")
         # A version below the first one of its branch was put by a late writer and belongs to no branch of the name.
         if found.first > number:
             path = f"{refs.store.uri}/{branch_file(branch)}"
@@ -302,7 +302,7 @@ def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
 
 
 def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions) -> SideHistory:
-    """Return what a version did that another one does not contain, counted from their merge base."""
+    """Return the history of a version since the merge base with another one, without what the other one contains."""
     anchor, since, same_ids = base_and_changes(of, base, versions)
     return SideHistory(
         name=str(of.state),
@@ -320,8 +320,8 @@ def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions)
 def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
     """Return the changes of `of` that `other` does not contain, oldest first.
 
-    Versions that were cleaned up appear as one change without a transaction. A merge of what `other` contains already
-    is no change.
+    Versions that were cleaned up appear as one change without a transaction. A merge of a version that `other` contains
+    already does not count as a change.
     """
     return [
         change
@@ -366,7 +366,7 @@ def _repeated(segment: BranchSegment, base: State, versions: Versions) -> Manife
 
 
 def _changes_after(segments: Sequence[BranchSegment], after: int, versions: Versions) -> list[Change]:
-    # A branch above the fork begins with a copy of its fork point, which is no change.
+    # A branch above the fork begins with a copy of its fork point, which is not a change.
     return [change for segment in segments for change in _changes(segment, max(after, segment.first), versions)]
 
 

@@ -33,12 +33,12 @@ CLOCK_SKEW_SECONDS = 60.0
 """Seconds by which the clocks of writers may differ without a version being left out or sorted wrongly."""
 
 DATE_SLOP = 5
-"""How many versions in a row may be dated too old without ending a log since a time; git calls it slop."""
+"""The number of versions in a row that may be dated too old without ending a log since a time; git calls it slop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Which versions of a log to show: those that meet every condition given.
+    """The filter of a log: it shows the versions that meet every condition given.
 
     A log ends after more than five versions in a row that are dated before `since`; older versions are not looked at.
 
@@ -62,7 +62,7 @@ class LogFilter:
         """Tell whether a version meets the conditions."""
         return (
             all(_has(version, key, value) for key, value in self.properties.items())
-            # Compared whole: a part of a name would also match other people.
+            # The name is compared whole: a part of a name would also match other people.
             and (self.committer is None or self.committer == version.committer)
             and (self.message is None or self.message.casefold() in (version.message or "").casefold())
             and (self.merges is None or self.merges == (MERGE in version.properties))
@@ -88,7 +88,7 @@ class LogFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which part of a history to return.
+    """The part of a history to return.
 
     Attributes:
         after: Leave out everything that this version contains.

@@ -60,8 +60,8 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
     names = {own: segment.branch for own, segment in segments.items()}
     best = _newest(None, _places(both, names), (source, dest), (refs, versions))
     if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
-        # A third branch was merged into both. Looked at only now, since it takes listing every branch. If it was
-        # deleted meanwhile, its rows are still recognised by their ids.
+        # A third branch was merged into both. Third branches are looked up only now, since that takes listing every
+        # branch. If the branch was deleted meanwhile, its rows are still recognised by their ids.
         left = (branch for branch in refs.branches().values() if branch.state != DELETING)
         others = {branch.id: branch.name for branch in left if branch.id not in names}
         best = _newest(best, _places(both, others), (source, dest), (refs, versions))
@@ -77,7 +77,7 @@ def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[Versio
 def _newest(
     best: Lineage | None, places: Iterable[VersionPlace], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
 ) -> Lineage | None:
-    # By name, then number: branch ids are random, and would make another choice in a copy of the same table.
+    # Places are sorted by name, then number: ids are random, and would make another choice in a copy of the same table.
     for place in sorted(places, key=lambda place: (place[1], place[2], place[0])):
         found = lineage_of(load_or_copy(place, sides, of[1]), of[0])
         if best is None or found.contains(best):

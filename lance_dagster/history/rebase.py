@@ -1,12 +1,12 @@
 """Deletion vectors in the store, and the rebase of row changes whose deletion vectors overlap.
 
 A deletion vector holds all deleted rows of a fragment, so a vector that was made from an older version would bring
-back rows that were deleted since, and delete rows that a revert brought back. What a change means is only the rows it
-adds to the vector. When no other writer touched those rows, they are added to the vector of the head.
+back rows that were deleted since, and delete rows that a revert brought back. A change means only the rows it adds to
+the vector. When no other writer touched those rows, they are added to the vector of the head.
 
-Rows that both changes deleted are no conflict, unless one of the two moved them: an update of a row that another
+Rows that both changes deleted are not a conflict, unless one of the two moved them: an update of a row that another
 writer deleted would bring the row back, and a deletion of a row that another writer moved would miss it. Then the
-change has to be made again from the head; so it has when the fragment has other data files by now.
+change has to be made again from the head, as it has when the fragment has other data files by now.
 """
 
 import secrets
@@ -37,7 +37,8 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     """
     if fragment.deletion is None:
         return BitMap()
-    # Located once: a merge reads the vectors of thousands of fragments, each in less time than its path takes to find.
+    # The file is located once: a merge reads the vectors of thousands of fragments, each in less time than it takes to
+    # find its path.
     store, key = _locate_deletion(versions, state, fragment)
     path = f"{store.uri}/{key}"
     offsets = decode_offsets(fragment.deletion.kind, _found(store, key), path)
@@ -47,7 +48,7 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     # Readers count rows with the number in the manifest, so it has to agree. Very old writers left it out.
     recorded = fragment.deletion.deleted_rows
     if recorded and recorded != len(offsets):
-        raise CorruptFileError(path, f"it deletes {len(offsets)} rows, {state} says {recorded}")
+        raise CorruptFileError(path, f"it deletes {len(offsets)} rows, but {state} records {recorded}")
     versions.checked_files.add(path)
     return offsets
 
@@ -62,7 +63,7 @@ def check_deletions(versions: Versions, state: State, fragment_ids: Iterable[int
     """
     known = state.manifest.fragments
     if not known.deletions:
-        # Known without decoding a fragment.
+        # This is known without decoding a fragment.
         return
     waiting: list[Fragment] = []
     for fragment in known if fragment_ids is None else map(known.find, fragment_ids):
@@ -101,7 +102,7 @@ def _locate_deletion(versions: Versions, state: State, fragment: Fragment) -> tu
         raise InvalidInputError(f"fragment {fragment.id} has no deletion file")
     base = base_path_of(state.manifest, fragment.deletion.base_id, versions.branch_uri(state.branch))
     path = layout.deletion_path(fragment.id, fragment.deletion)
-    # A base path that is no dataset root holds the files directly, without a `_deletions/` folder.
+    # A base path that is not a dataset root holds the files directly, without a `_deletions/` folder.
     key = path if base.is_dataset_root else path.removeprefix(f"{layout.DELETIONS}/")
     try:
         return versions.locate(base.path, key, base.id)

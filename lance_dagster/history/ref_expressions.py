@@ -23,7 +23,7 @@ _STEP = re.compile(r"([~^])([0-9]{0,19})")
 _SPACED_DOTS = re.compile(r"\s(\.{2,3})\s")
 _DOTS = re.compile(r"\.{2,}")
 _RANGE = re.compile(r"[^./\s]\s*\.{2,3}\s*[^./\s]")
-# A time holds dots and blanks of its own, which are no part of a range.
+# A time may contain dots and blanks, which are not part of a range.
 _BRACES = re.compile(r"\{[^{}]*\}")
 
 
@@ -72,7 +72,7 @@ def parse(text: str) -> RefExpression:
 
     Raises:
         RefSyntaxError: The expression is malformed.
-        InvalidInputError: It is no string.
+        InvalidInputError: It is not a string.
     """
     if not isinstance(text, str):
         raise InvalidInputError(f"a ref is text such as 'main' or 'main@17', not {text!r}")
@@ -103,7 +103,7 @@ def parse_range(text: str) -> RefRange:
     """Parse a range: `main..run/4f2a` is what the branch has beyond `main`, `main...run/4f2a` since their merge base.
 
     Raises:
-        RefSyntaxError: The text is no range, or an ambiguous one.
+        RefSyntaxError: The text is not a range, or is an ambiguous one.
     """
     masked = _masked(text)
     spaced = [(found.start(), found.end(), found[1]) for found in _SPACED_DOTS.finditer(masked)]
@@ -137,7 +137,7 @@ def branch_of_version(text: str) -> str | None:
 
 
 def _masked(text: str) -> str:
-    """Return a text with the contents of braces masked, since dots in a time are no range."""
+    """Return a text with the contents of braces masked, since dots in a time do not make a range."""
     return _BRACES.sub(lambda braces: "x" * len(braces[0]), text)
 
 

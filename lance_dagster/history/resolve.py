@@ -91,7 +91,7 @@ def parse_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
             return now - duration if isinstance(duration, pendulum.Duration) else _TIME_EXPECTED
         match = _MOMENT.fullmatch(words)
         found = _parse_zoned(match) if match else None
-    # Days and zones that do not exist, times before the year 1.
+    # These are raised for days and zones that do not exist, and for times before the year 1.
     except (ValueError, OverflowError, LookupError, TypeError):
         return _TIME_EXPECTED
     return found if isinstance(found, pendulum.DateTime | str) else _TIME_EXPECTED
@@ -108,7 +108,7 @@ def _parse_zoned(match: re.Match[str]) -> pendulum.DateTime | str | None:
     first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return pendulum.instance(first)
-    # Through UTC and back: a local time that was skipped becomes the two times around the gap.
+    # The time is converted to UTC and back: a local time that was skipped becomes the two times around the gap.
     shown = " or ".join(each.astimezone(UTC).astimezone(zone).isoformat() for each in (first, second))
     how = "were put forward over" if first.astimezone(UTC) > second.astimezone(UTC) else "showed twice"
     return f"{shown}, since clocks in {match['zone']} {how} {local.isoformat(' ')}"
@@ -172,7 +172,7 @@ def _find_branch_or_tag(read: RefExpression, ancestry: Ancestry) -> tuple[str | 
 
 def _version_by_commit_id(read: RefExpression, ancestry: Ancestry) -> VersionRef:
     refs = ancestry.refs
-    # Last, since it may take reading every manifest.
+    # Commit ids are searched last, since that may take reading every manifest.
     found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
     if not found:
         branches = [branch.name for branch in refs.branches().values() if branch.state == READY]

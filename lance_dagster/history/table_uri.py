@@ -35,7 +35,7 @@ _EXAMPLE_OF_REPOSITORY = "lance+s3://lake?table=shop/orders&ref=production"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionUri:
-    """What the URI of a version says: the URI of the table or the root of the repository, the ref, the table there."""
+    """The parts of the URI of a version: the URI of the table or the root of the repository, the ref, the table."""
 
     location: str
     ref: str
@@ -48,7 +48,7 @@ def is_table_uri(uri: str | os.PathLike[str]) -> bool:
 
 
 def parse_version_uri(text: str) -> VersionUri:
-    """Return what a URI of either form says.
+    """Parse a URI of either form.
 
     Raises:
         InvalidInputError: The text has another form, or carries credentials or other options; the message never shows
@@ -85,8 +85,8 @@ def parse_table_uri(text: str) -> tuple[str, str]:
     found = parse_version_uri(text)
     if found.table is not None:
         raise InvalidInputError(
-            f"the URI names table {found.table!r} of the repository at {found.location}, and here the URI of a table "
-            f"alone is wanted, such as {_EXAMPLE}; LanceRepository.open_uri opens a table of a repository"
+            f"the URI names table {found.table!r} of the repository at {found.location}, but the URI of a single table "
+            f"is wanted, such as {_EXAMPLE}; LanceRepository.open_uri opens a table of a repository"
         )
     return found.location, found.ref
 

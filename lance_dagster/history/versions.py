@@ -269,7 +269,7 @@ class Versions:
         state = self._states.get(own_id)
         if state is None or (state.branch, state.number) != (branch, number):
             state = self._decoded(branch, number, data, path=f"{self.store.uri}/{key}", own_id=own_id)
-        # Not before it was decoded: the answer may have been cut.
+        # The id is kept only after the manifest was decoded, since the answer may have been cut.
         self._keep_id(branch, number, own_id)
         self.cache(branch_id, state)
         return state
@@ -370,7 +370,7 @@ class Versions:
             if data is not None and commit_id(data) != own_id:
                 self.forget()
         if known and branch == layout.MAIN:
-            # Not of other branches, whose versions are not cached by their numbers alone.
+            # This is not done for other branches, whose versions are not cached by their numbers alone.
             self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
         state = self.load(branch, newest[0], branch_id)
         if branch == layout.MAIN:
@@ -385,7 +385,7 @@ class Versions:
         return self._latest if branch == layout.MAIN else None
 
     def is_stored(self, state: State) -> bool:
-        """Look up that a version which was read earlier is there; where another one has its place, forget them all."""
+        """Tell whether a version that was read earlier is still stored as it was; if not, forget all versions."""
         data = self._manifest(state.branch, state.number)[1]
         if data is not None and commit_id(data) == state.id:
             return True
@@ -508,7 +508,7 @@ class Versions:
         """Return the first parent, none for the first version of a table, and whether it was cleaned up."""
         if summary.forked_from is not None:
             if branch == layout.MAIN:
-                # A cloned table: its origin is a version of another table, which is no parent here.
+                # A cloned table: its origin is a version of another table, which is not a parent here.
                 return (), False
             name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
             # Versions of `main` are known by their numbers, and only those.
@@ -520,11 +520,11 @@ class Versions:
         wanted = summary.number - 1
         if RESET in summary.properties and summary.read_version < wanted:
             # A reset was made from the version it went back to. Versions between the two exist until the reset has
-            # dropped them, and are no parents.
+            # dropped them, and are not parents.
             made_from = summary.read_version
             return (f"{branch}@{made_from}",), made_from not in numbers
-        # Never plain `number - 1` for a merge: a sync skips numbers on purpose, to be numbered after the version it
-        # merged, and is made from the version it read. In any other version a skipped number was cleaned up.
+        # The parent of a merge is not plain `number - 1`: a sync skips numbers on purpose, to be numbered after the
+        # version it merged, and is made from the version it read. In any other version a skipped number was cleaned up.
         if before != wanted and before == summary.read_version and MERGE in summary.properties:
             wanted = before
         return ((f"{branch}@{wanted}",), before != wanted) if wanted else ((), False)
@@ -551,7 +551,7 @@ class Versions:
             raise CorruptFileError(
                 layout.join(self.store.uri, self._folder(branch)),
                 f"it names versions by both schemes, such as {layout.manifest_name_v1(v1_numbers[0])} and "
-                f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes what was begun",
+                f"{layout.manifest_name(numbers[0])}; migrate_manifest_names() finishes the migration",
             )
         (self._v1_named.add if v1_numbers else self._v1_named.discard)(branch)
         (self._v2_named.add if numbers else self._v2_named.discard)(branch)

@@ -1,7 +1,7 @@
-"""Name the rows of conflicts by their keys: a reader can look "id 7" up, and "1 row in fragment 0" not.
+"""Name the rows of conflicts by their keys: a reader can look up "id 7", but not "1 row in fragment 0".
 
-A key is what the table declares as its primary key, or else the columns that a side upserted by. Only the key columns
-of the first few rows of each conflict are read, and only once a merge is refused.
+The key is the primary key that the table declares, or else the columns that a side upserted by. Only the key columns of
+the first few rows of each conflict are read, and only once a merge is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from lance_dagster.merge.rules import Conflict, MergeRefusal
 from lance_dagster.transactions.claims import UPSERT
 
 MOST_ROWS_NAMED = 3
-"""Each costs a row of key columns that is read from up to three versions, and conflicts should stay one line."""
+"""The key columns of each are read from up to three versions, and a conflict should stay on one line."""
 _KINDS_WITH_ROWS = ("rows", "column")
-"""A conflict about a partition has the condition of its rows in its unit."""
+"""The kinds whose rows are named. A conflict about a partition has the condition of its rows in its unit already."""
 
 
 def with_keys(
@@ -44,7 +44,7 @@ def with_keys(
 
 
 def _key(fields: Sequence[Field], refusal: MergeRefusal) -> tuple[str, ...]:
-    """Return the key columns of a table that are at its top level; none where nothing says what they are."""
+    """Return the key columns of a table that are at its top level; none where neither schema nor upserts name any."""
     declared = sorted(
         (field for field in fields if field.primary_key and field.parent_id < 0),
         key=lambda field: (field.primary_key_position, field.id),
@@ -61,7 +61,7 @@ def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) ->
     if conflict.kind not in _KINDS_WITH_ROWS:
         return ()
     try:
-        # One row more than is named tells whether an ellipsis is needed.
+        # One row more than can be named is read, which tells whether an ellipsis is needed.
         reader = found.stream(conflict, columns=columns, on=None, limit=MOST_ROWS_NAMED + 1)
         rows = reader.read_all().to_pylist()
     except (LanceDagsterError, OSError):
@@ -72,6 +72,6 @@ def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) ->
 
 
 def _named(row: Mapping[str, Mapping[str, object] | None], columns: Sequence[str]) -> str:
-    """Return the key of a row as the first version has it that has the row."""
+    """Return the key of a row, as it is in the first version that has the row."""
     image = next((found for version in VERSION_FIELDS if (found := row[version]) is not None), {})
     return " ".join(f"{name} {image.get(name)!r}" for name in columns)

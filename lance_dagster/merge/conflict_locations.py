@@ -25,8 +25,8 @@ Codes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ABSENT = -1
 """Stands in `RowLocations.addresses` for a row that a version does not have."""
 NEVER, UNCHANGED, ADDED, CHANGED, REMOVED, REWRITTEN = range(6)
-"""What a side did to a row. `NEVER`: it does not have it, nor has the merge base. `REWRITTEN`: it took the row out, or
-gave it new values: which of the rows it inserted would be this one is unknown."""
+"""What a side did to a row. `NEVER`: neither the side nor the merge base has the row. `REWRITTEN`: the side removed the
+row or gave it new values; it is unknown which of the rows that it inserted, if any, is this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class RowLocations:
     """Rows of a conflict, a line for each.
 
     `addresses` has three columns: where the row lies in the merge base, on the source and on the dest, or `ABSENT`.
-    `did` has two: what source and dest did to it. With `fields`, ids of fields on the dest, the rows are all those
-    beside which both sides wrote these, whether the values are still the same or not.
+    `did` has two: what source and dest did to it. With `fields`, which are ids of fields on the dest, the rows are all
+    those for which both sides wrote these fields, whether the values changed or not.
     """
 
     addresses: "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
@@ -53,7 +53,7 @@ class RowLocations:
 
 @dataclass(slots=True, kw_only=True)
 class ConflictLocations:
-    """The rows of conflicts as they were noted, and what it takes to find them.
+    """The rows of conflicts as the rules noted them, and what it takes to find them.
 
     `sides` are the source and the dest.
     """
@@ -65,7 +65,7 @@ class ConflictLocations:
     def rows_of(self, conflict: Conflict) -> RowLocations:
         """Return the rows of a conflict: those of the base in its order, then those the source put in, then the dest's.
 
-        There are none where they cannot be traced.
+        The result is empty where the rows cannot be traced.
         """
         found = [note() for note in self.lookups.get(conflict, ())]
         try:
@@ -109,7 +109,7 @@ class ConflictLocations:
         """Find rows of a fragment of the base, or rows that it does not have."""
         base = self.sides[0].base
         alive, where = np.zeros(len(offsets), np.bool_), np.full(len(offsets), ABSENT, np.int64)
-        # Rows that the merge base lacks have a key that is no fragment id, and no address there.
+        # Rows that the merge base lacks have an `AbsentRows` key in place of a fragment id, and no address there.
         if isinstance(key, int):
             alive = _among(offsets, live_rows(base, present(base, key), self.sides[0].lookups.deleted))
             where = np.where(alive, offsets + _first_address(key), ABSENT)
@@ -120,7 +120,7 @@ class ConflictLocations:
 
 
 class _SideLocations:
-    """Where rows of the merge base lie on one side."""
+    """The places of rows of the merge base on one side."""
 
     def __init__(self, side: MergeSide, base: Manifest) -> None:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
@@ -128,7 +128,7 @@ class _SideLocations:
     # A rule that looked at one side only notes its rows there, although the merge base may have them as well: such rows
     # have to get one line with those that another rule noted in the base.
     def collect(self, rows: Rows, base: dict[BaseKey, BitMap], alone: dict[int, BitMap]) -> None:
-        """Sort rows, given by where they lie on the side, into those the merge base has and those put in."""
+        """Sort rows, given by where they lie on the side, into those the merge base has and those the side inserted."""
         for number, offsets in rows.items():
             found = self._row_changes.relocated.get(number)
             # Rows out of place were moved or inserted. All others lie at their offset in the fragment of the base.
@@ -151,7 +151,7 @@ class _SideLocations:
         """
         row_changes = self._row_changes.of(key)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)
-        # From the weakest statement to the strongest: a row that is found somewhere overwrites what is assumed here.
+        # Statements go from the weakest to the strongest: a row that is found somewhere replaces what is assumed here.
         did[alive] = REMOVED
         did[alive & _among(offsets, row_changes.rewritten)] = REWRITTEN
         if row_changes.place is not None and isinstance(key, int):
@@ -173,7 +173,7 @@ class _SideLocations:
         return places, did
 
     def _other_files(self, place: Fragment, number: int) -> bool:
-        """Tell whether some values beside rows that stayed lie in other files than in the base."""
+        """Tell whether some values of rows that stayed lie in other files than in the base."""
         # Comparing file names reads no data. A file that was written anew may hold equal values, so this errs towards
         # reporting a change.
         had, base_ids = backing(present(self._base, number)), self._columns.base_ids

@@ -44,7 +44,7 @@ from lance_dagster.merge.conflict_locations import (
 from lance_dagster.merge.rules import Conflict, MergeRefusal
 
 Manifests = tuple[Manifest, Manifest, Manifest]
-"""Of the merge base, the source and the dest."""
+"""The manifests of the merge base, the source and the dest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class SharedColumn:
 
 
 class ConflictColumns:
-    """The columns of three versions beside each other."""
+    """The columns of three versions, matched with each other."""
 
     def __init__(self, manifests: Manifests, ids: Sequence[Mapping[int, int]]) -> None:
         """Match the columns of the three versions.
 
         Args:
             manifests: The three versions.
-            ids: By the ids of fields of the merge base, those on the source, and those on the dest.
+            ids: The ids of fields on the source and on the dest, each by their ids in the merge base.
         """
         self._fields = [Fields.of(manifest.fields) for manifest in manifests]
         base = self._fields[BASE]
@@ -72,23 +72,23 @@ class ConflictColumns:
         self.all = tuple(self._beside())
 
     def chosen(self, names: Sequence[str] | None) -> tuple[SharedColumn, ...]:
-        """Return columns by name, by any that a version has for them; None for all.
+        """Return columns by any name that a version has for them; all columns where `names` is None.
 
         Raises:
-            InvalidInputError: There is none of a name.
+            InvalidInputError: No column has one of the names.
         """
         if names is None:
             return self.all
         return tuple(dict.fromkeys(self._named(name) for name in string_list("columns", names, "id")))
 
     def holding(self, fields: frozenset[int]) -> tuple[SharedColumn, ...]:
-        """Return the columns that fields of the dest are in."""
+        """Return the columns that contain some fields of the dest."""
         dest = self._fields[DEST]
         columns = {dest.column(dest.by_id[number]).id for number in fields}
         return tuple(column for column in self.all if column.dest_id in columns)
 
     def compared(self, columns: Sequence[SharedColumn], side: int) -> tuple[ComparedColumn, ...]:
-        """Say how values of columns that the merge base and a side have are compared; without those that cannot be."""
+        """Return how to compare the columns that the merge base and a side have, without those that cannot be."""
         found, _ = compared_columns(self._fields[BASE], self._fields[side], self._matched[side - SOURCE])
         by_name = {(column.before, column.after): column for column in found}
         pairs = [(column.names[BASE], column.names[side]) for column in columns]
@@ -154,7 +154,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """How rows are identified: the key columns of merge base and source, and those of merge base and dest.
+    """The identification of rows: the key columns of merge base and source, and those of merge base and dest.
 
     `put_in` returns the addresses of all rows that a side inserted.
     """
@@ -225,7 +225,7 @@ class RowKeys:
             )
             for version, addresses in (one, other)
         )
-        # Null is no key: two rows with a null in it are not the same row.
+        # A null matches nothing: two rows with a null in their key are not the same row.
         found = paired_by_values(olds[~old_null], news[~new_null])
         return np.flatnonzero(~old_null)[found.before], np.flatnonzero(~new_null)[found.after], np.flatnonzero(old_null)
 
@@ -253,7 +253,7 @@ FlagsOfRows = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
-    """Which rows are wanted, and what of them: the conflicts, the columns, those of the key, at most how many rows."""
+    """A request for rows: the conflicts, the columns, the key columns, and the maximum number of rows."""
 
     conflicts: tuple[Conflict, ...]
     columns: tuple[SharedColumn, ...]
@@ -363,7 +363,7 @@ class ConflictRows:
         return RowKeys(versions=self._versions, columns=(own, other), put_in=locations.put_in).applied(found)
 
     def _with_differing_values(self, locations: RowLocations) -> RowLocations:
-        """Leave out rows in which neither side has other values, of columns that both wrote anew for all of them."""
+        """Leave out rows in which neither side changed the values of the columns that both wrote anew for all rows."""
         differ = np.zeros(len(locations), np.bool_)
         for column in self._columns.holding(locations.fields):
             for side in (SOURCE, DEST):
@@ -452,7 +452,7 @@ def _struct(values: "Mapping[str, pa.Array[Any]]", there: Flags, kind: pa.Struct
 
 
 def _coalesced(read: "Sequence[Mapping[str, pa.Array[Any]]]", there: FlagsOfRows, kind: pa.DataType) -> "pa.Array[Any]":
-    """Return rows as structs, each as the first version has it that does."""
+    """Return rows as structs, each taken from the first version that has the row."""
     fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
     rows = len(there)
     # The columns of the versions are concatenated, so row `r` of version `v` is element `v * rows + r`.

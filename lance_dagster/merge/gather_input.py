@@ -52,8 +52,8 @@ def lookups(context: TableContext) -> Lookups:
     def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
         if fragment.deletion is None:
             return BitMap()
-        # The id is random, so two versions that name it mean the same file, also through different base paths. The
-        # base path is therefore no part of the cache key.
+        # The id is random, so two versions that name it mean the same file, even through different base paths. The
+        # base path is therefore not part of the cache key.
         deletion = fragment.deletion
         file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
         if file not in known:
@@ -125,10 +125,10 @@ def _comparing_cells(context: TableContext) -> CompareCells:
 
 
 def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:
-    """Do the same for many items, each of which may be a request or more; returns the results in order.
+    """Run a function on many items, each of which may take requests; return the results in order.
 
-    One request after the other, those of a thousand fragments would take a minute. A thread gets many items at a time:
-    on a local disk handing one over takes as long as the work.
+    Sent one after the other, the requests for a thousand fragments would take a minute. A thread gets many items at a
+    time: on a local disk, handing over an item takes as long as the work on it.
     """
     if workers == 1 or len(items) <= _FEW:
         return [run(item) for item in items]

@@ -1,4 +1,4 @@
-"""Carry out the plan of a merge: files under the table's root, deletion vectors stored, the operation that says so.
+"""Carry out the plan of a merge: copy files under the table's root, store deletion vectors, choose the operation.
 
 Rows that get cells of both sides are the only ones that are written: to a data file of their own, with their row ids.
 
@@ -38,7 +38,7 @@ _WRITERS = 16
 def materialize(
     context: TableContext, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
 ) -> tuple[Operation, Manifest]:
-    """Store what the plan needs; returns the operation to record, and the state that follows the head.
+    """Store the files that the plan needs; return the operation to record and the manifest that follows the head.
 
     Args:
         context: The table.
@@ -53,7 +53,7 @@ def materialize(
     materializer = _Materializer(context, source, head)
     finished = materializer.all_finished([*plan.changed.values(), *plan.added])
     finished += materializer.combined(plan)
-    # Encoded once, for the manifest and for its transaction, which is written twice.
+    # Fragments are encoded once, for the manifest and for its transaction, which is written twice.
     changed, added = (
         encoded(part, f"a merge into {head}") for part in (finished[: len(plan.changed)], finished[len(plan.changed) :])
     )
@@ -77,7 +77,7 @@ def materialize(
 
 
 def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
-    """Set the flag for mixed file versions where files of another version come: readers refuse the table without it."""
+    """Set the flag for mixed file versions where the merge adds some: readers refuse such a table without the flag."""
     versions = {data_file_version(file) for fragment in merged_fragment for file in fragment.files}
     if manifest.file_version == "" or versions <= {manifest.file_version}:
         return manifest

@@ -28,7 +28,7 @@ from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strat
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
 MergeMode = Literal["merge", "ff-only", "squash"]
-"""Whether a merge is recorded, refused when the dest has changes of its own, or taken over without a record."""
+"""`merge` records the merge, `ff-only` refuses it when the dest has changes of its own, `squash` records no merge."""
 MERGE_COMMIT: Literal["merge"] = "merge"
 FAST_FORWARD: Literal["ff-only"] = "ff-only"
 SQUASH: Literal["squash"] = "squash"
@@ -37,7 +37,7 @@ _MODES: tuple[MergeMode, ...] = get_args(MergeMode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """How to merge: who wins conflicts, whether the merge is recorded, what is kept with the transaction."""
+    """The options of a merge: the strategy for conflicts, the mode, the message and the properties."""
 
     strategy: Strategy = None
     mode: MergeMode = MERGE_COMMIT
@@ -52,21 +52,21 @@ class MergeOptions:
         return call_with("merge", (str(source), into), options)
 
     def __post_init__(self) -> None:
-        """Refuse a message or properties that are no text, and an unknown strategy.
+        """Refuse a message or properties that are not text, and an unknown strategy.
 
         Raises:
-            InvalidInputError: Names it.
+            InvalidInputError: The error names the invalid value.
         """
         validate_commit_info(self.message, self.properties)
-        # Checked here, because a merge that finds nothing to do never asks the strategy.
+        # The strategy is checked here, because a merge that finds nothing to do never uses it.
         ParsedStrategy.parse(self.strategy)
 
 
 def merge(context: TableContext, source: State, into: str, options: MergeOptions) -> State:
-    """Merge a version into a branch; returns the version that has it, which is not new when it was merged before.
+    """Merge a version into a branch; return the version that contains it, an older one where it was merged before.
 
     Raises:
-        MergeConflictError: With every reason; nothing was written.
+        MergeConflictError: The error names every conflict; nothing was written.
     """
     check_mode(options.mode)
     # The source is one fixed version. The head of the dest may move, so its lineage is read again for each attempt.
@@ -101,17 +101,17 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
 
 
 def check_mode(mode: str) -> None:
-    """Refuse an unknown mode of merging.
+    """Refuse an unknown merge mode.
 
     Raises:
-        InvalidInputError: With the modes that exist.
+        InvalidInputError: The error lists the modes that exist.
     """
     if mode not in _MODES:
-        raise InvalidInputError(f"{mode!r} is no way to merge; use {', '.join(map(repr, _MODES))}")
+        raise InvalidInputError(f"{mode!r} is not a merge mode; use {', '.join(map(repr, _MODES))}")
 
 
 def find_merged(context: TableContext, source: State, head: State) -> State | None:
-    """Return the version that brought all of `source` to a branch, given its head; None where that has not all."""
+    """Return the version that brought all of `source` to a branch; None where its head does not contain all of it."""
     source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, head)
     return version_that_merged(source_lineage, dest_lineage, context.versions)
 
@@ -123,7 +123,7 @@ def base_of(context: TableContext, one: State, other: State) -> State:
 
 
 def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
-    """Return why the merge is refused whatever the sides did."""
+    """Return the conflicts that refuse the merge whatever the sides did."""
     if options.mode == FAST_FORWARD and not source.contains(dest):
         diverged = f"{dest.state} has changes that {source.state} does not contain"
         return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=diverged),)
@@ -149,13 +149,13 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
 
 
 def _squashed(lineage: Lineage) -> dict[str, str]:
-    """Return which version of a branch was squashed into one, by the branch's id."""
+    """Return the versions that were squashed into a version, by the ids of their branches."""
     metadata = lineage.state.manifest.table_metadata.items()
     return {key.removeprefix(SQUASHED_PREFIX): value for key, value in metadata if key.startswith(SQUASHED_PREFIX)}
 
 
 def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str | None:
-    """Return what was squashed of a branch of which the other side has something that was not merged as well."""
+    """Return a squashed version of a branch of which the other side contains versions that `into` does not contain."""
     for branch_id, version in sorted(squashed.items()):
         if other.contained.get(branch_id, -1) > into.contained.get(branch_id, -1):
             return version
@@ -189,7 +189,7 @@ def _records(
 
 
 def all_claims(changes: Iterable[Change]) -> list[Claim]:
-    """Return what changes claim, each claim once."""
+    """Return the claims of some changes, each claim once."""
     return list(
         dict.fromkeys(
             claim

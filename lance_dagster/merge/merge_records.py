@@ -1,9 +1,9 @@
-"""Which versions single changes were taken over from, and what that means for a merge of these versions.
+"""Find the versions that picked changes come from, and the records of merges that a branch can do without.
 
-A pick writes down the versions its change is from, as branch ids with numbers: that of the branch, those of branches
-that a picked merge brought, and those the picked version was picked from itself.
+A pick records the versions its change comes from, as branch ids with version numbers: that of the branch, those of
+branches that a picked merge brought, and those that the picked version was itself picked from.
 
-Which records of merges a branch can do without: those of branches that are gone, unless they may come in again.
+A branch can do without the records of branches that are gone, unless their rows may come in again.
 
 A deleted branch cannot be merged any more, but another branch that contains it can. Where their merge base contains it
 as well, no row is inserted twice; otherwise only the record tells which rows are there already.
@@ -43,7 +43,7 @@ def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> b
 
 
 def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Change], other: Lineage) -> list[Change]:
-    """Return the changes of a side, those that the other side has as well as claiming nothing against it.
+    """Return the changes of a side; those that the other side also has are marked to claim nothing against it.
 
     Args:
         changes: What the side did since the merge base.
@@ -76,7 +76,8 @@ _FEW_RECORDS = 8
 def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, versions: Versions) -> dict[str, str]:
     """Return the table metadata without the records that no branch needs.
 
-    A few records are kept in any case: to know which branches there are, and what they contain, takes requests.
+    A few records are kept in any case, because it takes requests to find out which branches exist and what they
+    contain.
 
     Args:
         dest: The version that is to be followed by one with this metadata.
@@ -117,7 +118,7 @@ def _merged_at(record: str) -> int:
 
 
 def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
-    """Return the deleted branches of which a living branch has more than its merge base with the dest has."""
+    """Return the deleted branches of which a living branch contains more than its merge base with the dest does."""
     refs, versions = of
     try:
         head = versions.head(branch)
@@ -136,7 +137,7 @@ def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Vers
 def _brings(branch_id: str, other: Lineage, base: Lineage) -> bool:
     """Tell whether a version has more of a branch than another one: versions of it, a squash, or single rows."""
     metadata = [lineage.state.manifest.table_metadata for lineage in (other, base)]
-    # A squash is looked at before versions: it stands for rows of the branch without containing its versions.
+    # Squashes are checked before versions: a squash brings rows of the branch without containing its versions.
     if branch_id in _squashed(metadata[1]):
         return False
     if branch_id in _squashed(metadata[0]):

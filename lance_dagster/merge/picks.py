@@ -70,7 +70,7 @@ from lance_dagster.transactions.row_id_spaces import Alias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickOptions:
-    """How to take over or take back a change: against which parent, who wins conflicts, what is kept with it."""
+    """The options of a pick or a revert: the parent, the strategy for conflicts, the message and the properties."""
 
     parent: int | None = None
     strategy: Strategy = None
@@ -78,10 +78,10 @@ class PickOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a message or properties that are no text, an unknown strategy, and what is no number of a parent.
+        """Refuse a message or properties that are not text, an unknown strategy, and a parent that is not an integer.
 
         Raises:
-            InvalidInputError: Names it.
+            InvalidInputError: The error names the invalid value.
         """
         validate_commit_info(self.message, self.properties)
         ParsedStrategy.parse(self.strategy)
@@ -91,12 +91,12 @@ class PickOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRange:
-    """From one version to another, as a merge sees it: the base, the source, and what happened in between.
+    """A change from one version to another, as a merge sees it: the base, the source, and the changes in between.
 
-    `kind` is the property that says what it is for, `of` the version that was named. `since` is what was done on one
-    line from the base to the source; going back there is no such thing. `picks` is the change that comes back with
-    this one, where a revert of it is undone in order to pick it again: that is what the new version says it did.
-    `returning` says that it is picked again after more than it was taken back.
+    `kind` is the transaction property that records the purpose: picked, reverted or restored. `of` is the version that
+    the caller named. `since` has the changes of one line from the base to the source; it is empty where the range goes
+    back. `picks` is the requested pick, where it is carried out by undoing a revert: the new version then records the
+    pick. `returning` says that the change is picked again after a revert that took back more than this change.
     """
 
     kind: str
@@ -110,12 +110,12 @@ class ChangeRange:
 
     @property
     def puts_in(self) -> bool:
-        """Whether it may put rows in that a branch has already, where that has the version, or a pick of it."""
+        """Whether it may insert rows that a branch already has, because the branch has the version or a pick of it."""
         return self.kind == PICKED and not isinstance(self._operation, Delete)
 
     @property
     def carries_rows(self) -> bool:
-        """Whether rows may come, with values of all columns."""
+        """Whether the range may bring rows, with values of all columns."""
         # Taking an append back only removes rows, and changes of columns, settings or indices add none.
         comes = self.puts_in if self.kind == PICKED else not isinstance(self._operation, Append)
         return comes and not isinstance(self._operation, Project | UpdateConfig | CreateIndex)
@@ -131,7 +131,7 @@ class ChangeRange:
 
     @property
     def name(self) -> str:
-        """What the source is called in conflicts."""
+        """The name of the source in conflicts."""
         return f"the state before {self.of}" if self.kind == REVERTED else str(self.of)
 
     def verb(self, head: State) -> str:
@@ -156,7 +156,7 @@ class ChangeRange:
         return call_with("cherry_pick" if self.kind == PICKED else "revert", (str(self.of), branch), given)
 
     def marks(self, context: TableContext) -> dict[str, str]:
-        """Return the properties that say what was taken over or back, and who picked a change of another committer."""
+        """Return the properties that record the change that was picked or taken back, and the committer of a pick."""
         if self.picks is not None:
             return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
@@ -169,7 +169,7 @@ class ChangeRange:
         return marks
 
     def info(self, context: TableContext) -> dict[str, str]:
-        """Return the properties that say who made the change and what for; a pick keeps both, as in git."""
+        """Return the properties with the message of the new version; a pick keeps message and committer, as in git."""
         if self.picks is not None:
             return self.picks.info(context)
         version = context.versions.describe(self.of)
@@ -183,7 +183,7 @@ class ChangeRange:
 def apply_change(
     context: TableContext, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions
 ) -> State:
-    """Merge a change range into a branch as its next version; the head where that changes nothing.
+    """Merge a change range into a branch as its next version; return the head where that changes nothing.
 
     Args:
         context: The table.
@@ -192,7 +192,7 @@ def apply_change(
         options: Who wins conflicts, and what is kept with the transaction.
 
     Raises:
-        MergeConflictError: With every reason; nothing was written.
+        MergeConflictError: The error names every conflict; nothing was written.
     """
 
     def prepare(head: State) -> ProposedMerge:
@@ -220,7 +220,7 @@ def apply_change(
 
 
 def identity(of: State) -> str:
-    """Return what names a version in the properties of others: its commit id where it has one."""
+    """Return the name of a version in the properties of other versions: its commit id where it has one."""
     return of.id or str(of)
 
 
@@ -228,8 +228,8 @@ def _gather_merge_input(
     context: TableContext, change_range: ChangeRange, head: State, options: PickOptions
 ) -> MergeInput:
     base, source, dest = (lineage_of(state, context.refs) for state in (change_range.base, change_range.source, head))
-    # A record of row ids may have been dropped from one of the three versions. Counted from the version that they
-    # share, the row space of each has the records that were made since, dropped or not.
+    # A record of row ids may have been dropped from one of the three versions. The row space of each is therefore
+    # computed from the version that they share, so that it has all records made since, dropped or not.
     shared = merge_base(lineage_of(change_range.older, context.refs), dest, context.refs, context.versions)
     spaces = [row_space_since(one, shared, context.versions) for one in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
@@ -281,7 +281,7 @@ def _on_one_line(newer: Lineage, older: Lineage) -> bool:
 
 
 def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
-    """Return the ids of the rows that came, and of no others: a later merge of the branch has to bring these."""
+    """Return the ids of the rows that came and of no others: a later merge of the branch has to bring the others."""
     brought: list[RowRuns] = []
     for merged_fragment in plan.added if plan.aliases else ():
         rows = merged_fragment.fragment.physical_rows
@@ -303,11 +303,11 @@ def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
 
 
 def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickOptions) -> State:
-    """Make the change of a version on another branch too; the head as it is when it has that already.
+    """Apply the change of a version to another branch; return the head where the branch has the change already.
 
     Raises:
-        MergeConflictError: It contradicts what the branch did; nothing was written.
-        InvalidInputError: It is a merge and no parent was given.
+        MergeConflictError: The change contradicts changes of the branch; nothing was written.
+        InvalidInputError: The version is a merge and no parent was given.
         VersionNotFoundError: The parent is gone.
     """
     parent = _parent(context, commit_, options.parent)
@@ -332,11 +332,11 @@ def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickO
 
 
 def revert(context: TableContext, commit_: State, branch: str, options: PickOptions) -> State:
-    """Take the change of a version back, as the next version of a branch; the head when there is nothing to take back.
+    """Take the change of a version back in the next version of a branch; return the head where that is done already.
 
     Raises:
         MergeConflictError: Later changes build on it; nothing was written.
-        InvalidInputError: It is a merge and no parent was given.
+        InvalidInputError: The version is a merge and no parent was given.
         VersionNotFoundError: The parent is gone.
     """
     parent = _parent(context, commit_, options.parent)
@@ -351,7 +351,7 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
         return head
     if to is not None:
-        # A merge can be taken back to either parent; which change is gone depends on it, so the parent is recorded.
+        # A merge can be taken back to either parent. The parent decides which change is undone, so it is recorded.
         options = replace(options, properties={**options.properties, REVERTED_TO: identity(to)})
     changes = [replace(_change(parent, commit_), undone=True)]
     change_range = ChangeRange(kind=REVERTED, of=commit_, base=commit_, source=parent, changes=changes)
@@ -359,9 +359,10 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
 
 
 def restore(context: TableContext, to: State, branch: str, options: PickOptions) -> State:
-    """Make a version a branch had the next one of it; the head as it is when that is the one.
+    """Make an earlier version of a branch its next version; return the head where it has that state already.
 
-    One from before the branch was forked cannot be named by a restoring transaction: what was done since is taken back.
+    A restoring transaction cannot name a version from before the fork. For such a version, the changes made since are
+    taken back instead.
 
     Raises:
         InvalidInputError: The branch never had that version.
@@ -378,10 +379,10 @@ def restore(context: TableContext, to: State, branch: str, options: PickOptions)
         of = lineage_of(head, context.refs)
         # Branch ids are compared and not names: another branch may have the name by now.
         if not any(line.id == target.id and to.number <= line.number for line in of.segments):
-            anew = Remedy("{} makes the branch anew from it", Call("branches.reset", (branch, str(to))))
+            anew = Remedy("{} recreates the branch from that version", Call("branches.reset", (branch, str(to))))
             raise InvalidInputError(
-                f"branch {branch!r} of {context.uri} never was at {to}: it goes back to its own versions, and to those "
-                "before it was forked",
+                f"branch {branch!r} of {context.uri} was never at {to}: it can go back only to its own versions and to "
+                "those from before its fork",
                 remedy=None if branch == MAIN else anew,
             )
         done = base_and_changes(of, target, context.versions)[1]
@@ -421,7 +422,7 @@ def _reverts(change: Change) -> bool:
 
 
 def _takes_back(state: State, commit_: State, to: State | None) -> bool:
-    """Tell whether a version takes a change back; of a merge, the one that is seen from a certain parent."""
+    """Tell whether a version takes a change back; for a merge, the change as seen from the parent `to`."""
     return _says(state, REVERTED, commit_) and (to is None or _says(state, REVERTED_TO, to))
 
 
@@ -440,11 +441,11 @@ def _change(parent: State, of: State) -> Change:
 
 
 def _parent(context: TableContext, of: State, number: int | None) -> State:
-    """Return a parent of a version, counted from 1; the only one when none is asked for.
+    """Return a parent of a version, counted from 1; the only parent where no number is given.
 
     Raises:
-        InvalidInputError: There is none, there are two and none was chosen, or there is no such one.
-        VersionNotFoundError: It is gone.
+        InvalidInputError: The version has no parent, has two and no number was given, or has no parent of that number.
+        VersionNotFoundError: The parent is gone.
     """
     version = context.versions.describe(of)
     parents = version.parents
@@ -457,7 +458,7 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
             f"2 for {parents[1]} (parent=1, or --parent 1 in the command, is the change that the merge brought)"
         )
     if number is not None and not 1 <= number <= len(parents):
-        raise InvalidInputError(f"{of} of {context.uri} has {len(parents)} parents, so no parent {number}")
+        raise InvalidInputError(f"{of} of {context.uri} has {len(parents)} parents, but no parent {number}")
     if number in (None, 1):
         return context.load_recorded(RecordedVersion(parents[0]))
     # The second parent is found by the id of its branch, which may have been renamed since the merge.

@@ -42,21 +42,21 @@ from lance_dagster.transactions.index_updates import incomplete_indices, indices
 PREVIEW_OF = "preview_of"
 """Branch metadata that names the version whose merge a branch shows."""
 PREVIEWING = "lance_dagster.previewing"
-"""Branch metadata, until the merge is there: the commit id of what is merged."""
+"""Branch metadata that exists until the merge is committed: the commit id of the version that is merged."""
 _Three = tuple[RecordedVersion, RecordedVersion, RecordedVersion]
 """The merge base, the source and the dest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePreview:
-    """What a merge would do, without doing it. With conflicts it would do nothing.
+    """The effect that a merge would have, without doing it. With conflicts it would do nothing.
 
-    `remedy` has the call of `merge` that settles all conflicts, where strategies can; it is None where there are none.
-    `base` is the newest version both contain. `fast_forward` says that the dest did nothing since; `already_merged`
-    that there is nothing to do. `rows_combined` of the updated rows get the changes of both sides, in different cells,
-    and are written anew. `needs_backfill` gives, by the path of a column one side added, how many rows only the
-    other side has: they are null there. `reindex_needed` names the indices that would not speak for every fragment, or
-    that only the source has.
+    `remedy` has the call of `merge` that settles all conflicts, where strategies can, or else advice; it is None where
+    there is neither. `base` is the newest version that both contain. `fast_forward` says that the dest did nothing
+    since; `already_merged` says that there is nothing to do. `rows_combined` counts the updated rows that get changes
+    of both sides, in different cells, and are written anew. `needs_backfill` gives, by the path of a column that one
+    side added, how many rows only the other side has: they are null there. `reindex_needed` names the indices that
+    would not cover every fragment, or that only the source has.
 
     A pickled copy holds no storage options and reads rows with the credentials of the environment it is in. It finds
     branches that were renamed since.
@@ -112,26 +112,26 @@ class MergePreview:
     ) -> pa.RecordBatchReader:
         """Read the rows that the conflicts are about, as both sides and the merge base have them.
 
-        Each row of each conflict has a line: `_conflict_kind` and `_conflict_unit` name the conflict. `_row_id` is what
-        Lance knows the row by, in the first of the three versions that has it. `_source_change` and `_dest_change` say
-        what became of it: "changed", "removed", "added", "unchanged", null where it never was, or "rewritten": changed
-        or removed, which is unknown without stable row ids. Then come the row's images, the structs `base`,
-        `source` and `dest`, null where a version does not have it. They have the columns of their version, under the
-        names that the dest has for them.
+        Each row of each conflict has a line: `_conflict_kind` and `_conflict_unit` name the conflict. `_row_id` is the
+        row id, or the row address without stable row ids, in the first of the three versions that has the row.
+        `_source_change` and `_dest_change` say what each side did to it: "changed", "removed", "added", "unchanged",
+        null where the side never had it, or "rewritten": changed or removed, which cannot be told apart without stable
+        row ids. Then come the row's images, the structs `base`, `source` and `dest`, null where a version does not have
+        the row. They have the columns of their version, under the names that the dest has for them.
 
         There are lines for conflicts of the kinds "rows" and "column", as far as the rows are known, and for
-        "partition" where its condition is known: the rows in it that either side put in, changed or removed. Where both
-        wrote a column anew for all rows of a fragment, rows in which its value is still the same have no line.
+        "partition" where its condition is known: the rows in it that either side inserted, changed or removed. Where
+        both wrote a column anew for all rows of a fragment, rows in which its value did not change have no line.
 
         Args:
             conflict: One of the conflicts; None for all, one after the other.
             columns: The columns to read; None for all.
             on: The columns that identify rows, such as `["id"]`; they stand in a struct `key` before the images.
-                With a key, what a side took out and what it put in under the same key is one row, which it changed.
-            limit: At most how many lines.
+                With a key, a row that a side removed and a row that it inserted with the same key are one changed row.
+            limit: The maximum number of lines.
 
         Raises:
-            InvalidInputError: There is no such conflict or column. While rows are read: two have the same key.
+            InvalidInputError: There is no such conflict or column, or two rows that are read have the same key.
         """
         return self._rows.find().stream(conflict, columns=columns, on=on, limit=limit)
 
@@ -143,18 +143,18 @@ class MergePreview:
 
 @dataclass(frozen=True, slots=True)
 class _RowsOnDemand:
-    """Find the rows of conflicts, and what to plan again in a process that only has a pickled preview."""
+    """Finds the rows of conflicts; `request` is what a process with only a pickled preview needs to plan again."""
 
     request: tuple[str, Strategy, _Three]
     find: Callable[[], ConflictRows]
 
 
 def preview_on_branch(context: TableContext, name: str, source: State, head: State, *, options: MergeOptions) -> Branch:
-    """Make a branch that holds what merging a version into the head of a branch gives; go on where that was begun.
+    """Make a branch with the result of merging a version into the head of a branch; continue an interrupted call.
 
     Raises:
-        AlreadyExistsError: A tag has the name, or another branch.
-        MergeConflictError: With every reason why not.
+        AlreadyExistsError: A tag or another branch has the name.
+        MergeConflictError: The error names every conflict.
     """
     # After a crash, this metadata lets the next call recognise and finish its own branch, and refuse any other one.
     begun = {PREVIEWING: source.id}
@@ -169,7 +169,8 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         # A merge that landed before a crash is found again here and not repeated.
         merge(context, source, name, options)
     except (InvalidInputError, ConflictError, NotFoundError, FormatError):
-        # Nothing was merged: the source was deleted meanwhile, for one. A branch without a result would be in the way.
+        # Nothing was merged, for example because the source was deleted meanwhile. A branch without a result would only
+        # be in the way.
         with suppress(LanceDagsterError):
             if (newest := context.head(name)).number == made.first:
                 retire_branch(newest, context.refs, context.versions)
@@ -257,10 +258,10 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
 
 
 def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
-    """Return the names of indices that do not speak for every fragment of the result, or that only the source has."""
+    """Return the names of indices that do not cover every fragment of the result, or that only the source has."""
     names = {index.name for index in indices_of(plan.manifest)}
     missing = {index.name for index in indices_of(source.manifest)} - names
-    # Indices cover fragments by id, so a fragment that only changed needs no look; the plan's new fragments do.
+    # Indices cover fragments by id, so fragments that only changed need no check; the plan's new fragments do.
     new = [merged_fragment.fragment for merged_fragment in plan.added]
     if len(plan.combined.dest):
         new.append(Fragment(id=plan.first_combined, files=(), physical_rows=len(plan.combined.dest)))

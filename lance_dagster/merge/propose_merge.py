@@ -3,8 +3,8 @@
 Merges, syncs, picks, reverts and restores to before a fork all go through `commit_merge`: each only says what is to be
 merged into a given head, and what is recorded with it.
 
-Invariants: nothing is written before a plan without conflicts; and one transaction id serves all attempts, so that an
-attempt whose response was lost is recognised as landed.
+Invariants: nothing is written before there is a plan without conflicts; and one transaction id serves all attempts, so
+that an attempt whose response was lost is recognised as landed.
 """
 
 import json
@@ -35,12 +35,12 @@ from lance_dagster.transactions.apply import next_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedMerge:
-    """What is to be merged into a head, and what is recorded with it.
+    """The input of a merge into a head, and what the commit records with it.
 
-    `attempt` says what is done, as it follows "cannot"; `call` is what was called, without its strategy, and None for
-    what takes no strategy. `table_metadata` makes that of the result. `refused` are conflicts that are known before
-    anything is compared. Where `is_merge`, a protected branch takes the commit, and it is made even if it changes
-    nothing.
+    `attempt` says what is done, in the words that follow "cannot" in an error. `call` is the call that asked for the
+    merge, without its strategy, and None for a call that takes no strategy. `table_metadata` makes the table metadata
+    of the result. `refused` are conflicts that are known before anything is compared. Where `is_merge`, a protected
+    branch accepts the commit, and the commit is made even if it changes nothing.
     """
 
     given: MergeInput
@@ -63,7 +63,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
             new head whenever another writer commits first.
 
     Raises:
-        MergeConflictError: With every reason; nothing was written.
+        MergeConflictError: The error names every conflict; nothing was written.
     """
     # All attempts share one id: a commit whose response was lost is recognised by it and not made a second time.
     transaction_id = str(uuid.uuid4())
@@ -98,7 +98,7 @@ def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePla
     """Plan a merge.
 
     Raises:
-        MergeConflictError: With every reason.
+        MergeConflictError: The error names every conflict.
     """
     # Conflicts that do not depend on what the sides did spare the plan, which may read deletion files and rows.
     with naming_damaged_manifests(context, wanted.source, head):
@@ -122,7 +122,7 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
 
     Args:
         refusal: Why there is no merge.
-        call: What was called, without its strategy; None for what takes no strategy.
+        call: The call that asked for the merge, without its strategy; None for a call that takes no strategy.
     """
     if call is None:
         return None
@@ -136,7 +136,7 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
     elif set(refusal.offered) == set(refusal.either):
         other = ", or choose the other winner for each"
     else:
-        # A unit may have braces, which would be taken for the place of the call.
+        # A unit may contain braces, which would be taken for the placeholder of the call.
         other = f", or choose the other winner for {', '.join(map(repr, refusal.either))}"
         other = other.replace("{", "{{").replace("}", "}}")
     return Remedy(f"settle all conflicts with {{}}{other}", replace(call, named=named))
@@ -144,7 +144,7 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
 
 @contextmanager
 def naming_damaged_manifests(context: TableContext, source: State, head: State) -> Iterator[None]:
-    """Say which manifests damage was found in, where that was found by rules that know no files."""
+    """Name the manifests in an error about damage that rules found, since the rules do not know the files."""
     try:
         yield
     except CorruptFileError as error:
@@ -155,16 +155,16 @@ def naming_damaged_manifests(context: TableContext, source: State, head: State) 
 
 
 def _strategy_used(given: MergeInput) -> dict[str, str]:
-    """Return what a transaction says about the strategy that was given, whether it had to settle anything or not."""
+    """Return the property that records the given strategy, whether it had to settle anything or not."""
     winners = ParsedStrategy.parse(given.strategy).winners
     return {MERGE_STRATEGY: json.dumps(dict(winners), sort_keys=True)} if winners else {}
 
 
 def _noted(plan: MergePlan) -> dict[str, str]:
-    """Return what a transaction says about the result: columns that moved or were cast, and rows without values."""
+    """Return the properties that describe the result: columns that moved or were cast, and rows without values."""
     noted = {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
     for key, casts in ((CASTS, plan.casts), (CASTS_OF_SOURCE, plan.casts_of_source)):
-        # Written down even where there are none: that tells a column that was cast from one dropped beside a new one.
+        # An empty record is written too: it distinguishes a cast from a column dropped beside a new one.
         if plan.tally.schema_changed or casts:
             noted[key] = ",".join(f"{old}:{new}" for old, new in sorted(casts.items()))
     lacking = plan.tally.needs_backfill

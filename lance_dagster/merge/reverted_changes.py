@@ -1,9 +1,9 @@
-"""Whether a branch had the change of a version and took it back, and which version did so last.
+"""Find out whether a branch had the change of a version and took it back, and which version did so last.
 
 A change reaches a branch as the version itself, through a merge of it, or by a cherry-pick; it is taken back by a
 revert of any of these, and comes again with a revert of that revert. To pick it once more then means to undo the last
-revert: the rows and columns are known to the branch already, under the ids they had, so that the formula of a first
-pick would find nothing that is new.
+revert: the branch knows the rows and columns already, under the ids they had, so that a plain pick would find nothing
+new.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ def last_revert(context: TableContext, of: State, parent: State, head: State) ->
 
 @dataclass(frozen=True, slots=True)
 class _Brought:
-    """How a version introduced the change: `whole` if nothing else came with it, `into` the head before a merge."""
+    """The way a version introduced the change: `whole` if nothing else came with it, `into` the head before a merge."""
 
     whole: bool
     into: str | None = None
@@ -73,7 +73,7 @@ class _Walk:
     """Follows a change through the versions of a branch, oldest first.
 
     `brought` and `reverted` have the commit ids of the versions that introduced the change and took it back. `at` keeps
-    by number what stood after each version, since a branch may be restored to any of them.
+    the value of `last` after each version, by version number, since a branch may be restored to any of them.
     """
 
     context: TableContext
@@ -86,13 +86,13 @@ class _Walk:
     at: dict[int, LastRevert | None] = field(default_factory=dict)
 
     def follow(self, change: Change) -> None:
-        """Take in the next version of the branch."""
+        """Process the next version of the branch."""
         if change.transaction is None or change.after is None:
             return
         if isinstance(change.operation, Restore):
             # A restore brings back the state after that version, with the reverts made up to it and none made later.
             self.last = self.at.get(change.operation.version)
-        # Loading a version takes requests, so versions that cannot matter are passed over.
+        # Loading a version takes requests, so versions that cannot matter are skipped.
         elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
             self._follow(self.context.load_recorded(RecordedVersion(change.version)), change.transaction)
         self.at[change.after.version] = self.last
@@ -116,7 +116,7 @@ class _Walk:
         if state.id == self.of.id:
             return _Brought(whole=True)
         if properties.get(PICKED) == (self.of.id or str(self.of)):
-            # The change of a merge may be seen from either parent; the versions that were picked tell from which.
+            # The change of a merge may be seen from either parent; the recorded versions tell from which it was picked.
             return _Brought(whole=True) if properties.get(PICKED_FROM) == self.versions_from else None
         version = self.context.versions.describe(state)
         merged = Ancestry(self.context.refs, self.context.versions).merged(version)

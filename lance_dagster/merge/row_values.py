@@ -1,4 +1,4 @@
-"""Read values of rows of two versions, which manifests do not show and a merge has to know.
+"""Read values of rows of two versions, which a merge needs and manifests do not contain.
 
 Two upserts that both put in new rows contradict each other exactly where both put in a row of the same key. Which keys
 these are is not recorded, since there may be millions; so the key columns of the rows that both sides wrote are read.
@@ -37,7 +37,7 @@ def shared_keys(
     dest: "tuple[LanceDataset, Mapping[int, BitMap]]",
     names: Sequence[tuple[str, str, str]],
 ) -> SharedKeys:
-    """Return the rows whose key occurs among the given rows of both versions; null is no key.
+    """Return the rows whose key occurs among the given rows of both versions; a null key matches nothing.
 
     Args:
         source: A version, and rows of it by fragment.

@@ -37,7 +37,7 @@ from lance_dagster.transactions.base_paths import (
 )
 
 _SHOWN = 3
-# How often an allowance is written where requests fail.
+# The number of attempts to write an allowance where requests fail.
 _ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
     refuse_protected_branch("add a base path to", branch, context.store)
     # The id is chosen from the heads of all branches, so it is read once and not for each proposal.
     number = _free_id(context, branch, base)
-    # Before the commit, so that no reader finds a base path that is not allowed.
+    # The allowance is written before the commit, so that no reader finds a base path that is not allowed.
     allow(context, base.path, number)
-    # One uuid for all proposals, so a commit whose response was lost is recognised as this one.
+    # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
     properties = dict(wanted.properties) | ({} if wanted.message is None else {COMMIT_MESSAGE: wanted.message})
 
@@ -109,7 +109,7 @@ def allow(context: TableContext, path: str, base_id: int) -> None:
             problem = error
             break
         except StoreError as error:
-            # One request that failed must not leave a table that other readers refuse.
+            # A single failed request must not leave a table that other readers refuse.
             problem = error
     # The place may be readable only, or its options may not be known here. Readers can allow it by themselves.
     _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, problem)
@@ -240,7 +240,7 @@ def check_files(context: TableContext, state: State, base_ids: Iterable[int]) ->
             if missing:
                 shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
                 raise CorruptFileError(
-                    place.base.path, f"{len(missing)} files that {state} names are not there, or not whole: {shown}"
+                    place.base.path, f"{len(missing)} files that {state} names are missing or incomplete: {shown}"
                 )
             count += len(place.data) + len(place.deletions) + len(place.indices)
     return count

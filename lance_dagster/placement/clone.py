@@ -141,7 +141,7 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
                 return
             problem = error
         except StoreError as error:
-            # One request that failed must not leave the files of the clone unprotected.
+            # A single failed request must not leave the files of the clone unprotected.
             problem = error
     # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
     _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, problem)
@@ -174,7 +174,7 @@ def _claimed(made: TableContext, what: str) -> Iterator[None]:
         if found is not None:
             raise AlreadyExistsError(
                 f"another clone is being made at {made.uri}, of {found.decode(errors='replace')}; "
-                f"when that was given up, remove {made.uri}/{_CLAIM}"
+                f"if that clone was given up, remove {made.uri}/{_CLAIM}"
             )
     try:
         yield

@@ -153,7 +153,7 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
     if number is None:
         known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
         raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
-    # Also for a dry run: the check of the files reads there.
+    # This is done for a dry run too: the check of the files reads there.
     allow(context, new, number)
 
     def moves(state: State) -> Mapping[str, str]:
@@ -190,7 +190,7 @@ def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
 
 def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repointed | None:
     """Commit corrected base paths to a branch; return None when all are correct."""
-    # One uuid for all proposals, so a commit whose response was lost is recognised as this one.
+    # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
     done: Repointed | None = None
 
@@ -242,7 +242,7 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
     wanted = replace(
         tag, branch=found.branch, version=found.number, manifest_size=context.versions.manifest_size(found)
     )
-    # Compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
+    # This is a compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
     context.refs.swap_tag(wanted, tag.ref)
     return replace(done, after=wanted.ref)
 
@@ -385,10 +385,10 @@ def _migrate(versions: Versions, branch: str) -> int:
     while True:
         _, old = parse_manifest_names(store.list(folder))
         if not old:
-            # Lists the names again, so that `versions` forgets the old scheme and commits with V2 names from here on.
+            # The names are listed again: `versions` forgets the old scheme and commits with V2 names from now on.
             versions.numbers(branch)
             return renamed
-        # Newest first: on an ordered store readers take the first V2 name in the listing as the newest version.
+        # The newest is copied first: on an ordered store readers take the first V2 name in the listing as the newest.
         for number in sorted(old, reverse=True):
             _copy(versions, folder, number)
         for number in sorted(old):
@@ -405,12 +405,12 @@ def _copy(versions: Versions, folder: str, number: int) -> None:
     store = versions.store
     source, target = f"{folder}/{manifest_name_v1(number)}", f"{folder}/{manifest_name(number)}"
     data = store.get(source)
-    # A conditional write: the new name may hold a version that another writer committed under the V2 scheme.
+    # The write is conditional: the new name may hold a version that another writer committed under the V2 scheme.
     if data is None or store.put_if_absent(target, data):
         return
     if store.get(target) != data:
         raise CorruptFileError(
             f"{store.uri}/{target}",
-            f"it is another version {number} than {manifest_name_v1(number)}; a writer was at work meanwhile: "
-            "find out which of the two readers saw, and remove the other",
+            f"it is another version {number} than {manifest_name_v1(number)}, because a writer committed meanwhile; "
+            "find out which of the two has been read, and remove the other",
         )

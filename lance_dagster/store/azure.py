@@ -1,8 +1,8 @@
 """Tables on Azure Blob Storage: `az://container/path` and `abfss://container@account.dfs.core.windows.net/path`.
 
 Conditional writes use `If-None-Match: *`, which Azure answers with 409 when the blob exists, and `If-Match`. The
-client's own retries are switched off, so that one call is one request; `prefix.retried` repeats those that may pass. A
-PUT that is repeated after a lost answer finds its own blob: the caller reads it back, as on every store.
+client's own retries are switched off, so that one call is one request; `prefix.retried` repeats requests that failed
+temporarily. A PUT that is repeated after a lost answer finds its own blob: the caller reads it back, as on every store.
 """
 
 import os
@@ -165,7 +165,7 @@ class AzureStore(PrefixStore):
             failed = [
                 f"{name} ({status})"
                 for name, status in zip(some, statuses, strict=True)
-                if status >= 300 and status != _MISSING  # noqa: PLR2004  # the first status that is no success
+                if status >= 300 and status != _MISSING  # noqa: PLR2004  # the first status that is not a success
             ]
             if failed:
                 shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
@@ -184,7 +184,7 @@ class AzureStore(PrefixStore):
             try:
                 request()
             except self._http_error as error:
-                # 409 is also the answer while a blob is leased or its account is busy; those are no answers here.
+                # 409 is also the answer while a blob is leased or its account is busy, which is an error here.
                 exists = error.status_code == _CONFLICT and error.error_code == "BlobAlreadyExists"
                 if exists or error.status_code == _FAILED or _is_missing(error):
                     return False
@@ -255,7 +255,7 @@ class AzureStore(PrefixStore):
     def _errors(self) -> tuple[Any, Any]:
         """Return the SDK's exceptions: of an answer that is an error, and of any failed request."""
         try:
-            # Here: programs that only look at a URI or its options do not need it.
+            # This is imported here: programs that only look at a URI or its options do not need it.
             from azure.core.exceptions import AzureError, HttpResponseError
         except ImportError as error:
             scheme = self._uri.partition(":")[0]
@@ -299,14 +299,14 @@ class AzureStore(PrefixStore):
                     raise PermissionRefusedError(what, _text(error)) from error
                 raise StoreError(f"cannot {what}: {_text(error)}") from error
             except failed as error:
-                # No answer, or half of one.
+                # There was no answer, or only a part of one.
                 raise TransientError(f"cannot {what}: {_text(error)}") from error
 
         return retried(attempt, self._seconds)
 
 
 def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of several classes of the SDK
-    """Return what the SDK signs requests with: an explicit option first, then what the machine offers.
+    """Return the credential that the SDK signs requests with: an explicit option, else one that the machine offers.
 
     Raises:
         InvalidInputError: A part of the credentials is missing.
@@ -347,7 +347,7 @@ class _StaticToken:
     def get_token(self, *_: str, **__: object) -> Any:  # noqa: ANN401  # the SDK's named tuple
         from azure.core.credentials import AccessToken
 
-        # Its real end is not known; the server refuses it when it is over.
+        # The real expiry is unknown; the server refuses the token once it has expired.
         return AccessToken(self._token, 2**31 - 1)
 
 

@@ -1,9 +1,9 @@
 """Tables on Google Cloud Storage: `gs://bucket/path`.
 
 Every verb is one request of the JSON API. The tag of an object is its generation: `ifGenerationMatch=0` writes where
-there is no object, another number where it is still that one. `google-auth` signs the requests and urllib3 sends them,
-without retries of their own; `prefix.retried` repeats those that may pass. A write that is repeated after a lost answer
-finds its own object: the caller reads it back, as on every store.
+there is no object, another number where the object still has that generation. `google-auth` signs the requests and
+urllib3 sends them, without retries of their own; `prefix.retried` repeats requests that failed temporarily. A write
+that is repeated after a lost answer finds its own object: the caller reads it back, as on every store.
 """
 
 import json
@@ -45,7 +45,7 @@ class _Answer(NamedTuple):
 
 
 class _Connection(NamedTuple):
-    """How the server is reached by one process."""
+    """The connection of one process to the server."""
 
     process: int
     pool: Any
@@ -106,7 +106,7 @@ class GoogleStore(PrefixStore):
         if size is None:
             return False
         with path.open("wb") as file:
-            # In pieces, so that a large object is never in memory as a whole.
+            # The object is read in pieces, so that a large one is never in memory as a whole.
             for start in range(0, size, _CHUNK):
                 piece = self.get_range(key, start, min(start + _CHUNK, size))
                 if piece is None:
@@ -144,7 +144,7 @@ class GoogleStore(PrefixStore):
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
         if not _is_generation(tag):
-            # Asked all the same, with a generation that no object has: the probe asks what the server does.
+            # The request is sent with a generation that no object has: the probe has to learn what the server does.
             tag = "1"
         what = f"delete {self._uri}/{key}"
         path = self._path(key, ifGenerationMatch=tag)
@@ -261,7 +261,7 @@ class GoogleStore(PrefixStore):
         # Connections do not survive a fork: each process makes its own.
         if self._connected is None or self._connected.process != os.getpid():
             try:
-                # Here: programs that only look at a URI or its options do not need them.
+                # These are imported here: programs that only look at a URI or its options do not need them.
                 import google.auth  # noqa: F401
                 import urllib3
             except ImportError as error:
@@ -274,10 +274,10 @@ class GoogleStore(PrefixStore):
 
 
 def _credentials(options: Mapping[str, str]) -> tuple[Any, str]:
-    """Return what signs requests, and the address of the server.
+    """Return the credentials that sign requests, and the address of the server.
 
     Raises:
-        InvalidInputError: A key is no JSON, or a file cannot be read.
+        InvalidInputError: A key is not JSON, or a file cannot be read.
         StoreError: There are no credentials.
     """
     import google.auth
@@ -294,7 +294,7 @@ def _credentials(options: Mapping[str, str]) -> tuple[Any, str]:
             key = options.get("service_account_key") or Path(options["service_account"]).read_text()
             info = json.loads(key)
             base = info.get("gcs_base_url", base)
-            # As in pylance: the key of an emulator, which asks for no signature.
+            # As in pylance, this is the key of an emulator, which asks for no signature.
             if info.get("disable_oauth"):
                 return credentials.AnonymousCredentials(), base
             return service_account.Credentials.from_service_account_info(info, scopes=[_SCOPE]), base

@@ -73,7 +73,7 @@ class Store(Protocol):
         """Write an object atomically unless the key exists; return whether it was written.
 
         Unless `synced`, a power cut may take it until the caller has called `sync_folder`; it is never left in part.
-        `after` are files and folders of this store that survive a power cut before the object has its name. Where they
+        `after` are files and folders of this store that are made durable before the object gets its name. Where they
         cannot be synced, `NotDurableError` says so and the object was not written.
         """
         ...
@@ -184,16 +184,16 @@ def together(store: Store, first: Callable[[], _First], second: Callable[[], _Se
 def put_once(store: Store, key: str, data: bytes) -> None:
     """Write an object unless there is one, and make sure that there is one afterwards.
 
-    For objects whose writer deletes something else next: a server may say that the condition of a put failed, because
-    of another request under way, and have no object in the end.
+    This is for objects whose writer deletes something else next: a server may report that the condition of a put
+    failed, because of another request under way, although there is no object in the end.
 
     Raises:
-        StoreError: The storage failed, or says that there is an object and shows none.
+        StoreError: The storage failed, or reports that the object exists but does not return it.
     """
     for _ in range(_PUTS):
         if store.put_if_absent(key, data) or store.get(key) is not None:
             return
-    raise StoreError(f"cannot write {store.uri}/{key}: the storage says that it is there, and it is not")
+    raise StoreError(f"cannot write {store.uri}/{key}: the storage reports that it exists, but does not return it")
 
 
 def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:

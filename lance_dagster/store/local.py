@@ -321,8 +321,8 @@ class LocalStore:
             path = f"{path}/{segment}"
             if os.path.islink(path):
                 raise StoreError(
-                    f"{path} is a symbolic link to {os.readlink(path)}: a change of what is behind it would be one of "
-                    "another table or folder; remove the link, or put the files there"
+                    f"{path} is a symbolic link to {os.readlink(path)}: a change through the link would change another "
+                    "table or folder; remove the link, or put the files there"
                 )
 
     @contextmanager
@@ -353,7 +353,7 @@ class LocalStore:
             left, done = not moves, True
             if synced and named:
                 self._sync(folder)
-        # A lost race for the name is no failure of the storage; a failed sync is told from one of the content.
+        # A lost race for the name is not a failure of the storage; a failed sync is told from one of the content.
         except (FileExistsError, NotDurableError):
             raise
         except (OSError, ValueError) as error:
@@ -393,7 +393,7 @@ class LocalStore:
             try:
                 return open(path, "xb")  # without a path object; the caller closes it
             except FileNotFoundError:
-                # Again when another process, which deletes what was there, removes the empty folder at once.
+                # This is repeated, since a process that deletes what was there may remove the empty folder at once.
                 self._made(folder, synced=synced)
         return open(path, "xb")  # as above
 
@@ -426,7 +426,7 @@ class LocalStore:
         self._secured.add(folder)
 
     def _sync(self, path: str) -> None:
-        """Sync a file, or the entries of a folder; the one place, so that a test can see the order or fail one."""
+        """Sync a file, or the entries of a folder. All syncs go through here: a test can watch them or fail one."""
         _sync(path)
 
     @contextmanager
@@ -536,7 +536,7 @@ def _begin_writing(path: str) -> None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            # Said of pages that are to be written, it begins that; of a folder, it does nothing.
+            # For pages that are to be written, this call begins the writing; for a folder, it does nothing.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

@@ -137,11 +137,11 @@ def _refuse_credentials(uri: str, what: str) -> None:
         InvalidInputError: The URI has a user, a query such as a signature, or a fragment; the message shows none of it.
     """
     place = re.split(r"[?#]", uri, maxsplit=1)[0]
-    # Azure's own spelling has the container there, which is no credential and cannot hold a password.
+    # Azure's own spelling has the container there, which is not a credential and cannot hold a password.
     if "@" in place.partition("://")[2].partition("/")[0] and not re.match(_CONTAINER, place):
-        raise InvalidInputError(f"{what} has no part before '@'; give credentials as storage options")
+        raise InvalidInputError(f"{what} cannot contain a user before '@'; give credentials as storage options")
     if place != uri:
-        raise InvalidInputError(f"{what} is without '?' and '#', and what follows {place!r} may be a signature")
+        raise InvalidInputError(f"{what} cannot contain '?' or '#': what follows {place!r} may be a signature")
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -168,7 +168,7 @@ def allowed_base_paths(storage_options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the places that the option `allowed_base_paths` lists, separated by commas, in canonical spelling.
 
     Raises:
-        InvalidInputError: An entry is no URI.
+        InvalidInputError: An entry is not a URI.
     """
     listed = storage_options.get(_ALLOWED_BASES, "").split(",")
     return tuple(canonical_uri(entry.strip()) for entry in listed if entry.strip())
@@ -238,7 +238,7 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
 
 
 def option_identity(name: str) -> str:
-    """Return what an option is called here: equal for two spellings of one option."""
+    """Return the name of an option in this package, which is equal for two spellings of one option."""
     plain = name.lower()
     for vocabulary in (AZURE, GOOGLE):
         if plain in vocabulary.names:
@@ -247,7 +247,7 @@ def option_identity(name: str) -> str:
 
 
 def is_secret_option(name: str) -> bool:
-    """Whether the value of an option is a secret, for any provider."""
+    """Tell whether the value of an option is a secret, for any provider."""
     return option_identity(name) in _SECRETS | AZURE.secrets | GOOGLE.secrets
 
 

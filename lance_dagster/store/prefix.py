@@ -21,7 +21,7 @@ from lance_dagster.store.interface import ObjectInfo
 
 # How often a server is asked what it does with conditions, and the first pause between two times.
 _PROBES, _PROBE_PAUSE = 4, 0.1
-# No object ever had this tag: it is written as an MD5 digest, and as a number it is none of a generation.
+# No object ever had this tag: it has the form of an MD5 digest, and as a number it is not a generation.
 _NO_TAG = "0" * 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 

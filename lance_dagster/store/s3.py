@@ -144,7 +144,7 @@ class S3Store(PrefixStore):
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
-            # Here: programs that only look at a URI or its options do not need it.
+            # This is imported here: programs that only look at a URI or its options do not need it.
             import fsspec
 
             try:
@@ -200,7 +200,7 @@ class S3Store(PrefixStore):
             # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
             if answer != _CONFLICT:
                 return answer is True
-            # The other request may take a while; at once, all attempts could fall into it.
+            # The other request may take a while; without a pause, all attempts could meet it.
             time.sleep(random.uniform(0, _CONFLICT_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
@@ -228,7 +228,7 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
 def _client_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of failed requests: s3fs converts only error responses of the server to `OSError`."""
     try:
-        # An optional dependency, like s3fs: local tables work without it.
+        # This is an optional dependency, like s3fs: local tables work without it.
         from botocore.exceptions import BotoCoreError
     except ImportError:
         # Without it there is no s3fs either, which `_fs` reports.

@@ -106,13 +106,13 @@ def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, 
         for spelt in reversed(spellings)
         if spelt.startswith(vocabulary.provider.lower()) and spelt.upper() in os.environ and name not in left_out
     }
-    # For pylance either of them is for all providers.
+    # For pylance, either of them applies to all providers.
     plain = os.environ.get("AZURE_STORAGE_ALLOW_HTTP", os.environ.get("AWS_ALLOW_HTTP"))
     return found if plain is None else {**found, "allow_http": plain}
 
 
 def is_true(value: str | None) -> bool:
-    """Whether an option that is a flag is set."""
+    """Tell whether an option that is a flag is set."""
     return value is not None and value.lower() in _TRUE
 
 
@@ -120,7 +120,7 @@ def retry_seconds(options: Mapping[str, str]) -> float:
     """Return for how long requests are repeated: the option `client_retry_timeout`.
 
     Raises:
-        InvalidInputError: It is no number of seconds.
+        InvalidInputError: It is not a number of seconds.
     """
     given = options.get("retry_seconds")
     if given is None:
@@ -138,6 +138,6 @@ def refuse_plain_http(options: Mapping[str, str]) -> None:
     """
     endpoint = options.get("endpoint", "")
     if any(mark in endpoint for mark in "@?#"):
-        raise InvalidInputError("the endpoint is without '@', '?' and '#'; give credentials as storage options")
+        raise InvalidInputError("the endpoint cannot contain '@', '?' or '#'; give credentials as storage options")
     if endpoint.lower().startswith("http://") and not is_true(options.get("allow_http")):
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")

@@ -1,1 +1,1 @@
-"""How one version becomes the next: rules over values. Nothing here reads, writes, or looks at a clock."""
+"""Rules by which one version becomes the next. Nothing here reads or writes files, or looks at a clock."""

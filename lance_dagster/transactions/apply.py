@@ -97,11 +97,11 @@ def next_version(
         replace(
             changed,
             version=head.version + 1,
-            # Never before the parent: clock skew between writers must not reorder a log or a time travel by date.
+            # It is never before that of the parent: clock skew must not reorder a log or a time travel by date.
             timestamp=max(timestamp, head.timestamp),
             transaction_file=transaction.file_name,
             writer=writer,
-            # Both describe the parent version, not the new one.
+            # These two describe the parent version, not the new one.
             version_aux_data=0,
             tag="",
         )
@@ -316,8 +316,8 @@ def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifes
         files = tuple(file for file in fragment.files if not live.isdisjoint(file.fields))
         if fragment.files and not files:
             raise InvalidInputError(
-                f"fragment {fragment.id} would be left without a file: the columns left are null in all its rows, and "
-                "no file says how many these are; write one of these columns first, or keep another"
+                f"fragment {fragment.id} would be left without a file: the remaining columns are null in all its rows, "
+                "and no file records how many rows it has; write one of these columns first, or keep another"
             )
         if files != fragment.files:
             changed[fragment.id] = replace(fragment, files=files)
@@ -368,8 +368,8 @@ def _with_file(fragment: Fragment, file: DataFile) -> tuple[DataFile, ...]:
     # Replacing part of a file would leave two files with values of one field.
     if any(wanted.intersection(own.fields) for own in fragment.files):
         raise InvalidInputError(
-            f"a file of fields {list(file.fields)} cannot replace one of fragment {fragment.id}: no file there holds "
-            "exactly these"
+            f"a file of fields {list(file.fields)} cannot replace one of fragment {fragment.id}: no file of the "
+            "fragment holds exactly these fields"
         )
     return (*fragment.files, file)
 
@@ -399,7 +399,9 @@ def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> M
     # Both limits are checked before anything is assigned: beyond them, ids would wrap around and be used twice.
     row_id = head.next_row_id
     if row_id + sum(fragment.physical_rows for fragment in added) > MAX_ROW_ID:
-        raise InvalidInputError(f"version {head.version} gave row ids up to {row_id}; there are no more ids after it")
+        raise InvalidInputError(
+            f"version {head.version} assigned row ids up to {row_id}; there are no more ids after it"
+        )
     numbered: list[Fragment] = []
     for fragment in added:
         fragment_id += 1

@@ -185,8 +185,8 @@ def with_root_base(
             # Readers would accept another spelling of the same location, but the cleanup of pylance compares strings.
             raise InvalidInputError(
                 f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
-                "moved, or the branch was forked under another spelling of that",
-                remedy=Remedy("{} puts it right", Call("maintenance.relocate")),
+                "moved, or the branch was forked under another spelling of this URI",
+                remedy=Remedy("{} corrects the branch", Call("maintenance.relocate")),
             )
     known = kept or {}
     return tuple(

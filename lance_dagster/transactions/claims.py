@@ -157,7 +157,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideHistory:
-    """What one side did since the merge base.
+    """The history of one side since the merge base.
 
     `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
     as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
@@ -179,7 +179,7 @@ class SideHistory:
 
     @property
     def complete(self) -> bool:
-        """Whether every version of its line since the anchor can be looked at."""
+        """Whether every version of its line since the anchor is readable."""
         return self.anchor is not None and all(
             change.transaction is not None and change.after is not None for change in self.since
         )

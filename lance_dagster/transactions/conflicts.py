@@ -1,7 +1,7 @@
 """Decide whether a pending transaction can be committed after a concurrent one.
 
-A writer reads a version, prepares its transaction, and finds that committed transactions were committed meanwhile. Each
-of them is classified against the pending transaction:
+A writer reads a version, prepares its transaction, and finds that other transactions were committed meanwhile. Each of
+these is classified against the pending transaction:
 - compatible: the pending transaction is applied on top unchanged;
 - rebase: both deleted rows of the same fragment, and the deletion vectors have to be combined first;
 - retryable: the writer has to read again and redo its work;
@@ -254,7 +254,7 @@ def _same_keys(pending: ops.UpdateConfig, committed: ops.UpdateConfig) -> bool:
 def _overlap(one: ops.MapUpdate, two: ops.MapUpdate) -> bool:
     if one.replace or two.replace:
         return True
-    # Both deleted the key, in whichever order they are applied.
+    # Two deletions of a key agree, in whichever order they are applied.
     return any(
         not (value is None and two.entries[key] is None) for key, value in one.entries.items() if key in two.entries
     )

@@ -18,7 +18,7 @@ from lance_dagster.format.codec import decode_indices, encode_indices
 from lance_dagster.format.model import IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex, Rewrite, RewriteGroup, RewrittenIndex
 
-# Lance stores its own bookkeeping as indices without fields; they are no concern of users.
+# Lance stores its own bookkeeping as indices without fields, which do not concern users.
 _SYSTEM_INDICES = frozenset({"__lance_frag_reuse", "__lance_mem_wal"})
 
 
@@ -155,7 +155,8 @@ def _moved(index: IndexMetadata, groups: Sequence[RewriteGroup], *, follow: bool
         old = BitMap(fragment.id for fragment in group.old)
         shared = bitmap & old
         bitmap -= old
-        # Only a group the index covered completely: it lacks the rows of uncovered old fragments, which moved along.
+        # This holds only for a group that the index covered completely: it lacks the rows of uncovered old fragments,
+        # which moved along.
         if follow and shared == old:
             bitmap |= BitMap(fragment.id for fragment in group.new)
     return bitmap.serialize()

@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RowSpace:
-    """Where every row id of a version comes from: pieces in order, without gaps, from 0 to the next free id."""
+    """The origin of every row id of a version: pieces in order, without gaps, from 0 to the next free id."""
 
     pieces: tuple[Piece, ...]
 
@@ -107,7 +107,8 @@ class RowSpace:
         """
         pieces, end = list(other.pieces), other.end
         aliases: dict[str, list[Alias]] = {}
-        # Only rows without an id in the other version: a second merge of the same rows must not assign ids again.
+        # Only rows without an id in the other version get one: a second merge of the same rows must not assign ids
+        # again.
         for first, last in _gaps(self.translation(other), self.end):
             for piece in self.pieces:
                 start, stop = max(first, piece.start), min(last, piece.end)
@@ -176,7 +177,7 @@ class Translation:
         return runs.at.tolist(), (runs.at + runs.count).tolist(), runs.first.tolist()
 
     def apply(self, ids: U64Array) -> "tuple[U64Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]":
-        """Translate ids; returns those of the other version, and for which of them there is one."""
+        """Translate ids; return the ids of the other version, and a mask of those that could be translated."""
         translated = np.zeros_like(ids)
         known = np.zeros(len(ids), np.bool_)
         # As runs, because ids of neighbouring rows mostly follow each other.
@@ -200,7 +201,7 @@ def encode_aliases(aliases: Iterable[Alias]) -> str:
 
 
 def decode_aliases(text: str) -> list[Alias]:
-    """Decode aliases; parts that are no aliases are skipped."""
+    """Decode aliases; parts that are not aliases are skipped."""
     # Any program can change table metadata, and the record has entries of fields too. An entry that is left out makes
     # its rows count as unknown to the other branch.
     found = [_ALIAS.fullmatch(part) for part in text.split()]

@@ -49,9 +49,7 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
         # An id at or above the counter would be assigned again by a later commit, and two rows would share it.
         last = decode_row_runs(fragment.row_ids, moved, _NEW).largest
         if last is not None and last >= next_row_id:
-            raise InvalidInputError(
-                f"a new fragment brings the row id {last}, and {next_row_id} is the next to be given"
-            )
+            raise InvalidInputError(f"a new fragment brings the row id {last}, but the next row id is {next_row_id}")
         # Decoded only to refuse damaged bytes, before they are stored in the manifest.
         decode_version_runs(fragment.created_at, moved, _NEW)
     # Both are repeated messages in protobuf, so encoded segments can be concatenated.
@@ -104,14 +102,14 @@ def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
 
 
 def with_new_values(fragment: Fragment, version: int) -> Fragment:
-    """Note that every row of a fragment was last updated by a version."""
+    """Record that every row of a fragment was last updated by a version."""
     return replace(fragment, updated_at=version_run(fragment.physical_rows, version))
 
 
 def offsets_rewritten_in_place(operation: Update, fragment_id: int) -> BitMap:
     """Return the offsets of the rows of a fragment that an update gave new values where they are.
 
-    Without a word on which rows these are there are none, although values of whole columns may be new.
+    The result is empty where the update does not name the rows, although values of whole columns may be new.
 
     Raises:
         CorruptFileError: The offsets cannot be read.

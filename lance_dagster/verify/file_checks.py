@@ -31,7 +31,7 @@ from lance_dagster.store import Store, base_options
 from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
-# The end of a file: the numbers of its format, two bytes each, and the magic.
+# A file ends with the numbers of its format, two bytes each, and the magic.
 _VERSION_BYTES = 8
 _FIRST_FORMAT = (b"\0\0\1\0", b"\0\0\2\0")
 _NEEDED = "a file that a version names stays until the version is gone"
@@ -109,7 +109,7 @@ class FileChecks:
                     path=error.place,
                 )
             except (InvalidInputError, StoreError) as error:
-                yield Problem(what=f"a base path cannot be reached: {error}", right="every place can be", path=None)
+                yield Problem(what=f"a base path cannot be reached: {error}", right="every base path can", path=None)
             else:
                 if store is not self._context.store:
                     self.base_paths.add(store.uri)
@@ -121,7 +121,7 @@ class FileChecks:
             if base is None:
                 continue
             listing = self._listed(base, layout.DATA)
-            # Counted by displayed path, so a file that several versions name counts once.
+            # Files are counted by displayed path, so a file that several versions name counts once.
             self.data_files.add(self._display_path(listing, file.path))
             # Lance recorded wrong sizes for files of the first format, and no reader uses them.
             size = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
@@ -209,11 +209,11 @@ class FileChecks:
         """Check that a transaction file, where it still exists, holds the transaction that its version holds."""
         name = state.manifest.transaction_file
         path = layout.join(layout.branch_root(state.branch), layout.TRANSACTIONS, name)
-        # Missing is no problem: other programs delete these files, and the manifest holds the transaction.
+        # A missing file is not a problem: other programs delete these files, and the manifest holds the transaction.
         data = self._context.store.get(path) if name else None
         if data is None or state.transaction is None:
             return
-        right = "it says the same as its version; programs that read it take the version for something else"
+        right = "it holds the transaction of its version; programs that read it take the version for another change"
         try:
             found = decode_transaction(data, path)
         except FormatError as error:
@@ -237,7 +237,7 @@ class FileChecks:
         if name not in listing.sizes:
             return Problem(what="the deletion file is missing", right=_NEEDED, path=path, fragment=fragment.id)
         try:
-            # Read whole, since the count in the manifest has to agree with the bytes.
+            # The file is read whole, since the count in the manifest has to agree with the bytes.
             data = listing.store.get(layout.join(listing.key, name))
             found = decode_offsets(deletion.kind, data or b"", path)
         except (CorruptFileError, StoreError) as error:
@@ -250,7 +250,7 @@ class FileChecks:
         found = self.index_files[path]
         store, size = found.listing.store, (found.listing.sizes or {}).get(found.name)
         if store is None or not size:
-            # Missing, empty or not to be listed, which is reported as such.
+            # The file is missing or empty, or cannot be listed, which another check reports.
             return
         key = layout.join(found.listing.key, found.name)
         try:
@@ -262,7 +262,7 @@ class FileChecks:
             inspector.inspect(uri, self._options(found.base), size=size, read=True)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
-            right = f"a whole file of the index {found.index!r}; create that anew, since rows are not concerned"
+            right = f"a whole file of index {found.index!r}; create the index anew, since rows are not affected"
             yield Problem(what=reason, right=right, path=path)
 
     def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
@@ -276,7 +276,7 @@ class FileChecks:
         if not index.files and listing.sizes == {}:
             yield Problem(
                 what=f"index {index.name!r} has no files",
-                right="its folder holds what it knows; queries that use it fail",
+                right="its folder holds its files; queries that use it fail",
                 path=self._display_path(listing, ""),
             )
         for file in index.files:
@@ -302,7 +302,7 @@ class FileChecks:
         if len(found) != deletion.deleted_rows:
             yield Problem(
                 what=f"the deletion file takes out {len(found)} rows",
-                right=f"the version counts {deletion.deleted_rows}, and so does everybody who counts rows",
+                right=f"the version records {deletion.deleted_rows}, and every count of rows relies on that",
                 fragment=fragment.id,
             )
         if found and found.max() >= fragment.physical_rows:
@@ -322,14 +322,14 @@ class FileChecks:
         return base if base.path == own else self._present(state.branch, base)
 
     def _present(self, branch: str, base: BasePath) -> BasePath:
-        # Kept, since a branch may have many versions from before it was relocated.
+        # The result is kept, since a branch may have many versions from before it was relocated.
         place = (branch, base)
         if place not in self._present_bases:
             self._present_bases[place] = self._context.versions.present_base(branch, base)
         return self._present_bases[place]
 
     def _listed(self, base: BasePath, folder: str) -> Listing:
-        # A base path that is no dataset root holds the files directly, without `data/` and the like.
+        # A base path that is not a dataset root holds the files directly, without `data/` and the like.
         below = folder if base.is_dataset_root else folder.partition("/")[2]
         # The id is part of the key: two base paths may share a path and need different options.
         place = (base.path, base.id, below)

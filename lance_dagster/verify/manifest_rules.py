@@ -245,7 +245,7 @@ def _check_deletion(fragment: Fragment, context: FragmentContext) -> Iterator[Pr
     if fragment.has_row_count and deletion.deleted_rows > fragment.physical_rows:
         yield Problem(
             what=f"{deletion.deleted_rows} rows of {fragment.physical_rows} are said to be deleted",
-            right="at most as many as there are",
+            right="at most all rows of the fragment are deleted",
             fragment=fragment.id,
         )
 
@@ -333,7 +333,7 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
         named = f"names {manifest.transaction_file}, which is not there" if manifest.transaction_file else "names none"
         yield Problem(
             what=f"the manifest holds no transaction and {named}",
-            right="commits that were begun before this version cannot be told whether they contradict it",
+            right="without it nobody can tell whether commits that were begun earlier contradict this version",
             # The rows are intact; only concurrent commits fail until their writers read the table again.
             severity=WARNING,
             path=path,
@@ -341,7 +341,7 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
         return
     # After a lost response, a writer recognises its own commit by the uuid; otherwise it would report a conflict.
     if not transaction.uuid:
-        yield Problem(what="the transaction has no uuid", right="a uuid is how a commit is recognised", path=path)
+        yield Problem(what="the transaction has no uuid", right="a commit is recognised by its uuid", path=path)
     # The first version of a branch has the number of its fork point.
     newest = manifest.version if isinstance(transaction.operation, Clone) else manifest.version - 1
     if transaction.read_version > newest:
@@ -354,7 +354,7 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
     if manifest.transaction_file and transaction.uuid not in manifest.transaction_file:
         yield Problem(
             what=f"the transaction is {transaction.uuid}",
-            right=f"the manifest names the file {manifest.transaction_file}, of another one",
+            right=f"the manifest names the file {manifest.transaction_file}, which is of another transaction",
             path=path,
         )
 
@@ -364,18 +364,18 @@ def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
     if ids is None:
         # The checks of the single fragments report which of them is damaged.
         return
-    # Counted only when there are duplicates: a table may have very many fragments.
+    # Ids are counted only when there are duplicates: a table may have very many fragments.
     doubled = sorted({number for number in ids if ids.count(number) > 1}) if len(set(ids)) < len(ids) else []
     for number in doubled:
         yield Problem(
             what="two fragments have this id", right="ids are unique in a version", path=path, fragment=number
         )
     highest = max(ids, default=-1)
-    # The next commit counts up from there, so a lower number would give an id twice.
+    # The next commit counts up from there, so with a lower number it would assign an id twice.
     if manifest.max_fragment_id is not None and manifest.max_fragment_id < highest:
         yield Problem(
             what=f"max_fragment_id is {manifest.max_fragment_id}",
-            right=f"there is a fragment {highest}, so the next commit would give its id again",
+            right=f"there is a fragment {highest}, so the next commit would assign its id again",
             path=path,
         )
 
@@ -396,7 +396,7 @@ def _check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
     try:
         arrow_from_fields(fields, None, path)
     except FormatError as error:
-        yield Problem(what=_of(error), right="the schema has to be one that can be read", path=path)
+        yield Problem(what=_of(error), right="the schema has to be readable", path=path)
 
 
 def _check_bases(bases: Sequence[BasePath], path: str) -> Iterator[Problem]:
@@ -434,7 +434,7 @@ def _check_flags(manifest: Manifest, path: str) -> Iterator[Problem]:
         (Flag.TABLE_CONFIG, bool(manifest.config), "table settings"),
     )
     for flag, holds, what in contents:
-        # None: the fragments are damaged, which their own checks report.
+        # None means that the fragments are damaged, which their own checks report.
         if holds is not None and holds != bool(flags & flag):
             yield Problem(
                 what=f"feature flag {int(flag)} ({what}) is {'not set' if holds else 'set'}",
@@ -452,7 +452,7 @@ def _has_deletions(fragments: Fragments) -> bool | None:
 
 
 def check_indices(manifest: Manifest, path: str) -> tuple[tuple[IndexMetadata, ...], list[Problem]]:
-    """Read the index section; returns what is in it, and what is wrong with it."""
+    """Read the index section; return the indices in it, and the problems with it."""
     try:
         indices = indices_of(manifest)
     except FormatError as error:
@@ -470,7 +470,7 @@ def _check_each_index(indices: Sequence[IndexMetadata], manifest: Manifest, path
             if number not in known:
                 yield Problem(
                     what=f"index {index.name!r} is on a field that the schema does not have",
-                    right="an index goes with its field",
+                    right="an index is dropped with its field",
                     path=path,
                     field=number,
                 )
@@ -492,7 +492,7 @@ def _check_bitmap(index: IndexMetadata, manifest: Manifest, path: str) -> Iterat
     never = [number for number in bitmap if highest is not None and number > highest]
     if never:
         yield Problem(
-            what=f"index {index.name!r} claims to know {len(never)} fragments that never were, such as {never[0]}",
+            what=f"index {index.name!r} claims to cover {len(never)} fragments that never existed, such as {never[0]}",
             right=f"ids go up to {highest}; rows of fragments that get these ids would not be found",
             path=path,
         )

@@ -73,14 +73,14 @@ def _read(read: Callable[[str], T | None], name: str, path: str, refs: RefListin
 
 
 def _list_versions(context: TableContext, branch_name: str, refs: RefListing) -> None:
-    # Before the listing: a hint that was read later could name a version newer than those listed.
+    # The hint is read before the listing: one that was read later could name a version newer than those listed.
     hinted = _hint(context, branch_name)
     try:
         refs.numbers[branch_name] = context.versions.numbers(branch_name)
     except FormatError as error:
         path = layout.join(layout.branch_root(branch_name), layout.VERSIONS)
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
-        refs.problems.append(Problem(what=what, right="a folder whose versions can be told by their refs", path=path))
+        refs.problems.append(Problem(what=what, right="a folder whose manifests follow one naming scheme", path=path))
         return
     # Ordered stores list the newest version first and use no hint.
     if refs.numbers[branch_name] and not context.store.ordered_listing:
@@ -101,7 +101,7 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
 
 
 def _check_hint(context: TableContext, branch_name: str, before: int | str | None, newest: int) -> Iterator[Problem]:
-    """Check the hint. It was read before the versions were listed, and a commit in between is no problem."""
+    """Check the hint. It was read before the versions were listed, and a commit in between is not a problem."""
     path = layout.join(layout.branch_root(branch_name), layout.VERSION_HINT)
     right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
     if isinstance(before, str):
@@ -110,7 +110,8 @@ def _check_hint(context: TableContext, branch_name: str, before: int | str | Non
     elif before is not None and before > newest:
         yield Problem(what=f"the version hint names version {before}", right=right, severity=WARNING, path=path)
     elif before is None or before < newest:
-        # Read again: pylance writes the hint after the manifest, so a commit in flight leaves it behind for a moment.
+        # The hint is read again: pylance writes it after the manifest, so a commit in flight leaves it behind for a
+        # moment.
         after = _hint(context, branch_name)
         if after is None and not isinstance(before, int):
             yield Problem(what="there is no version hint", right=right, severity=WARNING, path=path)
@@ -122,7 +123,7 @@ def check_refs(refs: RefListing) -> Iterator[Problem]:
     """Check that branches and tags refer to what exists, and that pylance's clean-up sees every branch."""
     yield from refs.problems
     if refs.numbers.get(layout.MAIN) == []:
-        yield Problem(what="there is no version on main", right="a table has one", path=layout.VERSIONS)
+        yield Problem(what="there is no version on main", right="a table has at least one", path=layout.VERSIONS)
     for branch in refs.branches.values():
         yield from _check_branch(branch, refs)
     for tag in refs.tags.values():
@@ -141,8 +142,8 @@ def _check_branch(branch: Branch, refs: RefListing) -> Iterator[Problem]:
         return
     own = refs.numbers.get(branch.name)
     if own == []:
-        # An empty list, not a missing one: what could not be listed is a problem of its own.
-        yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has its fork at least", path=path)
+        # The list is empty, not missing: a branch that could not be listed is a problem of its own.
+        yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has at least one", path=path)
     elif own and own[0] < branch.first:
         yield Problem(
             what=f"branch {branch.name!r} has a version {own[0]}",
@@ -164,7 +165,7 @@ def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Prob
         above: tuple[tuple[int, str], ...] | None = ()
     else:
         parent = refs.branches.get(branch.parent_branch)
-        # None: the parent cannot be read, so nothing is compared with it.
+        # None means that the parent cannot be read, so nothing is compared with it.
         above = parent.lineage if parent else None
         if branch.parent_branch not in refs.all_branches:
             yield Problem(
@@ -175,7 +176,7 @@ def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Prob
     if branch.lineage and above is not None and branch.lineage[: len(above)] != above:
         yield Problem(
             what=f"the identifier of branch {branch.name!r} does not begin with that of {branch.parent_branch!r}",
-            right="it does, or pylance's clean-up of the parent deletes files that the branch needs",
+            right="it has to, or pylance's clean-up of the parent deletes files that the branch needs",
             path=path,
         )
     newest = max(refs.numbers.get(branch.parent_branch, ()), default=None)

@@ -69,7 +69,7 @@ class VerifyReport:
         return all(problem.severity != ERROR for problem in self.problems)
 
     def __str__(self) -> str:
-        """Return the problems, one a line, after a line that counts them and what was checked."""
+        """Return a line that counts the problems and what was checked, then each problem on a line."""
         checked = (
             (self.versions, "version", "versions"),
             (self.branches, "branch", "branches"),
@@ -92,10 +92,10 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     Raises:
         NotFoundError: The ref names nothing.
     """
-    # Without the cache: the stored bytes may differ from those that this process read before.
+    # The cache is not used: the stored bytes may differ from those that this process read before.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)
-    # One version: refs and hints are not checked, and gaps in the numbers cannot be found.
+    # With one version, refs and hints are not checked, and gaps in the numbers cannot be found.
     if ref is not None:
         branch, number = resolve(ref, context.refs, context.versions)
         check.branch(branch, (number,))
@@ -105,7 +105,7 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     check.expect(sum(len(own) for own in refs.numbers.values()))
     for branch, own in refs.numbers.items():
         check.branch(branch, own)
-    # Only with the whole history can a field be called one that no version ever had.
+    # Only the whole history shows that no version ever had a field.
     if refs.numbers.get(MAIN, ())[:1] == [1]:
         check.fields()
     report = _report(check)
@@ -158,7 +158,7 @@ def record_digests(context: TableContext, ref: str | None, progress: Progress | 
 
 
 def _report(check: Verification) -> VerifyReport:
-    # After the manifests, so that each file is read once however many versions name it.
+    # Files are read after the manifests, so that each is read once however many versions name it.
     if check.deep:
         check.read_files()
     return VerifyReport(
@@ -184,10 +184,10 @@ def _still_there(problems: Sequence[Problem], refs: RefListing) -> Iterator[Prob
     """Yield the problems of refs that a second look confirms, and the problems of versions that still exist."""
     paths = {problem.path for problem in check_refs(refs)}
     versions = {f"{branch}@{number}" for branch, numbers in refs.numbers.items() for number in numbers}
-    # Branches whose versions could not be listed: their problems are kept.
+    # The problems of branches whose versions could not be listed are kept.
     unlisted = set(refs.all_branches) - refs.numbers.keys()
     for problem in problems:
-        # A problem of a ref: confirmed if the second look finds one at the same file.
+        # A problem of a ref is confirmed if the second look finds one at the same file.
         if not problem.versions:
             if problem.path in paths:
                 yield problem

@@ -144,7 +144,7 @@ class Verification:
         try:
             state = self.context.versions.load(branch, number)
         except VersionNotFoundError:
-            # Cleaned up since it was listed, which is no problem of the table.
+            # It was cleaned up since it was listed, which is not a problem of the table.
             return None
         except (FormatError, StoreError) as error:
             what = error.problem if isinstance(error, CorruptFileError) else str(error)
@@ -154,7 +154,7 @@ class Verification:
         self.versions += 1
         manifest = state.manifest
         if self._origin is None:
-            # The first version that is read: a clone has fields from another table.
+            # This is the first version that is read: a clone has fields from another table.
             self._origin = state.transaction
         self.problems(check_manifest(manifest, path), name)
         self.problems(self.places.check_bases(state), name)
@@ -195,7 +195,7 @@ class Verification:
                 self.problems(self._overlaps[group], name)
 
     def _context(self, manifest: Manifest) -> int:
-        # Backwards: the context of the version before is the most likely one.
+        # The search goes backwards: the context of the version before is the most likely one.
         for place in range(len(self._contexts) - 1, -1, -1):
             if self._contexts[place].fits(manifest):
                 return place
@@ -214,7 +214,7 @@ class Verification:
         checked = _Checked(fragment, span, (*problems, *wrong))
         for named in self.places.named(state, fragment):
             self._files.setdefault(named.uri, {}).setdefault(named, []).append(checked)
-            # Kept until all versions are read: a version read later may have the field.
+            # The problem is kept until all versions are read: a version read later may have the field.
             for number in named.file.fields:
                 self._stored.setdefault(number, (_never_a_field(number, named), str(state)))
         return checked
@@ -281,7 +281,7 @@ def _extend(runs: list[range], position: int) -> None:
 
 
 def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:
-    """Compare what a data file says about itself with what a fragment says."""
+    """Compare the facts that a data file records about itself with those that a fragment records."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
     own, recorded = file_version_name(found.major, found.minor), data_file_version(file)
@@ -302,7 +302,7 @@ def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Ite
     if highest >= manifest.next_row_id:
         yield Problem(
             what=f"next_row_id is {manifest.next_row_id}",
-            right=f"there is a row {highest}, so the next commit would give its id again",
+            right=f"there is a row {highest}, so the next commit would assign its id again",
             path=path,
         )
     # Row versions are numbers of versions of this branch, so one above the version itself is damage.
@@ -318,7 +318,7 @@ def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Ite
 def _never_a_field(number: int, named: NamedFile) -> Problem:
     return Problem(
         what="the file is said to hold a field that no version of the table has had",
-        right="files hold fields of the schema, or such as were dropped",
+        right="files hold fields of the schema, or fields that were dropped",
         path=named.path,
         fragment=named.fragment,
         field=number,

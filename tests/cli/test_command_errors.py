@@ -68,7 +68,7 @@ def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
         (("tag", "stable", "-d"), "; `lance-dagster protect TABLE --remove --tag stable` takes that back"),
         (("branch", "published/1", "-d"), "`lance-dagster repository collect ROOT` deletes it when no commit needs it"),
         (("branch", "release/1", "-d"), "`lance-dagster protect TABLE --remove --branch 'release/*'` takes that back"),
-        (("restore", "main@3", "--branch", "work"), "; `lance-dagster reset TABLE work --at main@3` makes the branch"),
+        (("restore", "main@3", "--branch", "work"), "; `lance-dagster reset TABLE work --at main@3` recreates"),
         (("move-base", "TABLE", "/new"), "; move its folder, then `lance-dagster relocate TABLE` for the new place"),
     ],
 )

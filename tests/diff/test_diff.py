@@ -403,7 +403,7 @@ def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
     assert 0 == dropped.stat(["price"]).changed
     with pytest.raises(InvalidInputError, match="no column 'nothing'; there are id, name, price"):
         dropped.stat(["nothing"])
-    with pytest.raises(InvalidInputError, match="'inserted' is no kind of row; choose one of added, removed, changed"):
+    with pytest.raises(InvalidInputError, match="'inserted' is not a kind of row; choose one of added, removed"):
         dropped.rows("inserted")  # type: ignore[arg-type]  # what is refused
 
 

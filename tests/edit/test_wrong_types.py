@@ -169,9 +169,9 @@ def test_a_parent_is_a_number(table: LanceTable, wrong: object) -> None:
 def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:
     """Which are texts."""
     refused(
-        table, lambda given, wrong: given.merge("work", strategy=wrong), {1: "source-wins"}, "'1' is no kind of conf"
+        table, lambda given, wrong: given.merge("work", strategy=wrong), {1: "source-wins"}, "'1' is not a kind of conf"
     )
-    refused(table, lambda given, wrong: given.merge("work", strategy=wrong), 5, "5 is no strategy")
+    refused(table, lambda given, wrong: given.merge("work", strategy=wrong), 5, "5 is not a strategy")
 
 
 def test_settings_are_read_as_they_were_set(table: LanceTable) -> None:

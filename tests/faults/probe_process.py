@@ -39,7 +39,7 @@ Probe = Callable[[LanceTable], object]
 _ORDINARY = (
     *("Not found: ", "No such file or directory", "Not a directory", "File name too long", "Invalid argument"),
     *("No field named", "there are no more ids after", "Invalid table location", "Unknown scheme", "Could not parse"),
-    "is gone, and with it",
+    "is gone, so its fork point",
 )
 """What is said of a manifest that is in order and names a file, a folder or a column that is not there."""
 

@@ -130,7 +130,7 @@ BUGS = (
     Bug(
         "a branch is ready before it has a version",
         "history/refs/branch_operations.py",
-        "    # None when another process finished the creation first; its manifest has the same content.\n",
+        "    # This is None when another process finished the creation first; its manifest has the same content.\n",
         "    refs.set_branch_state(branch, READY)\n",
         ("create a branch",),
     ),

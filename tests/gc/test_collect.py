@@ -174,7 +174,7 @@ def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) ->
     assert {} == table.maintenance.collect_garbage(50 * DAY).expired
     assert {"main": (1, 2)} == table.maintenance.collect_garbage(keep_last=5).expired
     table.config.set({SETTING: "soon"})
-    with pytest.raises(InvalidInputError, match="retention is no JSON"):
+    with pytest.raises(InvalidInputError, match="retention is not JSON"):
         table.maintenance.collect_garbage(DAY)
 
 
@@ -302,7 +302,7 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
     base = table.branches.merge_base("b", "main")
     report = collected(table, NONE, grace=NONE)
     assert ("x", 6) == (base.branch, base.number)
-    assert ("where 'b' and 'x' can be merged from", "a merge that later ones go on from") == (
+    assert ("where 'b' and 'x' can be merged from", "a merge that later merges start from") == (
         report.kept["x@6"][0],
         report.kept["b@6"][-1],
     )
@@ -713,7 +713,7 @@ def test_branches_without_metadata_are_swept_away(table: LanceTable) -> None:
     Path(table.uri, "_refs/branches/left%2Fbehind.json").unlink()
     before = files(table)
     report = table.maintenance.collect_garbage(WEEK, dry_run=False)
-    assert "of a branch without metadata that may be being made" in report.kept["left/behind@6"][0]
+    assert "of a branch without metadata that may still be created" in report.kept["left/behind@6"][0]
     age(table, 30 * DAY)
     report = collected(table)
     assert ("left/behind",) == report.branches

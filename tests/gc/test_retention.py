@@ -130,7 +130,7 @@ def test_a_duration_is_read(text: str, expected: timedelta) -> None:
 @pytest.mark.parametrize("text", ["", "7", "d", "-7d", "7 days", "1d2h", "7D", "1.5d", "9" * 30 + "d"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """With what one looks like."""
-    with pytest.raises(InvalidInputError, match="is no duration; write it as 7d"):
+    with pytest.raises(InvalidInputError, match="is not a duration; write it as 7d"):
         duration(text)
 
 
@@ -148,17 +148,17 @@ def test_rules_are_read_from_the_settings() -> None:
 @pytest.mark.parametrize(
     "text,said",
     [
-        ("7d", "is no JSON"),
-        ('"7d"', "is no JSON object"),
+        ("7d", "is not JSON"),
+        ('"7d"', "is not a JSON object"),
         ('{"older": "7d"}', 'has "older_than", "keep_last" and nothing else'),
         ('{"older_than": 7}', 'is a text such as "7d"'),
-        ('{"older_than": "soon"}', "is no duration"),
+        ('{"older_than": "soon"}', "is not a duration"),
         ('{"keep_last": "5"}', "is a number"),
         ('{"keep_last": true}', "is a number"),
         ('{"keep_last": 0}', "the newest version of a branch stays"),
         ('{"branches": ["run/*"]}', "maps patterns of names to rules"),
         ('{"branches": {"run/*": "7d"}}', "a rule in the setting"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_rules_that_cannot_be_read_are_refused(text: str, said: str) -> None:

@@ -503,7 +503,7 @@ def test_metadata_of_a_column_is_settled_under_the_unit_of_its_conflict(table: L
 def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
     """Before anything is looked at."""
     table.append(entries("n", 5), branch="run")
-    with pytest.raises(ValueError, match="'ours' is no strategy; use 'source-wins' or 'dest-wins'"):
+    with pytest.raises(ValueError, match="'ours' is not a strategy; use 'source-wins' or 'dest-wins'"):
         table.merge("run", strategy="ours")  # type: ignore[arg-type]  # what is refused
 
 

@@ -33,11 +33,11 @@ def refused(table: LanceTable, **options: object) -> MergeConflictError:
 @pytest.mark.parametrize("strategy", ["theirs", {"rows": "ours"}, {"rwos": "dest-wins"}, {"colum price": "dest-wins"}])
 def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTable, strategy: Strategy) -> None:
     """A typing error must not show only when there is a conflict."""
-    with pytest.raises(InvalidInputError, match="is no "):
+    with pytest.raises(InvalidInputError, match="is not a "):
         table.merge("main@1", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="is no "):
+    with pytest.raises(InvalidInputError, match="is not a "):
         table.preview_merge("main@1", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="is no "):
+    with pytest.raises(InvalidInputError, match="is not a "):
         table.cherry_pick(str(table.head()), strategy=strategy)
 
 

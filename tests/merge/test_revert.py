@@ -157,7 +157,7 @@ def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> No
     merged = table.merge("run")
     with pytest.raises(InvalidInputError, match=r"is a merge; say which parent .*1 for main@4, 2 for run@5"):
         table.revert(str(merged))
-    with pytest.raises(InvalidInputError, match="has 2 parents, so no parent 3"):
+    with pytest.raises(InvalidInputError, match="has 2 parents, but no parent 3"):
         table.revert(str(merged), parent=3)
     undone = table.revert(str(merged), parent=1)
     assert [*BEFORE, ("m", 6)] == contents(table)
@@ -301,7 +301,7 @@ def test_what_was_merged_stays_merged_behind_the_fork(table: LanceTable) -> None
 def test_a_branch_goes_back_to_what_it_had_only(table: LanceTable) -> None:
     """Not to a version of its parent from after the fork."""
     later = table.append(entries("n", 5))
-    with pytest.raises(InvalidInputError, match=r"branch 'run' of .* never was at main@4"):
+    with pytest.raises(InvalidInputError, match=r"branch 'run' of .* was never at main@4"):
         table.restore(str(later), "run")
 
 
@@ -327,7 +327,7 @@ def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
     assert not table.preview_merge("run").fast_forward
     with pytest.raises(MergeConflictError, match="only a fast-forward was asked for"):
         table.merge("run", mode="ff-only")
-    with pytest.raises(InvalidInputError, match="'rebase' is no way to merge; use 'merge', 'ff-only', 'squash'"):
+    with pytest.raises(InvalidInputError, match="'rebase' is not a merge mode; use 'merge', 'ff-only', 'squash'"):
         table.merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
@@ -522,16 +522,16 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
 def test_what_is_no_strategy_is_named(table: LanceTable, strategy: Strategy) -> None:
     """Of whatever type it is."""
     table.append(entries("n", 5), branch="run")
-    with pytest.raises(InvalidInputError, match="is no strategy; use 'source-wins' or 'dest-wins'"):
+    with pytest.raises(InvalidInputError, match="is not a strategy; use 'source-wins' or 'dest-wins'"):
         table.preview_merge("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="'rebase' is no way to merge"):
+    with pytest.raises(InvalidInputError, match="'rebase' is not a merge mode"):
         table.preview_merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_kind_of_conflict_that_is_none_is_told(table: LanceTable) -> None:
     """With the one that was meant."""
     table.append(entries("n", 5), branch="run")
-    with pytest.raises(InvalidInputError, match="'row' is no kind of conflict; did you mean 'rows'"):
+    with pytest.raises(InvalidInputError, match="'row' is not a kind of conflict; did you mean 'rows'"):
         table.merge("run", strategy={"row": "source-wins"})
 
 

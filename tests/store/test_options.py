@@ -49,8 +49,8 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("", "cannot be empty"),
         ("  ", "cannot be empty"),
-        ("s3://bucket/t?versionId=1", "without"),
-        ("s3://bucket/t#x", "without"),
+        ("s3://bucket/t?versionId=1", "cannot contain '[?]' or '#'"),
+        ("s3://bucket/t#x", "cannot contain '[?]' or '#'"),
         ("s3:///t", "scheme://bucket/path"),
         ("s3://bucket/a/../b", r"cannot contain '\.'"),
     ],

@@ -51,7 +51,7 @@ def test_another_attempt_gives_other_versions() -> None:
     [
         (fragment(1, [1, 2], [1, 1]), "of 1 rows brings 2 row ids"),
         (fragment(2, [1, 2]), "have to bring the versions they were created at"),
-        (fragment(2, [1, 10], [1, 1]), "brings the row id 10, and 10 is the next to be given"),
+        (fragment(2, [1, 10], [1, 1]), "brings the row id 10, but the next row id is 10"),
     ],
 )
 def test_ids_that_cannot_be_are_refused(bad: Fragment, said: str) -> None:

@@ -443,7 +443,7 @@ DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
         in_indices(lambda found: [replace(index, bitmap=BitMap([0, 1, 2]).serialize()) for index in found]),
         ERROR,
         r"main@\d",
-        "1 fragments that never were, such as 2",
+        "1 fragments that never existed, such as 2",
     ),
     "base path of a working directory": (
         in_manifest(lambda own: replace(own, base_paths=(BasePath(id=3, path="a/b"),))),

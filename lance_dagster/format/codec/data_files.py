@@ -30,7 +30,7 @@ _MOST_METADATA = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFileShape:
-    """What a data file says about itself: its rows, its columns and its format version."""
+    """The facts that a data file records about itself: its rows, its columns and its format version."""
 
     rows: int
     columns: int
@@ -62,7 +62,7 @@ def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     end = size - _FOOTER.size
     columns_at, column_table, buffer_table, buffers, columns, major, minor, magic = _FOOTER.unpack(read(end, size))
     if magic != _MAGIC:
-        raise ValueError("it does not end as one")
+        raise ValueError("it does not end with LANC")
     if not _FIRST <= (major, minor) < (_NEXT_MAJOR, 0):
         raise ValueError(f"its version is {major}.{minor}")
     # Both tables have a known size, so the footer either fits the size of the file exactly or is damaged.

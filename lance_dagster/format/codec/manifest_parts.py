@@ -34,7 +34,7 @@ def unknown_fields(message: Message) -> list[str]:
     """Return the names of all unknown fields of a message and of the messages nested in it."""
     known: Any = type(message)()
     known.CopyFrom(message)
-    # On a copy, because this changes the message.
+    # A copy is changed here, not the message of the caller.
     known.DiscardUnknownFields()
     # Comparing sizes costs a fraction of walking every nested message, and unknown fields are rare.
     return (
@@ -135,7 +135,7 @@ _WITH_COLUMNS = 2
 _KEPT: dict[bytes, Fragment] = {}
 """Fragments by their bytes. Both are immutable, so any number of threads and tables may share them."""
 _KEPT_FRAGMENTS, _KEPT_BYTES = 8_192, 2_048
-"""How many fragments are kept, and how large one may be: together they take some 20 MB at most."""
+"""The number of fragments kept, and the largest size of one in bytes: together they take some 20 MB at most."""
 
 _OUTLINED = attrgetter("id", "physical_rows", "deletion_file")
 
@@ -170,7 +170,8 @@ class ProtobufFragmentDecoder:
         Raises:
             CorruptFileError: The bytes are not fragments.
         """
-        # Compared as messages: a fragment whose deletion vector alone changed need not become a value for this.
+        # They are compared as messages: a fragment whose deletion vector alone changed need not become a value for
+        # this.
         return bool(_parsed(one, self.path).files == _parsed(other, self.path).files)
 
     def paths(self, data: bytes) -> list[str]:
@@ -187,7 +188,7 @@ class ProtobufFragmentDecoder:
         Raises:
             CorruptFileError: The bytes are not fragments, two share an id, or one has more deleted rows than rows.
         """
-        # One message that declares only the fields needed: parsing each fragment by itself is many times slower.
+        # One message declares only the fields needed: parsing each fragment by itself is many times slower.
         together = wire.Manifest(fragments=items).SerializeToString()
         try:
             found = wire.ManifestOutline.FromString(together).fragments
@@ -201,7 +202,7 @@ class ProtobufFragmentDecoder:
         for number, physical, deletion in map(_OUTLINED, found):
             ids.append(number)
             rows += physical
-            # Before anything is allocated for the rows: a few damaged bytes can claim any number of them.
+            # This comes before anything is allocated for the rows: a few damaged bytes can claim any number of them.
             if physical > _MOST_ROWS:
                 raise CorruptFileError(self.path, f"fragment {number} has {physical} rows")
             # Writers before 0.8 left the count out.
@@ -262,7 +263,7 @@ def _parsed(data: bytes, path: str) -> wire.DataFragment:
 def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
     """Encode fragments; items that are still encoded are returned unchanged, unknown content included."""
     items: Sequence[Fragment | bytes] = fragments.items if isinstance(fragments, Fragments) else [*fragments]
-    # Told by one pass over the types: a commit encodes a list of very many fragments that are encoded already.
+    # One pass over the types is enough: a commit encodes a list of very many fragments that are encoded already.
     if set(map(type, items)) == {bytes}:
         return cast("list[bytes]", items)
     return [item if isinstance(item, bytes) else _fragment_to_wire(item).SerializeToString() for item in items]
@@ -273,7 +274,7 @@ def encoded(fragments: Iterable[Fragment], path: str) -> Fragments:
 
     Args:
         fragments: The fragments; `Fragments` that are all encoded are returned as they are.
-        path: What errors name when these are decoded.
+        path: The file that errors name when the fragments are decoded.
     """
     held = fragments if isinstance(fragments, Fragments) else Fragments(fragments)
     if set(map(type, held.items)) <= {bytes}:
@@ -379,7 +380,7 @@ def _problems(message: wire.DataFragment) -> list[str]:
 
 
 def _contradiction(message: wire.DataFragment) -> str | None:
-    """Return what is inconsistent in a fragment, or None."""
+    """Return the inconsistency of a fragment, or None."""
     if message.physical_rows > _MOST_ROWS:
         return f"there are {message.physical_rows} rows"
     for file in message.files:
@@ -401,7 +402,7 @@ def decode_indices(section: bytes | None, path: str) -> tuple[IndexMetadata, ...
         CorruptFileError: The bytes are not an index section.
         UnsupportedFeatureError: An index has an unknown field.
     """
-    # Decoded at every read, though few callers want the indices: a commit copies the section, damaged or not.
+    # The section is decoded at every read, though few callers want the indices: a commit copies it, damaged or not.
     if section is None:
         return ()
     message = _parsed_section(section, path)

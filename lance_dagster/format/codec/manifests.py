@@ -57,7 +57,7 @@ def check_readable(manifest: Manifest, path: str) -> None:
     stable = manifest.stable_row_ids
 
     def check(fragments: Fragments) -> None:
-        # For its errors: a schema that Arrow cannot express is refused before pylance meets it.
+        # This is called for its errors: a schema that Arrow cannot express is refused before pylance meets it.
         arrow_from_fields(manifest.fields, manifest.schema_metadata, path)
         for item in fragments.items:
             message = validated_message(item, path)
@@ -117,7 +117,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSummary:
-    """What a log shows of a version.
+    """The parts of a version that a log shows.
 
     `timestamp` is in nanoseconds since 1970 UTC, `transaction` a uuid, `read_version` the version the change was
     prepared on, `forked_from` a branch (None for main) and a version. The last five are empty when the transaction is
@@ -153,7 +153,7 @@ def summarize_manifest(data: bytes, path: str) -> VersionSummary | None:
         transaction = wire.Transaction.FromString(body)
     except DecodeError as error:
         raise CorruptFileError(path, f"its transaction cannot be parsed: {error}") from error
-    # Unknown fields inside a known operation are no reason to fail a log; whoever needs the operation decodes it whole.
+    # A log must not fail for unknown fields inside a known operation; whoever needs the operation decodes it whole.
     kind = transaction.WhichOneof("operation")
     if kind is None:
         raise UnsupportedFeatureError(path, unknown_fields(transaction) or ["a transaction without operation"])
@@ -177,7 +177,7 @@ _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _KNOWN_FLAGS = sum(Flag)
 _FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
-# Azure's own spelling has the container before an "@", which is no credential.
+# Azure's own spelling has the container before an "@", which is not a credential.
 _WITH_CREDENTIALS = re.compile(
     r"(?!abfss://[a-z0-9$-]+@[^/@]*(/|$))[a-zA-Z][^/]*://[^/]*@|[a-zA-Z][^/]*://.*[?#]", re.DOTALL
 )
@@ -204,7 +204,7 @@ def encode_manifest_file(manifest: Manifest, transaction: bytes) -> bytes:
     Raises:
         UnsupportedFeatureError: Data of the previous manifest file would be lost (`check_writable`).
     """
-    # Checked again here, because this is the last point before data would be dropped.
+    # This is checked again, because it is the last point before data would be dropped.
     check_writable(manifest)
     message = _to_wire(manifest)
     parts: list[bytes] = []
@@ -215,11 +215,11 @@ def encode_manifest_file(manifest: Manifest, transaction: bytes) -> bytes:
     ):
         if section is None:
             continue
-        # The offset of the section in this file; offsets read from another file are never reused.
+        # The field gets the offset of the section in this file; offsets read from another file are never reused.
         setattr(message, name, size)
         parts += [_LENGTH.pack(len(section)), section]
         size += _LENGTH.size + len(section)
-    # Deterministic: map entries would otherwise be written in any order.
+    # The encoding is deterministic: map entries would otherwise be written in any order.
     body = message.SerializeToString(deterministic=True)
     # The manifest has to be the last block: newer readers require that its length reaches the footer.
     return b"".join([*parts, _LENGTH.pack(len(body)), body, _FOOTER.pack(size, 0, 2, MAGIC)])

@@ -116,7 +116,7 @@ def _create_index_to(operation: ops.CreateIndex) -> _T.CreateIndex:
 
 
 def _rewrite_from(message: _T.Rewrite, decoder: ProtobufFragmentDecoder) -> ops.Rewrite:
-    # The deprecated form: one group, with its fragments directly in the operation.
+    # The deprecated form has one group, with its fragments directly in the operation.
     ungrouped = [message] if message.old_fragments or message.new_fragments else []
     groups: Iterable[Any] = [*ungrouped, *message.groups]
     return ops.Rewrite(
@@ -218,7 +218,7 @@ def _filter_from(message: _T.KeyExistenceFilter) -> ops.KeyFilter:
     bloom = message.bloom
     return ops.KeyFilter(
         fields=tuple(message.field_ids),
-        # An exact filter without a hash says that no row was inserted, an absent one that nobody knows which.
+        # An exact filter without hashes means that no row was inserted; with an absent one, the keys are unknown.
         hashes=tuple(message.exact.key_hashes) if message.HasField("exact") else None,
         bloom=(bloom.bitmap, bloom.num_bits, bloom.number_of_items, bloom.probability)
         if message.HasField("bloom")
@@ -306,7 +306,7 @@ def _map_to(update: ops.MapUpdate | None) -> _T.UpdateMap | None:
 def _replacement_from(message: _T.DataReplacement, _: ProtobufFragmentDecoder) -> ops.DataReplacement:
     pairs = tuple((entry.fragment_id, file_from_wire(entry.new_file)) for entry in message.replacements)
     outside = next((file.path for _, file in pairs if not is_file_name(file.path)), None)
-    # Untrusted: the path would be joined to the data folder.
+    # The path is untrusted: it would be joined to the data folder.
     if outside is not None:
         raise ValueError(f"{outside[:100]!r} is not the name of a data file")
     return ops.DataReplacement(replacements=pairs)
@@ -321,7 +321,7 @@ def _replacement_to(operation: ops.DataReplacement) -> _T.DataReplacement:
 
 
 def _clone_from(message: _T.Clone, _: ProtobufFragmentDecoder) -> ops.Clone:
-    # Untrusted: the name becomes a folder below `tree/`, and the path of a branch file.
+    # The name is untrusted: it becomes a folder below `tree/`, and the path of a branch file.
     if message.ref_name and not is_path_inside(message.ref_name):
         raise ValueError(f"{message.ref_name[:100]!r} is not the name of a branch")
     return ops.Clone(

@@ -21,9 +21,9 @@ _TOP = 2**64
 _MOST_ROWS = 2**32
 """Rows of a fragment: the offset of a row has 32 bits."""
 _RANGE_BYTES = 24
-"""What a range costs as a segment of its own; two numbers of nine bytes each and their framing."""
+"""The cost of a range as a segment of its own: two numbers of nine bytes each and their framing."""
 _FRAMING_BYTES = 14
-"""What a segment with one array or bitmap costs beside the array."""
+"""The cost of a segment with one array or bitmap, without the array."""
 
 
 def row_id_range(start: int, count: int) -> bytes:
@@ -207,7 +207,7 @@ def smallest_row_id(sequence: bytes) -> int | None:
     A fragment whose smallest id is below the table's `next_row_id` of an older version holds rows moved from there.
     For arrays the bound is their base, which can only err towards "moved".
     """
-    # Called for every fragment of a merge side, so nothing is decoded beyond the bounds of the segments.
+    # This is called for every fragment of a merge side, so nothing is decoded beyond the bounds of the segments.
     try:
         lowest = [_lower_bound(segment) for segment in wire.RowIdSequence.FromString(sequence).segments]
     except DecodeError:
@@ -308,7 +308,7 @@ def _from_base(array: wire.EncodedU64Array.U16 | wire.EncodedU64Array.U32, width
     offsets = np.frombuffer(array.offsets, width).astype(np.uint64)
     # numpy would wrap around at 2^64 and give ids of other rows.
     if len(offsets) and array.base + int(offsets.max()) >= _TOP:
-        raise CorruptFileError(path, "it has a row id that is no 64-bit number")
+        raise CorruptFileError(path, "it has a row id that does not fit into 64 bits")
     return offsets + np.uint64(array.base)
 
 

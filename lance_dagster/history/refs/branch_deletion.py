@@ -6,9 +6,9 @@ branch *id*, however late it arrives:
 
 1. The file, in state "closing", with a random id of this attempt. A process that refers to the branch from here on sees
    the mark and withdraws, and no commit begins.
-2. A look for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
+2. A search for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
 3. The file, in state "deleting", with the highest number that a version of it may have. It is never taken back. An
-   attempt that was set back by another process, and begun again, has another id, and the look is repeated.
+   attempt that was set back by another process, and begun again, has another id, and the search is repeated.
 4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
    above them, which keeps late commits out of it (`refs.branch_fence`). It is removed when a branch of any name is
    created at least a day later, when no commit can be in flight any more.
@@ -50,14 +50,14 @@ from lance_dagster.history.versions import Versions
 from lance_dagster.store import put_once
 
 BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
-# Far longer than a commit takes: it gives up after minutes.
+# This is far longer than a commit takes, which gives up after minutes.
 FENCE_SECONDS = 24 * 60 * 60
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """Why a branch is taken to the state "deleting".
+    """The reason why a branch is taken to the state "deleting".
 
     Attributes:
         do: What is done to it, for messages.
@@ -98,14 +98,14 @@ def close_branch(branch: Branch, why: Closing, refs: Refs, versions: Versions) -
 def close_branches(
     branches: Sequence[Branch], refs: Refs, versions: Versions
 ) -> tuple[list[Branch], dict[str, ConflictError]]:
-    """Take many branches to the state "deleting" with one look for what refers to them; return why others are not.
+    """Take many branches to the state "deleting" with one search for references; return also why others stay.
 
-    The order is that of one branch: all marks, then the look, then the seals. So a process that refers to one of them
-    sees its mark, or is seen.
+    The order is that of one branch: all marks, then the search, then the seals. So a process that refers to one of the
+    branches sees its mark, or its reference is found.
     """
     marked = []
     for branch in branches:
-        # One that is gone was deleted by another process.
+        # A branch that is gone was deleted by another process.
         with suppress(RefMovedError):
             marked.append(_marked(branch, refs, Closing()))
     users = refs.referrers()
@@ -141,7 +141,7 @@ def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
 
 
 def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
-    """Take back the attempt to delete a branch, unless it is another one by now."""
+    """Take back the attempt to delete a branch, unless another attempt has replaced it by now."""
     # The reference was made before the mark, so it stays and the deletion withdraws.
     state = CREATING if versions.newest(closing.name) is None else READY
 
@@ -162,7 +162,8 @@ def _refuse_newer(name: str, newest: int, why: Closing, refs: Refs) -> None:
 
 def _newest(closing: Branch, versions: Versions) -> int:
     """Return the newest version of a branch that was marked, 0 where it has none."""
-    # Listed after the mark: a writer that saw none read the head before, and puts at most the number after the newest.
+    # Versions are listed after the mark: a writer that saw no mark read the head before, and puts at most the number
+    # after the newest.
     return versions.newest(closing.name) or 0
 
 
@@ -182,7 +183,7 @@ def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Bra
 
 
 def _highest(branch: Branch, newest: int, versions: Versions) -> int:
-    """Return the highest number that a version of a branch may have which takes no commits any more."""
+    """Return the highest number that a version of a branch may have, once the branch takes no commits any more."""
     # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
     main = versions.newest(layout.MAIN) or 0
     return max(branch.first, branch.last[0] if branch.last else 0, newest, main)
@@ -195,18 +196,18 @@ def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
     def marked(current: Branch) -> Branch:
         if current.state != CREATING:
             return current
-        # Recorded by the one who makes the branch before anything is put there.
+        # The process that makes the branch records it before it puts anything there.
         known = current.metadata.get(LAST, last)
         return with_metadata(current, {STATE: DELETING, LAST: known, **refs.remover()})
 
-    # The mark first: another process that is about to finish the creation finds it.
+    # The mark is written first: another process that is about to finish the creation finds it.
     found = refs.change_branch(branch, marked)
     if found.state == DELETING:
         finish_deleting(found, refs, versions)
 
 
 def finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Delete what a branch in state "deleting" has, and its file.
+    """Delete the versions of a branch in state "deleting", and its file.
 
     Raises:
         ConflictError: It is being reset meanwhile.
@@ -215,7 +216,7 @@ def finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
 
 
 def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versions) -> None:
-    """Delete what branches in state "deleting" have, and their files.
+    """Delete the versions of branches in state "deleting", and their files.
 
     Raises:
         ConflictError: One of them is being reset meanwhile.
@@ -235,9 +236,9 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
     root, store = layout.branch_root(branch.name), refs.store
     while True:
         last, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
-        # The fence before the deletion: from here on no next branch of the name can begin too low.
+        # The fence is put before the deletion: from here on no next branch of the name can begin too low.
         put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
-        # Only its own folders: a branch `a/b` lies inside the folder of `a`.
+        # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
         listed = (entry.key for entry in store.walk(root))
         keys = [key for key in listed if key.removeprefix(f"{root}/").partition("/")[0] in BRANCH_FOLDERS]
         found = refs.read_deleting(branch)
@@ -279,11 +280,11 @@ def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
 
 
 def first_number_above_fences(name: str, refs: Refs) -> int:
-    """Return the lowest number with which a new branch of a name may begin; delete the fences that nobody needs."""
+    """Return the lowest number with which a new branch of a name may begin; delete the fences that are outdated."""
     found, until = fences(refs), time.time() - FENCE_SECONDS
     old = [layout.branch_fence_file(*fence) for fence in found if fence[2] < until]
     if old:
-        # Older than any commit in flight.
+        # These fences are older than any commit in flight.
         refs.store.delete_many(old)
     # A late writer may still put the version after the newest one, so the branch begins above that.
     return max((number + 2 for own, number, *_ in found if own == name), default=0)
@@ -293,7 +294,7 @@ def refuse_users(name: str, do: str, refs: Refs) -> None:
     """Refuse to change a branch that tags or other branches refer to.
 
     Raises:
-        ConflictError: Names them.
+        ConflictError: There are some; the error names them.
     """
     users = refs.referrers_of(name)
     if users:

@@ -8,11 +8,11 @@ is no lock; these rules keep the late manifest out of the new branch:
   before it puts the next manifest. A writer that saw no mark read the head before the deletion listed the versions,
   so the number it puts is at most one above the newest that the deletion saw.
 - The deletion records that newest number in a fence file (`refs.branch_operations`), and the next branch of the name
-  begins at least two above it. So the late manifest lies below the first version of the new branch: it is no version
-  of that branch, and the new branch never uses its key.
+  begins at least two above it. So the late manifest lies below the first version of the new branch: it is not a
+  version of that branch, and the new branch never uses its key.
 - The writer looks again after the put. If the branch it read is still there, the version is on it. If the branch has
   the first mark, which can be taken back, the writer waits until it is taken back or the branch goes: the deletion may
-  have listed the versions before this one was put. A mark that stays is of a process that died; whoever goes on with
+  have listed the versions before this one was put. A mark that stays belongs to a process that died; whoever continues
   that deletion lists the versions again, so the version shares the fate of the branch.
 - If the branch is gone or about to go, and the manifest still exists, then it was put after the folder was emptied.
   Nobody could reach it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have
@@ -21,7 +21,7 @@ is no lock; these rules keep the late manifest out of the new branch:
 - A transaction that was staged on the old branch and is committed to the new one would be classified against versions
   that do not exist, or against the fork of the new branch. `history.commit` reports a conflict.
 
-A deletion by another program leaves no fence file. There only the two looks of the writer protect.
+A deletion by another program leaves no fence file. Then only the writer's two looks at the branch protect it.
 
 A reset of a branch to an older version of its own (`refs.reset`) marks the versions that it drops; the second half
 of this module keeps new tags and branches off them.
@@ -60,10 +60,11 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
 reset, as "5-8 4f2a..."."""
 _RESET_SECONDS = 60
-"""For how long a writer waits for a reset of the branch to end."""
-# How often the branch is looked at after a commit before its state counts as unknown.
+"""The longest time that a writer waits for a reset of the branch to end."""
+# The number of times that the branch is read after a commit before its state counts as unknown.
 _LOOKS, _PAUSE_SECONDS = 4, 0.02
-# For how long a writer waits until a deletion is taken back or goes on: it looks for references in a few requests.
+# The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion looks for references
+# in a few requests.
 _CLOSING_SECONDS = 1.0
 _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 
@@ -76,7 +77,7 @@ class BranchFence:
     name: str
 
     def check_before_put(self, head: State, seen: str | None = None) -> str | None:
-        """Return the id of the branch; to be called after its head was read and before the next version is put.
+        """Return the id of the branch; call this after its head was read and before the next version is put.
 
         Args:
             head: The version that was read as the head.
@@ -91,7 +92,7 @@ class BranchFence:
             return None
         branch = self.refs.branch(self.name)
         if branch is not None and branch.state != READY and RESETTING in branch.metadata:
-            # Not to be retried by itself: the change was made from the branch as it was before the reset.
+            # The commit must not be retried automatically: it was made from the branch as it was before the reset.
             raise being_reset(branch, self.refs, in_flight=True)
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
@@ -138,14 +139,16 @@ class BranchFence:
                 problem, failed = error, failed + 1
             time.sleep(_PAUSE_SECONDS)
         else:
-            message = f"cannot tell whether {self.name} of {self.refs.store.uri} is what {put} was made for: {problem}"
+            message = (
+                f"cannot tell whether {put} belongs to the current {self.name} of {self.refs.store.uri}: {problem}"
+            )
             raise CommitStateUnknownError(message, transaction.uuid, transaction) from problem
         if doubt is not None:
             message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"
             raise CommitStateUnknownError(message, transaction.uuid, transaction)
 
     def _reason_for_doubt(self, branch_id: str, put: State, path: str) -> str | None:
-        """Return what happens to the branch so that nobody knows whether a version stays; None when it stays.
+        """Return what is happening to the branch if it is unknown whether a version stays; None when it stays.
 
         "closing" says that a deletion may still be taken back.
 
@@ -194,7 +197,7 @@ def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> Commi
         in_flight: Whether the commit was made from the branch as it was before the reset.
     """
     target, since, *_ = *branch.metadata[RESETTING].split(" "), ""
-    # A reset takes a few requests. A mark that stays is of a process that died: to wait for it would be in vain.
+    # A reset takes a few requests. A mark that stays belongs to a process that died: waiting for it would be in vain.
     waiting = since.isdigit() and time.time() - int(since) < _RESET_SECONDS
     again = f"branches.reset({branch.name!r}, {target!r}) finishes that, if it was interrupted"
     return CommitConflictError(
@@ -205,7 +208,7 @@ def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> Commi
 
 
 def _takes_commits(branch: Branch) -> bool:
-    """Tell whether a branch takes commits: also one that is being created, once it has a version to commit on."""
+    """Tell whether a branch takes commits. One that is being created does, once it has a version to commit on."""
     return branch.state == READY or (branch.state == CREATING and RENAMED_FROM not in branch.metadata)
 
 
@@ -232,7 +235,7 @@ def dropped_versions(branch: Branch) -> Dropped | None:
 
 
 def refuse_dropped(name: str, number: int, refs: Refs) -> None:
-    """Refuse a new reference to a version that a reset is about to drop; to be called after it was written.
+    """Refuse a new reference to a version that a reset is about to drop; call this after the reference was written.
 
     The reset marks the branch first and then looks for references, so at least one of the two sees the other.
 

@@ -87,7 +87,7 @@ def create_branch(
         ConflictError: The parent is being deleted, or the name is being given to another branch.
     """
     check_branch_name(name)
-    # Checked before anything is written: the first manifest would fail after the name was taken.
+    # This is checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
     found = refs.branch(name)
@@ -125,7 +125,7 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
 def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
     """Delete a branch that nobody is to write to any more, given the newest version that the caller knows of.
 
-    It is deleted as by `delete_branch`, but what refers to it is looked for only after it was marked. So a branch that
+    It is deleted as by `delete_branch`, but references to it are searched only after it was marked. So a branch that
     has to stay takes no commits for a moment.
 
     Raises:
@@ -152,7 +152,7 @@ def delete_up_to(branch: Branch, number: int, refs: Refs, versions: Versions) ->
 def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dict[str, ConflictError]:
     """Delete many branches, as `delete_branch` does each; return why some of them stay.
 
-    What refers to branches is looked for twice for all of them, and twice more for each length of a chain of branches
+    References are searched twice for all of them together, and twice more for each further level of a chain of branches
     that were forked from each other.
 
     Raises:
@@ -184,11 +184,11 @@ def reset_branch(
         ProtectedError: The branch is protected.
         InvalidInputError: The branch is `main`.
         ConflictError: A tag or another branch refers to it, or it is being renamed; or another reset or a deletion of
-            it began meanwhile, and has its way.
+            it began meanwhile, and takes precedence.
     """
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be reset; restore an older version instead")
-    # The mark stays until the branch is ready: a writer that finds it unusable is told that it comes back.
+    # The mark stays until the branch is ready: a writer that finds the branch unusable is told that it comes back.
     mark = f"{target} {int(time.time())} {uuid.uuid4().hex}"
     branch = close_branch(_unused(name, "reset", refs), Closing(do="reset", resetting=mark), refs, versions)
     # Reserved keys describe the old branch: its state, its first version, a rename.
@@ -220,7 +220,7 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
     """Empty a branch in state "deleting" and replace its file by that of a new branch.
 
     Returns:
-        The new branch; None when another process ended the deletion in its own way.
+        The new branch; None when another process deleted or replaced the branch first.
     """
     if empty_branch(dead, refs, versions) is None:
         return None
@@ -274,12 +274,12 @@ def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
     """Refuse metadata under keys that this package reserves, and values that are not strings.
 
     Raises:
-        InvalidInputError: Names the keys.
+        InvalidInputError: There are some; the error names the keys.
     """
     check_string_mapping("metadata", metadata, removing=True)
     taken = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
     if taken:
-        raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} are not yours to change: {', '.join(taken)}")
+        raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} cannot be changed: {', '.join(taken)}")
 
 
 def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
@@ -298,7 +298,7 @@ def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
 
 
 def _unused(name: str, do: str, refs: Refs) -> Branch:
-    """Return a branch that exists, is not protected, not being renamed, and not referred to."""
+    """Return a branch, after checking that it exists, is not protected or being renamed, and has no references."""
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be deleted: every Lance program looks for it")
     branch = refs.branch(name)
@@ -307,7 +307,7 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
     refuse_protected_branch(do, name, refs.store)
     refuse_renaming(branch, do, refs)
-    # Before the mark: a branch behind a link would stay marked until the link is gone.
+    # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
     refs.store.refuse_links(layout.versions_folder(name))
     refuse_users(name, do, refs)
     return branch
@@ -346,7 +346,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
             ref_path=parent_uri,
             branch_name=branch.name,
         ),
-        # Of the process that asked for it; another one that finishes the creation does not know them.
+        # Only the process that asked for the branch knows them; another one that finishes the creation does not.
         properties=properties,
     )
     forked = replace(
@@ -356,7 +356,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
         writer=WRITER,
         timestamp=now_ns(),
     )
-    # None when another process finished the creation first; its manifest has the same content.
+    # This is None when another process finished the creation first; its manifest has the same content.
     made = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
     if made is not None:
         versions.cache(branch.id, made)
@@ -396,7 +396,8 @@ def _refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None
 
 def _above_fences(branch: Branch, refs: Refs) -> Branch:
     """Let a branch begin above every version number that earlier branches of the name had."""
-    # Listed only after the name was taken: a branch that is created and deleted before that has its fence by then.
+    # Fences are listed only after the name was taken: a branch that is created and deleted before has its fence by
+    # then.
     lowest = first_number_above_fences(branch.name, refs)
     if lowest <= branch.first:
         return branch

@@ -1,9 +1,9 @@
 """Bring back a branch whose file or versions were deleted though its commits were acknowledged.
 
-A branch is its file and its manifests. Where the file is gone, the manifests tell what it said: the first version of a
-branch clones its fork point, under the branch's id. Where manifests are gone, `_expired/` has copies of them for about
-a day; the files that they name are kept as long. So a branch comes back from either half, and nothing of what is there
-is overwritten.
+A branch is its file and its manifests. Where the file is gone, its content follows from the manifests: the first
+version of a branch clones its fork point, under the branch's id. Where manifests are gone, `_expired/` has copies of
+them for about a day; the files that they name are kept as long. So a branch comes back from either half, and nothing
+that exists is overwritten.
 """
 
 from dataclasses import replace
@@ -19,9 +19,9 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import put_once
 
-# The bytes of a copy, empty for a manifest that is in its place; and its transaction.
+# The bytes of a copy (empty for a manifest that is in its place), and the transaction of the version.
 _Found = tuple[bytes, Transaction | None]
-# The parent, None for `main`; the number of the version there, and the size of its manifest.
+# The parent (None for `main`), the number of the version there, and the size of its manifest.
 _ForkPoint = tuple[Branch | None, int, int]
 
 
@@ -69,7 +69,7 @@ def _copies(name: str, versions: Versions) -> dict[int, _Found]:
     """Read the copies of manifests that a branch of the name had."""
     found = {}
     for branch, number, entry, _ in expired_copies(versions.store.walk(f"{EXPIRED}/{name}"), {}):
-        # A branch `a/b` has its copies below the folder of those of `a`.
+        # The copies of a branch `a/b` lie below the folder with the copies of `a`.
         data = versions.store.get(entry.key) if branch == name else None
         if data is not None:
             found[number] = (data, decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1])

@@ -1,4 +1,4 @@
-"""Which branches and tags are protected, and against what.
+"""The protection of branches and tags: which are protected, and against which changes.
 
 A protected branch takes merges and nothing else: no commit of its own, except maintenance that leaves every row as it
 is; no reset, no deletion, no rename. A protected tag names only versions of `main` or of a protected branch, and is
@@ -43,7 +43,7 @@ class Protection:
         """Require that patterns are in this protection, so that a typo does not pass as removed.
 
         Raises:
-            InvalidInputError: Names the first that is not, and the patterns there are.
+            InvalidInputError: One is not; the error names it and the patterns that exist.
         """
         for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
             if pattern not in own:
@@ -83,8 +83,8 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
         found = store.get_with_etag(PROTECTION)
         current = _parsed(found[0] if found else None, store)
         if not attempt:
-            # Only at first: at a later attempt the patterns may be gone because our own request succeeded and the
-            # HTTP client sent it twice.
+            # Only the first attempt checks this: at a later one, the patterns may be gone because our own request
+            # succeeded and the HTTP client sent it twice.
             current.require_patterns(remove.branches, remove.tags)
         wanted = current.without_patterns(remove.branches, remove.tags).with_patterns(add.branches, add.tags)
         if wanted == current:
@@ -116,7 +116,7 @@ def refuse_protected_branch(do: str, branch: str, store: Store, instead: Remedy 
     Raises:
         ProtectedError: The branch is protected.
     """
-    # Read for each action and never cached: a branch may be protected by another process at any time.
+    # The rules are read for each action and never cached: another process may protect a branch at any time.
     pattern = protection(store).of_branch(branch)
     if pattern is not None:
         because = _because(branch, pattern, store)
@@ -142,7 +142,7 @@ def refuse_protected_tag(do: str, tag: str, store: Store, target: str | None = N
     because = _because(tag, pattern, store)
     if target is None:
         raise ProtectedError("tag", tag, do, because, _unprotect("tags", pattern))
-    because = f"{because} and names only what is on main or on a protected branch, unlike {target!r}"
+    because = f"{because} and can name only versions of main or of a protected branch, unlike {target!r}"
     raise ProtectedError("tag", tag, do, because, Remedy(f"merge {target!r} first"))
 
 
@@ -175,5 +175,5 @@ def _parsed(data: bytes | None, store: Store) -> Protection:
 
 def _patterns(found: object) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(pattern, str) and pattern for pattern in found):
-        raise TypeError("not a list of texts")
+        raise TypeError("not a list of non-empty strings")
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What the files of branches and tags say, and their bytes.
+"""The content of the files of branches and tags, and its encoding.
 
 Each file is one small JSON object in the form that pylance reads and writes:
 
@@ -54,11 +54,11 @@ CLOSING_ID = "lance_dagster.closing"
 LAST = "lance_dagster.last"
 """The highest version number that a branch being deleted may have, and when it was found: "17 1700000000"."""
 REMOVER = "lance_dagster.remover"
-"""Which process removes the file of a ref, and since when, where the storage cannot delete conditionally."""
+"""The process that removes the file of a ref, and since when, where the storage cannot delete conditionally."""
 WRITE_ID = "lance_dagster.write"
 IMMUTABLE = "lance_dagster.immutable"
 PUBLISHED_ID = "-published"
-"""The ids of branches that a repository keeps for its commits end so."""
+"""The suffix of the ids of branches that a repository keeps for its commits."""
 _MAX_BYTES = 1_000_000
 _LONGEST_PROBLEM = 200
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -99,7 +99,7 @@ class Branch:
 
     @property
     def last(self) -> tuple[int, int] | None:
-        """The highest number that its versions may have and when that was recorded; None unless that was done.
+        """The highest number that its versions may have and when that was recorded; None where it is not recorded.
 
         It is recorded once a branch can take no more commits: before a deletion, or before a rename copies its
         versions.
@@ -167,7 +167,7 @@ def parse_branch(name: str, data: bytes, path: str) -> Branch:
     """Parse the file of a branch.
 
     Raises:
-        CorruptFileError: The bytes are no branch.
+        CorruptFileError: The bytes are not the file of a branch.
     """
     return _parsed(_branch_from_json, name, data, path)
 
@@ -176,7 +176,7 @@ def parse_tag(name: str, data: bytes, path: str) -> Tag:
     """Parse the file of a tag.
 
     Raises:
-        CorruptFileError: The bytes are no tag.
+        CorruptFileError: The bytes are not the file of a tag.
     """
     return _parsed(_tag_from_json, name, data, path)
 
@@ -203,13 +203,13 @@ def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
     if parent == name:
         raise ValueError("it says it was forked from itself")
     metadata = _metadata(found)
-    # Checked here, since the properties of `Branch` parse them without a way to report an error.
+    # These are checked here, since the properties of `Branch` parse them without a way to report an error.
     if FIRST in metadata and not _NUMBER.fullmatch(metadata[FIRST]):
-        raise ValueError(f"{metadata[FIRST]!r} is no number of a version")
+        raise ValueError(f"{metadata[FIRST]!r} is not a version number")
     if LAST in metadata and not _LAST.fullmatch(metadata[LAST]):
-        raise ValueError(f"{metadata[LAST]!r} is no number of a version and a time")
+        raise ValueError(f"{metadata[LAST]!r} is not a version number and a time")
     if metadata.get(STATE, READY) not in _STATES:
-        raise ValueError(f"{metadata[STATE]!r} is no state of a branch")
+        raise ValueError(f"{metadata[STATE]!r} is not a state of a branch")
     return Branch(
         name=name,
         id=lineage[-1][1] if lineage else "",
@@ -266,7 +266,7 @@ def tag_file_of(tag: Tag) -> bytes:
 def _count(value: object) -> int:
     # JSON has no unsigned integers, and True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-        raise ValueError(f"{value!r} is not a number of the kind that belongs there")
+        raise ValueError(f"{value!r} is not an unsigned 64-bit integer")
     return value
 
 
@@ -275,13 +275,13 @@ def _branch_name(value: object) -> str:
     if value is None or value == layout.MAIN:
         return layout.MAIN
     if not isinstance(value, str) or not is_path_inside(value):
-        raise ValueError(f"{value!r} is no name of a branch")
+        raise ValueError(f"{value!r} is not a branch name")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which names a branch or a tag may get.
+"""Check which names a branch or a tag may get.
 
 Names of branches and tags obey the branch and tag specification and further rules. pylance accepts names that do harm:
 a tag with non-ASCII letters makes it unable to list the tags of the table, and a branch named like a folder of the
@@ -48,7 +48,7 @@ _COMMON: tuple[_Rule, ...] = (
 
 
 def check_branch_name(name: str) -> None:
-    """Refuse a name that the specification, or pylance's behaviour, does not allow for a new branch.
+    """Refuse a name that a new branch cannot have by the specification, or that would do harm in pylance.
 
     Raises:
         InvalidRefNameError: The name breaks a rule; the message states it.
@@ -61,7 +61,7 @@ def check_branch_name(name: str) -> None:
 
 
 def check_tag_name(name: str) -> None:
-    """Refuse a name that the specification, or pylance's behaviour, does not allow for a new tag.
+    """Refuse a name that a new tag cannot have by the specification, or that would do harm in pylance.
 
     Raises:
         InvalidRefNameError: The name breaks a rule; the message states it.

@@ -1,7 +1,7 @@
 """Read and write the files of branches and tags: create by put-if-absent, change and delete by compare-and-swap.
 
-What a change means, and which other files have to agree with it, is decided by `branch_operations`, `branch_deletion`,
-`tag_operations` and `rename`; `ref_files` says what the files hold.
+`branch_operations`, `branch_deletion`, `tag_operations` and `rename` decide what a change means and which other files
+have to agree with it; `ref_files` defines the content of the files.
 
 Invariants:
 
@@ -59,9 +59,9 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.store import Store
 
 REMOVAL_SECONDS = 15 * 60
-"""How long a process may take to delete a file of a ref, where the storage cannot delete conditionally.
+"""The time a process may take to delete the file of a ref, where the storage cannot delete conditionally.
 
-Far longer than a request lives: the client gives up after minutes.
+This is far longer than a request lives: the client gives up after minutes.
 """
 _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files one after the other.
@@ -76,9 +76,9 @@ class Refs:
     store: Store
 
     def branches(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
-        """Read every branch whose name matches a glob pattern, also those that are being created or deleted.
+        """Read every branch whose name matches a glob pattern, including those that are being created or deleted.
 
-        Those whose names begin with an exempt prefix are not read.
+        Branches whose names begin with an exempt prefix are not read.
         """
         return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern, exempt=exempt)
 
@@ -93,10 +93,10 @@ class Refs:
         return None if data is None else parse_branch(name, data, f"{self.store.uri}/{path}")
 
     def may_have(self, branch: str) -> bool:
-        """Tell whether there can be a branch of a name; others lead out of the folder.
+        """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
 
         Raises:
-            InvalidInputError: The name is no string, or cannot be encoded.
+            InvalidInputError: The name is not a string, or cannot be encoded.
         """
         return _file_of(layout.BRANCHES, branch, "the name of a branch") is not None
 
@@ -108,9 +108,9 @@ class Refs:
         return None if found is None or REMOVER in found.metadata else found
 
     def referrers_of(self, branch: str) -> list[str]:
-        """Describe the tags and branches that refer to a branch, also those that are being created."""
-        # What a repository keeps for its commits is not read: there is some for every publication there was, and it
-        # refers to `main` and to its own kind only.
+        """Describe the tags and branches that refer to a branch, including those that are being created."""
+        # Branches and tags that a repository keeps for its commits are not read: there are some for every publication
+        # there was, and they refer only to `main` and to their own kind.
         kept = (layout.PUBLISHED, layout.PIN)
         exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
         tags = self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, exempt=exempt)
@@ -134,18 +134,18 @@ class Refs:
         return found
 
     def branch_names(self, prefix: str) -> list[str]:
-        """List the branches whose names begin with a prefix, unfinished ones included; none is read."""
+        """List the branches whose names begin with a prefix, unfinished ones included, without reading any."""
         found = (layout.parse_branch_file_name(file) for file in self.store.list(layout.BRANCHES))
         return [name for name in found if name is not None and name.startswith(prefix)]
 
     def tag_names(self, prefix: str) -> list[str]:
-        """List the tags whose names begin with a prefix; none is read."""
+        """List the tags whose names begin with a prefix, without reading any."""
         found = (layout.parse_tag_file_name(file) for file in self.store.list(layout.TAGS))
         return [name for name in found if name is not None and name.startswith(prefix)]
 
     def branch_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no branch has; it says what the name stands for instead."""
-        # One more request, made only for the message: a tag may have been named where a branch is wanted.
+        # One more request is made, only for the message: a tag may have been named where a branch is wanted.
         if self.tag(name) is not None:
             instead = "that is a tag, and a branch is wanted"
         elif (version_of := branch_of_version(name)) is not None:
@@ -155,7 +155,7 @@ class Refs:
         return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
 
     def _unfinished(self, name: str) -> str:
-        """Return what is being done to a branch that has a file and cannot be used; else an empty string."""
+        """Say what is being done to a branch that has a file and cannot be used; else return an empty string."""
         found = self.branch(name)
         if found is None or found.state == READY:
             return ""
@@ -176,11 +176,11 @@ class Refs:
         return [layout.MAIN, *(name for name in ready if not name.startswith(layout.PUBLISHED))]
 
     def add_branch(self, branch: Branch) -> Branch:
-        """Create a branch's file unless there is one; return the branch that has the name then."""
+        """Create a branch's file unless there is one; return the branch that has the name afterwards."""
         path = layout.branch_file(branch.name)
         if self._put_once(path, branch_file_of(branch)):
             return branch
-        # Another writer took the name. The caller decides by whose branch it is.
+        # Another writer took the name. The caller decides what that means, by the id of the branch.
         taken = self.branch(branch.name)
         if taken is None:
             raise StoreError(f"branch {branch.name!r} of {self.store.uri} came and went while it was made; try again")
@@ -191,7 +191,7 @@ class Refs:
 
         Args:
             branch: The branch; only its name and id matter.
-            change: Gets the stored branch and returns the one to store; the same one when there is nothing to change.
+            change: Gets the stored branch and returns the one to store, the same where nothing changes.
                 It is called again when another writer changed the file first.
 
         Raises:
@@ -214,7 +214,7 @@ class Refs:
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
-        """Record how far the creation of a branch is; idempotent, since any process may finish it.
+        """Record the step of a branch's creation. This is idempotent, since any process may finish the creation.
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
@@ -224,14 +224,14 @@ class Refs:
         def marked(current: Branch) -> Branch:
             if state == READY and current.state not in (CREATING, READY):
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
-            # A branch that is ready is not being reset any more, and its numbers go on.
+            # A branch that is ready is not being reset any more, and its version numbers may grow again.
             mark = {RESETTING: None, LAST: None} if state == READY else {}
             return current if current.state == state else with_metadata(current, {STATE: state, **mark})
 
         return self.change_branch(branch, marked)
 
     def read_deleting(self, branch: Branch) -> tuple[Branch, str] | None:
-        """Read a branch that is being deleted with the tag of its bytes; None when another process finished that.
+        """Read a branch that is being deleted and the ETag of its file; None when another process finished that.
 
         Raises:
             ConflictError: It is being reset meanwhile, so it is not to be deleted.
@@ -252,7 +252,7 @@ class Refs:
 
         Args:
             branch: The branch; nothing is deleted when another branch has its name.
-            etag: The tag of its bytes.
+            etag: The ETag of its file.
 
         Raises:
             ConflictError: It is being reset meanwhile, or another process has the right to delete it.
@@ -268,7 +268,7 @@ class Refs:
         raise StoreError(f"cannot delete branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def remover(self) -> dict[str, str]:
-        """Return the mark of a process that is going to delete the file of a ref; empty where none is needed."""
+        """Return the mark of a process that is going to delete the file of a ref; empty where no mark is needed."""
         return {} if self.store.deletes_conditionally() else {REMOVER: f"{uuid.uuid4().hex} {int(time.time())}"}
 
     def adopt_removal(self, branch: Branch) -> Branch:
@@ -289,7 +289,7 @@ class Refs:
         return self.change_branch(branch, marked)
 
     def _refreshed(self, branch: Branch) -> Branch:
-        """Return a branch whose file this process may delete, with the time of that right renewed where it is old."""
+        """Return a branch whose file this process may delete, after renewing that right where it is old."""
         if self._may_send_removal(branch):
             return branch
 
@@ -301,7 +301,7 @@ class Refs:
         return self.change_branch(branch, marked)
 
     def _may_send_removal(self, branch: Branch) -> bool:
-        """Tell whether a request to delete a branch's file now cannot arrive after another process took that over."""
+        """Tell whether a deletion that is sent now is certain to arrive before another process may take it over."""
         since = branch.metadata.get(REMOVER, "").rpartition(" ")[2]
         fresh = since.isdigit() and abs(time.time() - int(since)) < REMOVAL_SECONDS / 3
         return self.store.deletes_conditionally() or fresh
@@ -316,7 +316,7 @@ class Refs:
         """Refuse to replace the file of a branch that another process may be about to delete.
 
         Raises:
-            ConflictError: It has the right to, since the storage cannot delete conditionally.
+            ConflictError: Another process has the right to delete it, since the storage cannot delete conditionally.
         """
         if not self._is_free(branch):
             raise self._removed_elsewhere("branch", branch.name)
@@ -435,7 +435,7 @@ class Refs:
             if self.store.compare_and_swap(path, tag_file_of(tag), etag):
                 return True
         except StoreError as lost:
-            # The answer may be lost and the tag moved all the same: only the stored object tells.
+            # The answer may be lost although the tag was moved: only the stored object tells.
             try:
                 stored = self._is_stored(tag)
             except FormatError as damaged:
@@ -471,7 +471,7 @@ class Refs:
         if len(names) <= _FEW:
             values = [read(name) for name in names]
         else:
-            # One request for each ref: a table with many runs has many branches.
+            # Each ref takes one request, and a table with many runs has many branches.
             with ThreadPoolExecutor(_READERS) as readers:
                 values = list(readers.map(read, names))
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -481,16 +481,16 @@ def _file_of(folder: str, name: object, what: str) -> str | None:
     """Return the path of a ref's file; None when the name leads out of the folder, so that no ref can have it.
 
     Raises:
-        InvalidInputError: The name is no string, or cannot be encoded.
+        InvalidInputError: The name is not a string, or cannot be encoded.
     """
-    # Printable strings can always be encoded; only the others need the check that names what is wrong.
+    # Printable strings can always be encoded; only the others need the check, which raises the error.
     if not isinstance(name, str) or not name.isprintable():
         check_string(what, name)
     return layout.ref_file(folder, str(name))
 
 
 def _with_write_id(tag: Tag) -> Tag:
-    """Return a tag as it is to be stored: with the times it lacks, and a mark that tells whose write landed."""
+    """Return a tag as it is to be stored: with the times it lacks, and the random id of this write."""
     now = pendulum.now("UTC")
     return replace(
         tag,

@@ -1,12 +1,12 @@
 """Rename branches and tags, so that a crash between any two steps loses nothing.
 
-A branch takes everything along: its versions under their numbers; its id, so that merges of it stay recognised; and
+A branch keeps everything it has: its versions under their numbers; its id, so that merges of it stay recognised; and
 the files in its own folder, which are copied on the server's side. The manifests are written again, since each holds
 the name of the branch, so commit ids change. Steps:
 
 1. Create the file of the new name, with a mark that says which branch it is made from, and a random id of this rename.
 2. Mark the old branch, with the same id: no commit begins from here on (`refs.branch_fence`). Then look for references
-   to it, and record in the new file how far its version numbers go: a deletion of the new name keeps those free, too.
+   to it, and record in the new file how far its version numbers go: a deletion of the new name fences those off, too.
 3. Copy the files, then the versions, oldest first.
 4. Set the new branch to "ready".
 5. Delete the old branch, while it has the mark with the id of this rename. Both have the same branch id; without the id
@@ -93,8 +93,8 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
 def _is_copy(target: Branch, branch: Branch) -> bool:
     """Tell whether a branch is the copy that a rename of another one makes or made."""
     same = (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
-    # A complete copy is that of a rename which is still to be ended only if both files say so: the two names may have
-    # been given back and forth.
+    # A complete copy belongs to a rename that is not finished yet only if both files have its id: the branch may have
+    # been renamed back and forth.
     return same and (target.state == CREATING or target.metadata.get(RENAME_ID) == branch.metadata.get(RENAME_ID))
 
 
@@ -109,7 +109,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         branch_deletion.refuse_users(branch.name, "rename", refs)
         target = begun or _take_name(branch, new, refs, versions)
         marked = _mark_renaming(branch, target, refs)
-        # Again: a reference that was made between the first look and the mark is seen here.
+        # References are searched again: one that was made between the first search and the mark is found here.
         branch_deletion.refuse_users(branch.name, "rename", refs)
     except ConflictError:
         # Without the new name the mark has no effect, so the old branch takes commits again.
@@ -123,7 +123,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         _copy_versions(marked, target, versions)
         return refs.set_branch_state(target, READY)
     except (RefMovedError, VersionNotFoundError) as error:
-        # Another process that renames the branch may have ended that, and deleted the versions under the old name.
+        # Another process may have finished the rename, and deleted the versions under the old name.
         done = refs.branch(new)
         if done is not None and done.state == READY and done.metadata.get(RENAME_ID) == target.metadata.get(RENAME_ID):
             return done
@@ -172,7 +172,7 @@ def _mark_renaming(branch: Branch, target: Branch, refs: Refs) -> Branch:
     def marked(current: Branch) -> Branch:
         if current.state != READY:
             raise refs.branch_not_found(branch.name)
-        # The mark of an attempt under the same name that was given up is replaced: its file of the new name is gone.
+        # The mark of an abandoned attempt to rename to the same name is replaced: its file of the new name is gone.
         if current.metadata.get(RENAMING_TO) != target.name:
             branch_operations.refuse_renaming(current, "rename", refs)
         return with_metadata(current, mark)
@@ -189,7 +189,7 @@ def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
 def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:
     """Copy every version of a branch; list again until no new one appeared, since a commit may have been in flight."""
     done: set[int] = set()
-    # Not above: the old name may be that of another branch by now, which begins there.
+    # No number above `last` is copied: another branch may have the old name by now, and begins there.
     last = target.last[0] if target.last else -1
     while fresh := [number for number in versions.numbers(branch.name) if number <= last and number not in done]:
         for number in fresh:
@@ -207,8 +207,8 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     # A version without its transaction would make later commits of other programs fail, so it is not copied.
     if state.transaction is None:
         raise InvalidInputError(
-            f"{state} of {store.uri} lacks its transaction, so it cannot be written anew; "
-            f"delete branch {new!r}, which was begun, and {name!r} is as it was"
+            f"{state} of {store.uri} lacks its transaction, so it cannot be copied; "
+            f"delete the unfinished branch {new!r}; {name!r} is unchanged"
         )
     path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)
     encoded = encode_transaction(state.transaction)
@@ -218,7 +218,7 @@ def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
 
 
 def rename_tag(old: str, new: str, refs: Refs) -> Tag:
-    """Rename a tag; its history goes along.
+    """Rename a tag, which keeps its history.
 
     Raises:
         InvalidRefNameError: The new name breaks a rule.
@@ -245,11 +245,11 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     if target is None:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
         target = refs.add_tag(replace(with_metadata(marked, own), name=new))
-    # Last, so that one of the two names always resolves.
+    # The old tag is removed last, so that one of the two names always resolves.
     try:
         refs.remove_tag(marked)
     except RefMovedError:
-        # The old tag was moved on meanwhile. It stays, and the copy of what it was goes.
+        # The old tag was moved meanwhile. It stays, and the copy of its former state is removed.
         with suppress(RefMovedError):
             refs.remove_tag(target)
         raise

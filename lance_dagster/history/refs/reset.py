@@ -6,23 +6,23 @@ version was made from the older one. The versions between the two are dropped. T
 new version to the older one, and a merge finds nothing of what was dropped.
 
 1. A mark in the branch's file says which versions are about to be dropped.
-2. A look for what still needs one of them: tags, branches forked from them, branches that merged them. If there is
-   something, the mark is taken back and the reset refused.
+2. A search for refs that still need one of them: tags, branches forked from them, branches that merged them. If there
+   are some, the mark is taken back and the reset refused.
 3. The commit, one put-if-absent of the next number. A commit of another writer that is first makes the reset withdraw.
 4. Copies of the dropped manifests in `_expired/`, for readers and merges in flight; then the manifests are deleted.
    Data files stay until they are collected.
 5. The mark is taken back.
 
 The mark has a random id. A reset that finds the mark of another one replaces it, and then the other one does not drop
-anything before it has looked again; a reset that is committed already is finished first.
+anything before it has searched again; a reset that is committed already is finished first.
 
 After a crash the branch is either as it was (steps 1 and 2) or reset; the same call again does what is left. Whoever
 creates a reference to a version writes it first and then looks for the mark, and the reset looks for references after
 it wrote the mark, so at least one of the two sees the other.
 
-A merge is a reference that nobody can take back. One that was under way and lands after the look counts as done before
-the reset, and the reset then is what `restore` would have been: the next merge, or a collection, puts the version that
-was merged back from its copy (`lineage.load_or_copy`).
+A merge is a reference that nobody can take back. One that was under way and lands after the search counts as done
+before the reset, which then has the effect of a `restore`: the next merge, or a collection, puts the version that was
+merged back from its copy (`lineage.load_or_copy`).
 """
 
 import uuid
@@ -61,7 +61,7 @@ def reset_to_own_version(target: State, refs: Refs, versions: Versions, properti
         done = _attempted(target, refs, versions, properties)
         if done is not None:
             return done
-        # Read again: another reset may have dropped it.
+        # The target is read again: another reset may have dropped it.
         target = versions.load(target.branch, target.number)
     raise StoreError(f"cannot reset branch {target.branch!r} of {refs.store.uri}: other resets keep replacing the mark")
 
@@ -90,7 +90,7 @@ def _attempted(target: State, refs: Refs, versions: Versions, properties: Mappin
             _commit(target, dropped, versions, properties)
     except ConflictError:
         _unmarked(marked, mark, refs)
-        # It was committed by an attempt whose mark was taken away: what something came to need since then stays.
+        # An attempt whose mark was taken away committed it. Versions that got references since then stay.
         if done:
             return refs.branch(branch.name)
         raise
@@ -125,10 +125,10 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
     """Refuse to drop versions that something refers to.
 
     Raises:
-        ConflictError: Names what refers to which version.
+        ConflictError: There are some; the error names the references and the versions.
     """
     name = branch.name
-    # The earlier versions of a tag too: the next rollback goes to one of them.
+    # The earlier versions of a tag count too: the next rollback goes to one of them.
     needs = [
         f"tag {tag.name!r} {'names' if str(recorded) == tag.ref else 'named'} {recorded}"
         for tag in refs.tags().values()
@@ -159,7 +159,7 @@ def _is_dropped(place: VersionRef | None, name: str, dropped: Dropped) -> bool:
 
 
 def _commit(target: State, dropped: Dropped, versions: Versions, properties: Mapping[str, str]) -> None:
-    # One uuid for all proposals, so that a commit whose response was lost is recognised.
+    # All proposals share one uuid, so that a commit whose response was lost is recognised.
     transaction = Transaction(
         read_version=target.number,
         uuid=str(uuid.uuid4()),
@@ -189,7 +189,7 @@ def _drop(branch: Branch, dropped: Dropped, versions: Versions) -> None:
         return
     manifests = {number: versions.manifest_path(branch.name, number) for number in numbers}
     copy_to_expired(versions.store, branch.name, branch.id, manifests)
-    # The newest first: what an interrupted reset leaves is then a series without gaps up to some version.
+    # The newest is deleted first: an interrupted reset then leaves a series without gaps up to some version.
     for number in reversed(numbers):
         versions.store.delete(versions.manifest_path(branch.name, number))
     # Versions that were read before must not be served from the cache any more.

@@ -1,8 +1,8 @@
 """The holds of a tag: who stopped it from moving, why, and who released it.
 
 A held tag keeps its version until someone releases it: after a rollback, the next publication of a pipeline would
-otherwise bring back what was withdrawn. The holds are part of the tag's own file, oldest first, so a hold and a move
-cannot cross: both are a compare-and-swap of that file. Other programs do not check the hold.
+otherwise bring back the version that was withdrawn. The holds are part of the tag's own file, oldest first, so a hold
+and a move cannot cross: both are a compare-and-swap of that file. Other programs do not check the hold.
 """
 
 import json
@@ -109,7 +109,7 @@ def refuse_held(do: str, name: str, metadata: Mapping[str, str]) -> None:
     """Refuse to change a tag that is held.
 
     Raises:
-        ProtectedError: It is held; the message names who held it, since when, why, and how to release it.
+        ProtectedError: The tag is held; the message says who holds it, since when, why, and how to release it.
     """
     hold = hold_in_force(metadata)
     if hold is not None:

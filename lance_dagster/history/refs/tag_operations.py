@@ -116,13 +116,13 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     own = {IMMUTABLE: first.ref} if immutable else {}
     branch_id = _ready_branch_id(first.branch, refs)
     wanted = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
-    # The tag first, then the look at the branch: a deletion that marks the branch after that look finds the tag.
+    # The tag is written before the branch is checked: a deletion that marks the branch after the check finds the tag.
     made = refs.add_tag(wanted)
     try:
         _refuse_gone(made, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
-        # Only as it was made here: another process may have moved it to a version that stays.
+        # The tag is removed only as it was made here: another process may have moved it to a version that stays.
         with suppress(RefMovedError):
             refs.remove_tag(made)
         raise
@@ -154,10 +154,10 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
         refuse_immutable("move", current, str(target.state))
         before = current
         made = _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
-        # In the same swap: between a move and a hold of its own, a publisher could move the tag on.
+        # The hold is part of the same swap: between a move and a separate hold, a publisher could move the tag on.
         return made if target.hold is None else _held(made, *target.hold)
 
-    # Before the swap, so that the check afterwards compares with the branch that was meant.
+    # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = _ready_branch_id(target.state.branch, refs)
     made = refs.change_tag(name, moved)
     try:
@@ -165,7 +165,7 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         if before is not None:
-            # Only if the tag still names our version: another process may have moved it on.
+            # The tag is put back only if it still names our version: another process may have moved it on.
             refs.swap_tag(before, made.ref)
         raise
     return made
@@ -250,14 +250,14 @@ def tag_history(tag: Tag) -> tuple[TagMove, ...]:
 
 
 def recorded_versions(tag: Tag) -> set[RecordedVersion]:
-    """Return the versions that a tag names and named, as far as they are recorded."""
+    """Return the versions that a tag names or named earlier, as far as they are recorded."""
     moves = _moves(tag)
     before = {RecordedVersion(move.before, move.before_id) for move in moves if move.before is not None}
     return before | {RecordedVersion(move.after, move.after_id) for move in moves}
 
 
 def delete_tag(name: str, refs: Refs, *, force: bool, expected: Tag | None = None) -> None:
-    """Delete a tag; with `expected`, only as it was read before.
+    """Delete a tag; with `expected`, only if it is still as it was read before.
 
     Raises:
         RefNotFoundError: There is no such tag.
@@ -269,12 +269,12 @@ def delete_tag(name: str, refs: Refs, *, force: bool, expected: Tag | None = Non
         raise refs.tag_not_found(name)
     if expected is not None and tag != expected:
         raise RefMovedError(name, expected.ref, tag.ref)
-    # Also with `force`: a tag that is deleted and created again would be free to move.
+    # A held tag is refused even with `force`: a tag that is deleted and created again would be free to move.
     refuse_held("delete", name, tag.metadata)
     refuse_protected_tag("delete", name, refs.store)
     if not force:
         refuse_immutable("delete", tag)
-    # Not by its name alone: it may have been held or moved since it was checked.
+    # The tag is not deleted by its name alone: it may have been held or moved since it was checked.
     refs.remove_tag(tag)
 
 
@@ -290,7 +290,7 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Ta
 
 
 def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
-    """Refuse to change an immutable tag. Moving it back to its own version is allowed: another program moved it.
+    """Refuse to change an immutable tag; if another program moved it, moving it back to its own version is allowed.
 
     Raises:
         ProtectedError: The tag is immutable.
@@ -407,7 +407,7 @@ def _ready_branch_id(branch: str, refs: Refs) -> str:
 
 
 def _refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
-    """Check a version again after a tag was pointed at it, as a deletion or a reset may not have seen the tag."""
+    """Check a version again after a tag was pointed at it, since a deletion or a reset may not have seen the tag."""
     if _ready_branch_id(tag.branch, refs) != branch_id:
         raise refs.branch_not_found(tag.branch)
     refuse_dropped(tag.branch, tag.version, refs)
@@ -420,7 +420,8 @@ def _keep_version(state: State, branch_id: str, versions: Versions) -> None:
         VersionNotFoundError: There is no copy of it.
     """
     latest, path = versions.latest(state.branch), versions.manifest_path(state.branch, state.number)
-    # The newest version of a branch never expires, so it is not looked up. One byte tells whether another one is there.
+    # The newest version of a branch never expires, so it is not checked. For any other, reading one byte tells whether
+    # it is there.
     if (latest is not None and latest.id == state.id) or versions.store.get_range(path, 0, 1) is not None:
         return
     data = newest_expired_copy(versions.store, state.branch, branch_id, state.number)

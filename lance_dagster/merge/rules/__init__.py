@@ -1,4 +1,4 @@
-"""Three-way merge of two versions of a table: `plan_merge`, what it needs and what it answers."""
+"""Three-way merge of two versions of a table: `plan_merge`, its input and its results."""
 
 from lance_dagster.merge.rules.column_matching import fields_across
 from lance_dagster.merge.rules.merge_input import MergeInput

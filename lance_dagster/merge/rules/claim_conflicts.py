@@ -4,7 +4,7 @@ Rows alone do not show that two runs which both replace tuesday for the first ti
 row and add all of their rows, so the result would have tuesday twice. So commits record what they claim. Claims are
 compared by name where both sides name partitions, and by looking at rows otherwise; the keys of an upsert are compared
 with those of the rows that the other side wrote, so that only keys which both wrote are in conflict. Where a strategy
-settles a scope, what the loser wrote there is dropped, and what it took out there is brought back.
+settles a scope, the rows that the loser wrote there are dropped, and the rows that it removed there are brought back.
 
 A claim names columns as they were called when it was made. The other side, or the same one later, may have renamed
 them, and may have given their old names to other columns. So a condition is kept with the columns of the merge base
@@ -40,7 +40,7 @@ from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedColumns:
-    """The columns that a claim may name: by their names then, their ids in the merge base."""
+    """The columns that a claim may name: their ids in the merge base, by their names when the claim was made."""
 
     ids: Mapping[str, int]
 
@@ -60,7 +60,7 @@ class ClaimedColumns:
 
     def named_in(self, predicate: str) -> dict[str, int]:
         """Return the columns whose names occur in a predicate."""
-        # A column too many costs a little time; to parse the SQL here would be a second grammar beside Lance's.
+        # A column too many costs a little time, while parsing the SQL here would need a second grammar beside Lance's.
         text = predicate.lower()
         return {name: number for name, number in self.ids.items() if name.lower() in text}
 
@@ -74,19 +74,19 @@ class NamedColumns:
 
     @classmethod
     def of_side(cls, side: MergeSide) -> "NamedColumns":
-        """Return a side as it is."""
+        """Return the columns of a side."""
         now = {one.id: one.name for one in side.manifest.fields if one.parent_id < 0}
         names = {number: now[own] for number, own in side.columns.ids.items() if own in now}
         return cls(manifest=side.manifest, names=names)
 
     @classmethod
     def of_base(cls, side: MergeSide) -> "NamedColumns":
-        """Return the merge base of a side."""
+        """Return the columns of the merge base of a side."""
         names = {one.id: one.name for one in side.base.fields if one.parent_id < 0}
         return cls(manifest=side.base, names=names)
 
     def renamed(self, columns: Mapping[str, int]) -> dict[str, str] | None:
-        """Return what columns are called here, by their names in a claim; None where all have the same names.
+        """Return the names of columns here, by their names in a claim; None where all have the same names.
 
         A column that is not here is left out: another one may have its name.
         """
@@ -97,7 +97,7 @@ class NamedColumns:
 
 @dataclass(frozen=True, slots=True)
 class ClaimScope:
-    """The rows that fulfil some conditions, each with the columns it may name; all rows where there is none."""
+    """The rows that fulfil all conditions, each with the columns it may name; all rows where there is no condition."""
 
     conditions: tuple[tuple[str, ClaimedColumns], ...]
 
@@ -141,7 +141,7 @@ class ClaimScope:
 
 
 def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSide) -> list[str]:
-    """Return what the key columns of an upsert are called on a side, in their order.
+    """Return the names of the key columns of an upsert on a side, in their order.
 
     Raises:
         InvalidInputError: The side does not have one of them.
@@ -188,8 +188,9 @@ def claimed_units(*sides: MergeSide) -> Iterator[str]:
 class ClaimConflict:
     """A conflict about a scope that a side claims as its own.
 
-    `by_source` says whose claim it is. Without `known`, it is unknown which rows are in the scope. `keys` are the rows
-    of both sides that have the same keys, where these were upserted: the conflict is about them alone.
+    `by_source` says whether it is the source's claim. Without `known`, it is unknown which rows are in the scope.
+    `keys` are the rows of both sides that have the same keys, where these were upserted: the conflict is only about
+    them.
     """
 
     conflict: Conflict
@@ -201,7 +202,7 @@ class ClaimConflict:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLoss:
-    """What one side loses: rows it put in, by its fragments; rows of the base that it counts as not having changed."""
+    """The loss of one side: rows it inserted, by its fragments, and rows of the base for which its change is void."""
 
     dropped: dict[int, BitMap] = field(default_factory=dict)
     undone: dict[BaseKey, BitMap] = field(default_factory=dict)
@@ -209,7 +210,7 @@ class ClaimLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledClaims:
-    """What source and dest lose by the strategy, and the claims that were in conflict."""
+    """The losses of source and dest by the strategy, and the claims that were in conflict."""
 
     source: ClaimLoss = field(default_factory=ClaimLoss)
     dest: ClaimLoss = field(default_factory=ClaimLoss)
@@ -233,7 +234,7 @@ def _settle(
 ) -> Finding:
     """Add what the loser of one scope loses, and return the finding with the strategies that can be carried out."""
     source, dest = comparison.source, comparison.dest
-    # Of a whole table all rows would be meant, so there is nothing to point out.
+    # A conflict about the whole table is about all rows, so none are pointed out.
     rows = partial(_conflicting_rows, source, dest, found.scope) if found.scope.conditions else None
     if found.keys is not None:
         rows = partial(ConflictingRows, source=found.keys.source, dest=found.keys.dest)
@@ -248,7 +249,7 @@ def _settle(
         # The predicate is about columns that the loser's rows do not have, so which of them match is unknown.
         return replace(finding, options=())
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
-    # Of the rows that are dropped, any may be one that the loser wrote anew, and would be lost with its old values too.
+    # Any of the dropped rows may be the new copy of a row that the loser rewrote, which would then be lost altogether.
     rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
     if rewritten and (found.keys is not None or found.scope.conditions):
         # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids it is
@@ -258,13 +259,13 @@ def _settle(
 
 
 def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bool) -> None:
-    """Note what a side loses.
+    """Record the loss of a side.
 
     Args:
-        side: Who loses.
-        loss: What is noted.
+        side: The side that loses.
+        loss: Collects what it loses.
         found: The conflict, which has the scope.
-        claimed: Whether it was this side that claimed the scope, and so took rows out of it.
+        claimed: Whether this side claimed the scope, and so took rows out of it.
     """
     relocated = side.rows.relocated
     if found.keys is not None:
@@ -305,9 +306,9 @@ class ClaimComparison:
     dest: MergeSide
 
     def conflicts(self) -> list[ClaimConflict]:
-        """Return where one side claims rows as its own and the other put or replaced rows too, each scope once."""
+        """Return the scopes that one side claims and in which the other side inserted or replaced rows, each once."""
         found: dict[str, ClaimConflict] = {}
-        # Claims are compared by name first. Where that finds a conflict, it stands for the scope, and one that the rows
+        # Claims are compared by name first. A conflict found by name stands for its scope: a conflict that the rows
         # show for the same unit is not reported again.
         for claim_conflict in (*self._named(), *self._found_by(self.source), *self._found_by(self.dest)):
             found.setdefault(claim_conflict.conflict.unit, claim_conflict)
@@ -338,12 +339,12 @@ class ClaimComparison:
                     yield _claim_conflict(f"partition {partition}", described, stronger, scope, by_source=by_source)
 
     def _about_keys(self, claim: Claim, other: Claim) -> bool:
-        """Tell whether the keys of an upsert decide, and not the names of the partitions that both are about."""
+        """Tell whether the keys of an upsert decide, and not the names of the partitions that both claims name."""
         keyed = any(each.mode == UPSERT and each.on for each in (claim, other))
         return keyed and {claim.mode, other.mode} <= {UPSERT, APPEND} and self.source.lookups.shared_keys is not None
 
     def _keys(self, claimer: MergeSide, change: Change, claim: Claim) -> SharedKeys | None:
-        """Return the rows of the keys of an upsert that both sides wrote; None where they cannot be looked at."""
+        """Return the rows of both sides that have the same keys of an upsert; None where keys cannot be read."""
         find = self.source.lookups.shared_keys
         if find is None or claim.mode != UPSERT or not claim.on:
             return None
@@ -395,10 +396,10 @@ def _claim_conflict(
 
 
 def _both_replace(claim: Claim, other: Claim) -> bool:
-    """Tell whether a conflict is only about what two replacements both replaced.
+    """Tell whether a conflict is only about the rows that two replacements both replaced.
 
-    A partition may be named by both and described by different conditions, such as an hour and the day around it. A
-    strategy leaves alone what only one of them replaced.
+    Both may name a partition and describe it by different conditions, such as an hour and the day around it. A strategy
+    leaves alone the rows that only one of them replaced.
     """
     conditions = {each.predicate for each in (claim, other) if each.mode == REPLACE and each.predicate is not None}
     return len(conditions) > 1
@@ -409,7 +410,7 @@ def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
 
 
 def _active_claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
-    """Return what a side claims.
+    """Return the claims of a side that count.
 
     A side that has the rows of the merge base again still claims the scopes that it replaced, unless it took a
     change back.

@@ -1,7 +1,7 @@
-"""Which field of a side is which of the merge base, and which fields got values of their own since.
+"""Match the fields of a side with those of the merge base, and find the fields that got values of their own since.
 
-A field keeps its id as long as it is in the schema. An id that went and came back may be another column's, so the
-schemas of all versions in between are looked at, where they still are.
+A field keeps its id as long as it is in the schema. An id that was dropped and came back may belong to another column,
+so the schemas of all versions in between are looked at, where these still exist.
 """
 
 import re
@@ -36,13 +36,13 @@ _CAST = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 class SideColumns:
     """The fields of a side.
 
-    `anchored` gives by the id of a field of the base the id it has in the side's anchor; `ids` the one it has on the
-    side, where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their
-    rows since (added columns with values, and columns written anew in place), by the fragment of the base whose rows
-    these were; under None those of rows that may be from any. `nulls` are fields it added that have values nowhere:
-    only a compaction wrote them down. `in_place` are, by the fragment of the base, fields that updates gave new values
-    in a new file, although only for single rows, which they name: the rows count as updated, and not the field as
-    written.
+    `anchored` maps the id of a field of the base to its id in the side's anchor, and `ids` to its id on the side, where
+    it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their rows since
+    (added columns with values, and columns written anew in place), by the fragment of the base whose rows these were;
+    under None are those for rows that may be from any fragment. `nulls` are fields that the side added and never
+    filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the base, fields that updates
+    wrote into a new file to change single rows, which the updates name: these rows count as updated, and the field does
+    not count as written.
     """
 
     anchored: Mapping[int, int]
@@ -67,7 +67,7 @@ class SideColumns:
 
     @property
     def base_ids(self) -> dict[int, int]:
-        """By the id of a field of the side, the id it has in the base."""
+        """The id that each field of the side has in the base, by its id on the side."""
         return {own: number for number, own in self.ids.items()}
 
 
@@ -126,21 +126,21 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
 
 
 def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
-    """Return by its id in the base each column whose type a side changed, with the id of the field added for it."""
+    """Return each column whose type a side changed, by its id in the base, with the id of the field added for it."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
     cast: dict[int, int] = {}
     for change in (*side.changes, *side.since):
         steps = _cast_by(change)
-        # All are looked up before any is noted: a version may cast one column and give its name to another one. Cast
-        # again, it is still the same column.
+        # All are looked up before any is noted: a version may cast one column and give its name to another one. A
+        # column that is cast again is still the same column.
         cast |= {new: was for old, new in steps.items() if (was := cast.get(old, origin.get(old))) is not None}
     live = {field.id for field in side.manifest.fields} - known_ids
     found = {number: own for own, number in cast.items() if own in live and number in paths}
     added = {path: number for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
-    # Where versions in between are gone, a column that went beside one of the same path that came counts as cast: the
-    # other side's rows are refused then, which is safe if it was dropped and added.
+    # Where versions in between are gone, a dropped column counts as cast if a column of the same path was added: the
+    # other side's rows are refused then, which is safe even if the two columns have nothing in common.
     for number, path in paths.items():
         if number not in columns.ids and path in added:
             found.setdefault(number, added[path])
@@ -155,9 +155,10 @@ def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class FieldsAcross:
-    """By the id of every field of one version, its id in another one, or `NO_FIELD`; and paths of unlike columns.
+    """The id in another version, or `NO_FIELD`, of every field of a version by its id; and incompatible columns.
 
-    Unlike is a column that both have, of which only one changed the type: values of one do not fit the other.
+    A column is incompatible where both versions have it and only one changed its type: values of one do not fit the
+    other.
     """
 
     ids: Mapping[int, int]
@@ -165,12 +166,12 @@ class FieldsAcross:
 
 
 def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> FieldsAcross:
-    """Match the columns of two versions by what each has of a version from which both come.
+    """Match the columns of two versions through a version from which both descend.
 
-    Fields that came since are matched by path and type.
+    Fields that were added since are matched by path and type.
 
     Args:
-        shared: The version from which both come.
+        shared: The version from which both descend.
         one: What the first version did since.
         other: What the second one did.
     """
@@ -192,9 +193,9 @@ def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> Fie
 def _corresponding(
     base: Manifest, other: Manifest, matched: MatchedFragments, known: Mapping[int, int] | None
 ) -> dict[int, int]:
-    """Match fields across lines: by the files that hold their values, else by what a merge wrote down or by path.
+    """Match fields across lines by the files that hold their values, or else by the ids that a merge recorded.
 
-    A field that neither is known is matched by path and type.
+    Where no ids were recorded, and `known` is None, they are matched by path and type.
     """
     found: dict[int, int] = {}
     # Files name fields that were dropped since as well. Two lines hand out the same ids to different columns, so a file
@@ -223,7 +224,7 @@ def _corresponding(
 
 
 def _matching_fields(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
-    """Return which field of the base may be which, by known ids and type, or else by path and type."""
+    """Return pairs of fields of both versions that may be the same, by known ids and type, or else by path and type."""
     if known is None:
         by_name = {named: number for number, named in named_fields(other).items()}
         for number, named in named_fields(base).items():
@@ -238,7 +239,7 @@ def _matching_fields(base: Manifest, other: Manifest, known: Mapping[int, int] |
 
 
 def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None:
-    """Match what is around matched fields: files name only what holds values."""
+    """Match the parents of matched fields: files name only the fields that hold values."""
     base_parents, other_parents = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
     for one, two in list(found.items()):
         # Both are followed upwards together; a match that was found by files is not replaced.
@@ -258,7 +259,7 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
         if isinstance(change.operation, Restore) and change.operation.version in states:
             kept = set(states[change.operation.version])
         elif isinstance(change.operation, Overwrite | Restore):
-            # Its schema is a new one, in which a column of the same id, name and type is meant to be the same.
+            # Its schema is a new one, in which a column of the same id, name and type is taken to be the same.
             kept = {
                 number
                 for number, named in named_fields(after).items()
@@ -274,7 +275,7 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
 
 
 def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:
-    """Return the fields that others lie within: they have no values of their own to be known by."""
+    """Return the parents of some fields: they have no values of their own by which they could be matched."""
     parents, found = {field.id: field.parent_id for field in manifest.fields}, set[int]()
     for number in fields:
         while (number := parents.get(number, -1)) >= 0:
@@ -306,7 +307,7 @@ def _cast_by(change: Change) -> dict[int, int]:
         # A merge may drop one column and bring another one to its place, so it records what it cast.
         recorded = change.transaction is not None and CASTS in change.transaction.properties
         same_place = {} if recorded or isinstance(operation, Overwrite) else _in_same_place(before, after)
-        # What is known of a field goes before its path: the name may be another column's by now.
+        # Recorded casts and positions take precedence over paths: the name may be another column's by now.
         found = _of_same_path(before, after) | same_place | found
     # A change that is taken back goes from the new field to the old one.
     return {new: old for old, new in found.items()} if change.undone else found
@@ -322,14 +323,14 @@ def _recorded_casts(change: Change) -> dict[int, int]:
 
 
 def _of_same_path(before: Manifest, after: Manifest) -> dict[int, int]:
-    """Return fields that went, each with the one of the same path that came."""
+    """Return dropped fields, each with the added field of the same path."""
     old, new = paths_of(before.fields), paths_of(after.fields)
     came = {path: number for number, path in new.items() if number not in old}
     return {number: came[path] for number, path in old.items() if number not in new and path in came}
 
 
 def _in_same_place(before: Manifest, after: Manifest) -> dict[int, int]:
-    """Return fields that went, each with the one that came in its place, where every other field kept its own.
+    """Return dropped fields, each with the field added in its position, where every other field kept its position.
 
     pylance renames and casts a column in one version. The new field has the place of the old one, while columns that
     are only added come last.
@@ -340,7 +341,7 @@ def _in_same_place(before: Manifest, after: Manifest) -> dict[int, int]:
     for parent in children[0].keys() & children[1].keys():
         old, new = children[0][parent], children[1][parent]
         pairs = [(one, two) for one, two in zip(old, new, strict=False) if one != two]
-        # Of a version that also moved fields, places say nothing.
+        # In a version that also moved fields, positions prove nothing.
         if all(one not in ids[1] and two not in ids[0] for one, two in pairs):
             found |= dict(pairs)
     return found
@@ -357,7 +358,7 @@ def _children(manifest: Manifest) -> dict[int, list[int]]:
 def _written(change: Change) -> dict[int, frozenset[int]]:
     """Return by fragment which fields a version wrote beside rows that stayed where they were."""
     operation, before, after = change.operation, change.before, change.after
-    # Whatever the mode of an update: pylance leaves it to the caller to say that columns are written anew.
+    # The mode of an update is not relied on: pylance leaves it to the caller to say that columns are written anew.
     in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
     if not in_place or before is None or after is None:
         return {}
@@ -368,7 +369,7 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
 
 
 def rows_in_place(change: Change) -> dict[int, BitMap]:
-    """Return by fragment the rows that a version gave new values where they are, as far as it says which.
+    """Return by fragment the rows that a version gave new values where they are, as far as it names them.
 
     Without stable row ids these rows cannot be followed further, so whole columns count as written.
     """

@@ -1,8 +1,8 @@
-"""What is given to a merge: the merge base, what each side did since, and how to look at what manifests do not hold.
+"""The input of a merge: the merge base, what each side did since, and functions that read what manifests do not hold.
 
 Everything in here is a value. Whatever is derived from it is computed by `MergeSide`, once and only when it is asked
-for, since a merge of a branch that only appended must not cost what the dest did. Sides whose rows cannot be compared
-are refused (`blocking_findings`) before anything else is looked at.
+for, since a merge of a branch that only appended must not pay for what the dest did. Sides whose rows cannot be
+compared are refused (`blocking_findings`) before anything else is looked at.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ AddressedRows = tuple[Manifest, U64Array]
 EqualRows = Callable[[AddressedRows, AddressedRows, Mapping[int, int]], "np.ndarray[tuple[int], np.dtype[np.bool_]]"]
 """Tells which rows of source and dest, given in the same order, have the same values in fields that both have.
 
-The fields of the dest are given by those of the source.
+The last argument maps the field ids of the source to those of the dest.
 """
 Cells: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
 """A flag for each row and column."""
@@ -58,7 +58,7 @@ Cells: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedCells:
-    """Which cells of rows that both sides updated have other values than in the merge base, or than on the other side.
+    """The cells, of rows that both sides updated, that differ from the merge base or from the other side.
 
     `source` and `dest` are the cells that a side changed, `apart` those that differ between the sides; `columns` are
     the names of all columns of the table, in the order of the flags.
@@ -81,11 +81,12 @@ Each column is given by its name in the condition, its name in the source and it
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """How a merge looks at what manifests do not hold.
+    """The functions by which a merge reads what manifests do not hold.
 
     `ahead` gets everything that `deleted` will be asked for, so that the files can be read in parallel. Without
-    `shared_keys` no keys are read, and the recorded conditions are compared instead; without `equal_rows` a row that
-    both sides updated is a conflict, unless both have it from one file. `compare_cells` likewise, for other columns.
+    `shared_keys` no keys are read, and the recorded conditions are compared instead. Without `equal_rows` a row that
+    both sides updated is a conflict, unless both have it from one file. Without `compare_cells` it is one even if they
+    changed different cells.
     """
 
     deleted: Deleted
@@ -98,11 +99,11 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
-    """What is to be merged: the newest version both sides contain with its row ids, the sides, how to look.
+    """The input of a merge: the newest version both sides contain with its row ids, the sides and the lookups.
 
     `crosswise` says that both sides took in versions, by merges in both directions, that the merge base does not have.
-    Rows that both had and only the source still has are gone then, since the dest deleted them; where they are
-    `returning`, the dest took back the version that brought them, and they come again.
+    Rows that both had and only the source still has are then left out of the result, since the dest deleted them;
+    where they are `returning`, the dest took back the version that brought them, and the merge brings them again.
     `incompatible` are the paths of columns that source and dest have in different types, changed before the base.
     """
 
@@ -128,9 +129,10 @@ def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
 
 
 def blocking_findings(given: MergeInput) -> Iterator[Finding]:
-    """Find what no strategy settles and what makes it impossible to compare rows.
+    """Find what makes it impossible to compare rows, which no strategy settles.
 
-    The sides have different row ids or files, or versions that were cleaned up or have an unknown operation.
+    Row ids are stable on one side only, or are not stable where they are needed; data files are of different
+    generations; or a version has an unknown operation.
     """
     for conflict in _blocking(given.base, given.source, given.dest, crosswise=given.crosswise):
         yield Finding(conflict=conflict, options=(), advice="")

@@ -36,12 +36,11 @@ from lance_dagster.merge.rules.strategy import Rows, add_rows
 from lance_dagster.transactions.claims import SideHistory
 
 MOST_ROWS_COMPARED = 10_000
-"""Rows whose values are read at once to find out which are equal. Where there are more, all of them count as different.
-"""
+"""The maximum of rows that are read to find out which are equal. Where there are more, all count as different."""
 
 
 class MergeSide:
-    """The source or the dest of a merge, beside the merge base."""
+    """The source or the dest of a merge, compared with the merge base."""
 
     def __init__(
         self,
@@ -58,8 +57,8 @@ class MergeSide:
             history: What the side did.
             is_source: Whether it is the source.
             base: The merge base.
-            lookups: How to look at what manifests do not hold.
-            identities: Returns what the side's row ids mean, which takes both sides to know.
+            lookups: The functions that read what manifests do not hold.
+            identities: Returns what the side's row ids mean, which is computed from both sides.
         """
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
@@ -67,12 +66,12 @@ class MergeSide:
 
     @cached_property
     def fragments(self) -> MatchedFragments:
-        """Its fragments beside those of the merge base."""
+        """The fragments of the side, matched with those of the merge base."""
         return match_fragments(self.base, self.history)
 
     @cached_property
     def rows(self) -> RowChanges:
-        """What it did to the rows of the merge base.
+        """The changes of the side to the rows of the merge base.
 
         Raises:
             UntraceableError: The rows can no longer be located.
@@ -86,7 +85,7 @@ class MergeSide:
 
     @cached_property
     def columns(self) -> SideColumns:
-        """Its columns beside those of the merge base."""
+        """The columns of the side, matched with those of the merge base."""
         return columns_of(self.base, self.history, self.fragments)
 
     @cached_property
@@ -97,7 +96,7 @@ class MergeSide:
 
     @cached_property
     def cast_fields(self) -> dict[int, int]:
-        """By its id in the merge base each column whose type it changed, with the id of the field added for it."""
+        """Each column whose type it changed, by its id in the merge base, with the id of the field added for it."""
         return cast_fields(self.columns, self.base, self.history)
 
     @cached_property
@@ -116,7 +115,7 @@ class MergeSide:
 
     @cached_property
     def columns_changed(self) -> bool:
-        """Whether it changed its schema, or values beside rows that stay where they are."""
+        """Whether the side changed its schema, or values beside rows that stay where they are."""
         now = {field.id: field for field in self.manifest.fields}
         # Ids are compared through the columns of the merge base, since another line may have given a column another id.
         kept = [now.get(self.columns.ids.get(field.id, -1)) for field in self.base.fields]
@@ -128,12 +127,12 @@ class MergeSide:
 
     @property
     def ended_where_it_began(self) -> bool:
-        """Whether it has the rows and columns of the merge base again, whatever it did in between."""
+        """Whether the side has the rows and columns of the merge base again, whatever it did in between."""
         return not (self.written or self.removed or self.columns_changed)
 
     @property
     def hides_filled_columns(self) -> bool:
-        """Whether what it did since the merge base does not show which columns it filled."""
+        """Whether the changes of the side since the merge base do not show which columns it filled."""
         # A revert goes from a version to its parent: a column comes back with all its values, wherever the rows are.
         if self.is_source:
             return any(change.undone for change in self.history.changes)
@@ -141,7 +140,7 @@ class MergeSide:
 
     @cached_property
     def made_required(self) -> dict[int, str]:
-        """By id the paths of columns that could be null in the merge base, and may not be on this side."""
+        """The paths, by id, of columns that are nullable in the merge base and not nullable on this side."""
         own, paths = {field.id: field for field in self.manifest.fields}, paths_of(self.base.fields)
         return {
             field.id: paths[field.id]
@@ -198,9 +197,9 @@ class MergeSide:
         return self.manifest.stable_row_ids and updates_show_in_stamps_only(self.history)
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
-        """Return those of some updated rows of the merge base that have the values which they have there.
+        """Return those of some updated rows of the merge base whose values are the same as in the merge base.
 
-        Rows are read only where a row that counts as updated may have been moved and no more, and up to
+        Rows are read only where a row that counts as updated may only have been moved, and only if there are at most
         `MOST_ROWS_COMPARED` of them. Rows that cannot be compared are not returned.
         """
         equal = self.lookups.equal_rows
@@ -280,7 +279,7 @@ class MergeSide:
         try:
             found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL", None)
         except InvalidInputError:
-            # The column has another name there, or its type cannot be asked: any of the rows may be null.
+            # The column has another name there, or its type does not support the predicate: any row may be null.
             return written
         return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
 

@@ -4,8 +4,8 @@
     source  what is merged
     dest    what it is merged into; the result is its next version
 
-Why it is safe. Whatever a side did, a row of the merge base either is where it was, or was moved as it is, or got new
-values, or is gone (`row_changes`), and a row it put in is its own. What both sides did to a row is decided by one table
+Why it is safe. Whatever a side did, a row of the merge base is where it was, or was moved unchanged, or got new values,
+or is gone (`row_changes`), and a row it inserted is its own. What both sides did to a row is decided by one table
 (`row_decisions`), what they did to a column by another (`schema_merge`); settings are merged key by key
 (`merge_settings`); and two sides that both mean to provide the rows of one scope contradict each other although no row
 shows it (`claim_conflicts`). What cannot be known is refused.
@@ -14,9 +14,9 @@ Every rule returns its findings. They are collected here, the strategy is applie
 merge is refused with all that stay open, and with those that the strategies which could settle it would lead to
 (`refusal`).
 
-Only metadata is new, and rows that both sides updated in different cells: the plan says which cells such a row gets,
-and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files of
-columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The
+Only metadata is written, and rows that both sides updated in different cells: the plan says which cells such a row
+gets, and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files
+of columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The
 data files lie under the table's root already.
 """
 
@@ -75,7 +75,7 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias
 class MergePlan:
     """A merge without conflicts, ready to be carried out.
 
-    `manifest` is the dest with the result's schema, settings and next row id; its fragments are the dest's still.
+    `manifest` is the dest with the result's schema, settings and next row id; its fragments are still the dest's.
     `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
     caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got,
     `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
@@ -141,7 +141,7 @@ def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
 def _plan_under(
     given: MergeInput, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy
 ) -> MergePlan | list[Finding]:
-    """Plan a merge by a strategy; returns the findings where some stay open."""
+    """Plan a merge under a strategy; return all findings where some stay open."""
     source, dest = sides
     # A strategy can waive versions that were cleaned up, so they do not stop the comparison of rows.
     findings = [*missing_versions(given)]
@@ -175,7 +175,7 @@ def _plan_under(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecidedRows:
-    """What was decided about all rows: fragment by fragment, and what that means for the fragments of the result."""
+    """The decisions about all rows, fragment by fragment, and their effect on the fragments of the result."""
 
     decided: Sequence[DecidedFragment]
     separate: SeparateChanges
@@ -192,7 +192,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         source=source.fragments,
         dest=dest.fragments,
         source_rows=source.rows,
-        # Looked up only when something depends on it: a source that only appended does not ask what the dest did.
+        # The dest's rows are looked up only when needed: a source that only appended never needs them.
         dest_rows=lambda: dest.rows,
         deleted=source.lookups.deleted,
     )
@@ -210,7 +210,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     # that the base lacks need one where both sides may have them.
     touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
-    # Compared only for the fragments that are left: in `separate` ones, no row was changed by both sides.
+    # Values are compared only in the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = _with_compared_rows(rules, numbers)
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
@@ -286,7 +286,7 @@ class _Build:
         merged_space, aliases = space.brought_to(dest.history.space)
         if merged_space.end > MAX_ROW_ID:
             raise InvalidInputError(
-                f"version {before.version} gave row ids up to {before.next_row_id}; there are no more ids after it"
+                f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"
             )
         fragments = FragmentBuilder(
             edits=self.rows.builder.edits,
@@ -338,7 +338,7 @@ class _Build:
         return frozenset().union(*(each.situation.source_columns for each in decided))
 
     def _indexed(self, manifest: Manifest) -> Manifest:
-        """Keep the dest's indices as far as they stay true. Those of the source refer to other fragment ids."""
+        """Keep the dest's indices as far as they stay valid. Those of the source refer to other fragment ids."""
         edits = self.rows.builder.edits
         # An index that was made while a row was deleted does not have it, so fragments with revived rows are scanned.
         manifest = uncover_fragments(drop_indices_without_fields(manifest), edits.revived)
@@ -384,7 +384,7 @@ class _Build:
             lacking[number] = lacking.get(number, 0) + rows
         before = dest.manifest.fields
         could_be_null = {field.id for field in before if field.nullable}
-        # Counted without making the sets: a fragment may have a hundred million rows.
+        # These are counted without making the sets: a fragment may have a hundred million rows.
         returned = sum(each.decision.alive.difference_cardinality(each.situation.dest.alive) for each in decided)
         removed = sum(each.situation.dest.alive.difference_cardinality(each.decision.alive) for each in decided)
         # The dest's copy of such a row goes, and the row does not.

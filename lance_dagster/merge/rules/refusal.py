@@ -39,8 +39,8 @@ class MergeRefusal:
 
     `settling` are strategies, complete with those that were given, with which the merge succeeds. `offered` are the
     keys that the first of them adds, and `either` are those of them that may have the other winner as well, in any
-    combination. Where there is none, `advice` says what to do instead. `rows` find the rows of a conflict, which one
-    may have in several places. `sides` are None when the rows cannot be compared.
+    combination. Where there is none, `advice` says what to do instead. `rows` are the functions that find the rows of
+    each conflict; there are several where several rules noted some. `sides` are None when the rows cannot be compared.
     """
 
     conflicts: tuple[Conflict, ...]
@@ -92,14 +92,14 @@ def refuse_with_consequences(
     if given and not tried.settling:
         # What was given for a conflict does not settle it. Only the other winner may, so the hint has to say that.
         again = _Trials.of(attempt, strategy, tried.found, overrule=True)
-        # What only the overruled strategy leads to is no conflict of the merge that was asked for.
+        # Conflicts that arise only under the overruled strategy are not conflicts of the merge that was asked for.
         tried = replace(again, found=tried.found) if again.trials else tried
     return replace(_refusal(tried.with_checked_names(attempt)), sides=sides)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Merges that were tried, all conflicts that were found, and what to give a strategy under by kind."""
+    """Merges that were tried, all conflicts that were found, and the key of a strategy for each kind."""
 
     trials: tuple[_Trial, ...]
     found: tuple[Finding, ...]
@@ -161,7 +161,7 @@ class _Trials:
         for kind in first:
             more = [*free, kind]
             varied = ({**first, **dict(zip(more, each, strict=True))} for each in product(BOTH, repeat=len(more)))
-            # Of an independent kind one winner was tried, which speaks for both.
+            # For an independent kind only one winner was tried, which speaks for both.
             if all({**each, **_only_independent(first)} in known for each in varied):
                 free = more
         return tuple(self.names[kind] for kind in free)
@@ -238,25 +238,25 @@ def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy, *, over
     """Return the kinds of conflicts for which no strategy was given, or all that are open."""
     conflicts = [finding.conflict for finding in findings]
     kinds = {each.kind for each in conflicts if overrule or strategy.winner(each.kind, each.unit) is None}
-    # Two columns of one name, which is the kind that is left, are settled by no strategy.
+    # The only other kind is "schema", which stands for two columns of one name. No strategy settles it.
     return sorted(kinds & {*_TRIED, *_INDEPENDENT})
 
 
 def _given_for_others(
     strategy: ParsedStrategy, findings: Sequence[Finding], kinds: Sequence[ConflictKind]
 ) -> dict[str, Winner]:
-    """Return what was given of a strategy for conflicts that are not open."""
+    """Return the part of a strategy that was given for conflicts that are not open."""
     overruled = {*kinds, *(finding.conflict.unit for finding in findings)}
     return {key: winner for key, winner in strategy.winners.items() if key not in overruled}
 
 
 def _key(conflict: Conflict) -> tuple[str, str]:
-    """Return what identifies a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
+    """Return the identity of a conflict: its kind and unit, or the kind alone for rows, since they have no names."""
     return conflict.kind, "" if conflict.kind == "rows" else conflict.unit
 
 
 def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
-    """Return by kind what to give a strategy under: the unit where there is one of the kind, else the kind."""
+    """Return by kind the key to give a strategy under: the unit where the kind has only one, else the kind."""
     units: dict[str, set[str]] = {}
     for conflict in conflicts:
         units.setdefault(conflict.kind, set()).add(conflict.unit)

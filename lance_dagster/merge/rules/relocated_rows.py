@@ -2,8 +2,8 @@
 
 Which rows got new values is read from the versions the side made: an update writes its rows into new fragments under
 the ids they had, stamped as updated by that version; a compaction keeps the stamps. Where a version was cleaned up,
-the stamps of the newest version are used instead. By them, a row counts as updated if only a column was added before it
-was moved: the merge is refused more often than necessary then, and nothing is lost.
+the stamps of the newest version are used instead. By them, a row counts as updated even if only a column was added
+before it was moved: the merge is then refused more often than necessary, but nothing is lost.
 
 On tables whose row ids change when rows move, the rows are found by replaying the transactions of the side. A
 compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing says
@@ -54,9 +54,9 @@ from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """What the row ids of a side mean: ids of the merge base, or of the dest for rows that only the sides share.
+    """The meaning of the row ids of a side: ids of the merge base, or of the dest for rows that only the sides share.
 
-    `gone` translates the ids of rows that the base knows to those of the dest as well: the base may have deleted them.
+    `gone` translates the ids of rows that the base knows, and may have deleted, to ids of the dest.
     """
 
     base: Translation
@@ -65,7 +65,7 @@ class Identities:
 
     @classmethod
     def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
-        """Return what the ids of source and dest mean.
+        """Return the meaning of the ids of source and dest.
 
         Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
         """
@@ -89,12 +89,12 @@ def _itself(translation: Translation) -> Translation:
 def located_by_ids(
     identities: Identities, side: SideHistory, matched: MatchedFragments, deleted: Deleted
 ) -> dict[int, RelocatedRows]:
-    """Return the rows of a side that are in the place of no fragment of the merge base.
+    """Return the rows of a side that are not where the merge base has them, or that were updated in place.
 
     Args:
         identities: What its row ids mean.
         side: The side.
-        matched: Its fragments beside those of the base.
+        matched: Its fragments, matched with those of the base.
         deleted: Reads deletion vectors.
     """
     locate = _Locator(identities, side, matched, _BaseRows(matched.base, matched.changed, deleted), deleted)
@@ -169,10 +169,10 @@ class _Locator:
         return RelocatedRows(fragment=fragment, origins=origins, updated=updated, back=back, live=live)
 
     def rows_in_place(self, fragment: Fragment, base_id: int, known: RelocatedRows | None) -> RelocatedRows | None:
-        """Return the rows of a fragment that got new values where they are, beside those that are known already.
+        """Return the rows of a fragment that got new values where they are, and those that are known already.
 
-        They are the rows of an update like any other: what the other side did to the other rows of the fragment does
-        not contradict them, and what it did to these does.
+        Both count as rows of an update: a change of the other side to them is a conflict, and a change to the other
+        rows of the fragment is not.
         """
         base = self.matched.base
         live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, present(base, base_id))
@@ -219,7 +219,7 @@ class _BaseRows:
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
-        # What the base does not have may have changed: more is refused then than has to be.
+        # Rows that the base does not have may have changed, so they count as updated: more is refused than necessary.
         differing = origins.deleted.positions | origins.shared.positions
         before = self._stamps_of(fragments_named(origins.base))
         pieces = origins.base.cut(before)
@@ -306,8 +306,8 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
             continue
         fragment = present(after, number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
-        # Only new rows are in it: none of these ids was assigned before. The smallest id shows that without decoding
-        # all.
+        # Only new rows are in such a fragment: none of its ids was assigned before. The smallest id shows that without
+        # decoding all.
         if lowest is not None and lowest >= before.next_row_id:
             continue
         ids = _ids(fragment, f"version {after.version}")
@@ -337,7 +337,7 @@ class UntraceableError(Exception):
 
 @dataclass(slots=True)
 class _Rows:
-    """Where the rows of fragments made since the merge base were there, and the rows that updates wrote anew."""
+    """The places in the merge base of the rows of newer fragments, and the rows that updates wrote anew."""
 
     addresses: dict[int, RowRuns] = field(default_factory=dict)
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
@@ -392,7 +392,7 @@ def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) ->
     anchor = side.anchor
     if anchor is None:
         return _Rows()
-    # By the ids of the side's own line, which the anchor has and the base may not.
+    # The replay uses the ids of the side's own line, which the anchor has and the base may not.
     replay = _Replay(matched.base, {own: number for number, own in matched.anchored.items()}, deleted)
     rows, states = _Rows(), {anchor.version: _Rows()}
     for change in side.since:
@@ -413,12 +413,12 @@ def _updates(change: Change) -> bool:
 
 
 def _puts_in(change: Change) -> bool:
-    """Tell whether rows that a version put in may be new copies of rows that were there."""
+    """Tell whether rows that a version inserted may be new copies of rows that existed before."""
     return (change.is_merge or _updates(change)) and not isinstance(change.operation, Append)
 
 
 def _brings_back(change: Change) -> bool:
-    """Tell whether a version may have put in rows that were there before."""
+    """Tell whether a version may have inserted rows that existed before."""
     # Without a strategy, a merge never brings a row back that one of its sides took out.
     telling = CHANGE_ORIGIN_PROPERTIES | {MERGE_STRATEGY}
     took = change.transaction is not None and not telling.isdisjoint(change.transaction.properties)

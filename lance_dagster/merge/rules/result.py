@@ -2,8 +2,8 @@
 
 The result has the dest's fragments with other rows deleted, and new fragments for the rows taken from the source.
 
-Fragments of the source get ids of the dest's, their fields and row ids those of the result. A row that the merge base
-had keeps the versions the dest says it was created and last updated at; everything else came with this version.
+Fragments of the source get fragment ids of the dest, and the field ids and row ids of the result. A row that the merge
+base had keeps the versions the dest says it was created and last updated at; everything else came with this version.
 `ResultBuilder` collects what the decisions mean for the fragments of both sides; `FragmentBuilder` makes the fragments.
 """
 
@@ -81,7 +81,7 @@ class MergedFragment:
 
 @dataclass(slots=True)
 class FragmentEdits:
-    """What becomes of the rows, collected while fragment after fragment is decided.
+    """The edits of rows and columns, collected while fragment after fragment is decided.
 
     `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
     ids in the result of fields whose values the source has, by fragment of the dest. `separate` are fragments of the
@@ -115,8 +115,8 @@ class FragmentEdits:
 class FragmentBuilder:
     """Makes the fragments of the result out of the collected edits.
 
-    `from_source` gives by field id of the source the one of the result, `row_ids` the row ids likewise. Versions up to
-    `common` have the same numbers on both sides.
+    `from_source` maps field ids of the source to those of the result, and `row_ids` does the same for row ids. Versions
+    up to `common` have the same numbers on both sides.
     """
 
     edits: FragmentEdits
@@ -160,7 +160,7 @@ class FragmentBuilder:
         """Return the fragments of the source that are new, numbered from `first_id`.
 
         Raises:
-            InvalidInputError: There are no more ids.
+            InvalidInputError: The fragment ids are used up.
         """
         if first_id + len(self.edits.taken) > MAX_FRAGMENT_ID:
             version = self.dest.side.version
@@ -210,7 +210,7 @@ class FragmentBuilder:
         # place of base fragments that the source changed, and those with revived rows.
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
         ids = [_ids(present(self.dest.side, number), "the dest") for number in there]
-        # Only of rows with these ids it is asked whether they are alive, in the few fragments that have them.
+        # Only rows with these ids are checked for being alive, in the few fragments that have them.
         found = offsets_by_fragment(by_address(there, ids).where_in(known))
         return twice + sum(len(offsets - self._deleted_in_result(number)) for number, offsets in found.items())
 
@@ -285,18 +285,18 @@ class FragmentBuilder:
         """Return the row ids that the rows of a fragment of the source get in the result.
 
         Raises:
-            CorruptFileError: The source did not give some of its row ids to a row.
+            CorruptFileError: The fragment has row ids that the source never assigned.
         """
         where, rows = f"fragment {fragment.id} of the source", fragment.physical_rows
         found = single_range(fragment.row_ids or b"", where)
         if found is not None and found[1] == rows:
-            # Two numbers in place of arrays: nearly all fragments of an append are of this kind.
+            # Two numbers take the place of arrays: nearly all fragments of an append are of this kind.
             first = self.row_ids.of_range(*found)
             if first is not None:
                 return row_id_range(first, rows)
         ids = decode_row_runs(fragment.row_ids, rows, where).through(self.row_ids.runs)
         if ids.rows != rows:
-            raise CorruptFileError(where, "it has row ids from the next row id on")
+            raise CorruptFileError(where, "it has row ids at or above the next row id")
         return encode_row_runs(ids)
 
     def _versions_of_new_rows(self, fragment: Fragment) -> tuple[VersionRuns, VersionRuns]:
@@ -345,7 +345,7 @@ class FragmentBuilder:
         return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
 
     def _versions_on_dest(self, origins: Origins) -> Iterator[tuple[VersionRuns, VersionRuns]]:
-        """Return when rows were created and last updated on the dest, by position; what it has of them."""
+        """Return when rows were created and last updated on the dest, by position, for the rows that it has."""
         numbers = [number for number in fragments_named(origins.base) if self.dest.place(number) is not None]
         places = [place for number in numbers if (place := self.dest.place(number)) is not None]
         there = by_address(
@@ -436,7 +436,7 @@ class ResultBuilder:
     def _in_base(self, number: int) -> int:
         found = self.dest.base_of(number)
         if found is None:
-            raise LookupError(f"fragment {number} of the dest is in the place of none of the merge base")
+            raise LookupError(f"fragment {number} of the dest does not correspond to one of the merge base")
         return found
 
     def _alive(self, number: int) -> BitMap:

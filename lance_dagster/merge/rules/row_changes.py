@@ -1,12 +1,10 @@
-"""Which fragment of one side is which of the merge base.
+"""Match the fragments of one side with those of the merge base, and find what became of every row.
 
 On one line of versions a fragment keeps its id for good: ids are never given twice, not even after an overwrite or a
-restore. Across lines ids prove nothing, since each line hands out its own; there the names of the data files do, which
-are unique.
+restore. Across lines ids prove nothing, since each line hands out its own; there, fragments are matched by the names of
+their data files, which are unique.
 
-What was not touched since the merge base is found by comparing encoded fragments, without reading them.
-
-What became of every row of the merge base on one side.
+Fragments that were not touched since the merge base are found by comparing their encoded bytes, without decoding them.
 
 A row of the base is known by its address there: the fragment and the offset in it. On a side it stays where it is,
 was moved to another fragment with its values (a compaction), was given new values and moved (an update), or is gone.
@@ -33,12 +31,12 @@ from lance_dagster.transactions.claims import SideHistory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedFragments:
-    """The fragments of a side beside those of the merge base.
+    """The fragments of a side, matched with those of the merge base.
 
-    `ids` gives by the id of a fragment of the base the id of the fragment in its place: with the same rows in the same
-    order, though with other files or more deleted rows. `changed` are the ids of those of the base that are gone or
-    differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that are in the place
-    of none. `anchored` is as `ids`, for the side's anchor.
+    `ids` maps the id of a fragment of the base to the id of the fragment in its place, which has the same rows in the
+    same order, though perhaps other files or deleted rows. `changed` are the ids of fragments of the base that are gone
+    or differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that are in the place of
+    none. `anchored` is like `ids`, for the side's anchor.
     """
 
     base: Manifest
@@ -90,13 +88,13 @@ def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
 
 
 def _still(anchored: dict[int, int], manifest: Manifest) -> dict[int, int]:
-    """Return those of the fragments of an anchor that are there."""
+    """Return those of the fragments of an anchor that still exist."""
     there = set(manifest.fragments.ids)
     return anchored if there.issuperset(anchored.values()) else {n: own for n, own in anchored.items() if own in there}
 
 
 def _differing(one: Manifest, other: Manifest) -> set[int]:
-    """Return the ids of fragments of a version that are not in a later one as they were."""
+    """Return the ids of fragments of a version that are gone or changed in a later one."""
     old, new, old_ids, new_ids = one.fragments.items, other.fragments.items, one.fragments.ids, other.fragments.ids
     # Bytes that are equal in the same place are the same fragment; only the others have to be found by their ids.
     unequal = list(compress(count(), map(ne, old, new)))
@@ -143,9 +141,9 @@ class RelocatedRows:
 
     `origins` says where each row comes from; rows without an origin were put in since.
     `updated` are the offsets of rows that got new values since, `back` those of rows that the base has only as deleted.
-    `live` are the offsets of the rows meant: all that are not deleted, or in a fragment that is in the place of one of
-    the base, those that the base has deleted there. A fragment of new rows alone has no origins, so that it costs the
-    same however many rows it has.
+    `live` are the offsets of the rows that are meant: all that are not deleted, or, in a fragment that is in the place
+    of one of the base, those that the base has deleted there and those updated in place. A fragment of only new rows
+    has no origins, so that it costs the same however many rows it has.
     """
 
     fragment: Fragment
@@ -221,7 +219,7 @@ class RelocatedRows:
 
     @cached_property
     def _by_key(self) -> dict[BaseKey, RowRuns]:
-        """By fragment of the base the offsets here of its rows: one compaction may have those of thousands."""
+        """The offsets here by fragment of the base: one compacted fragment may have rows of thousands."""
         return self.origins.by_key()
 
 
@@ -327,7 +325,7 @@ def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[t
     for base_id in sorted(matched.changed):
         before = present(matched.base, base_id)
         # Only rows that the base has deleted can be back, and most fragments have none: their vectors on the side, one
-        # file each, need not be looked at here.
+        # file each, need not be read here.
         place = None if before.deletion is None else matched.place(base_id)
         if place is not None:
             back = deleted(matched.base, before) - deleted(matched.side, place)

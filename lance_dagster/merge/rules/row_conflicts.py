@@ -80,7 +80,7 @@ class _Report:
         count = sum(map(len, rows.values()))
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
         source, dest = (self._did_to(side, rows) for side in (self._source, self._dest))
-        # A side cannot win in some fragments only, so it is no option when its rows cannot be traced in one.
+        # A side cannot win in some fragments only, so it is an option only where the decision for each allows it.
         options = tuple(name for name in BOTH if all(name in each.decision.options for each in decided))
         conflict = Conflict(kind="rows", unit=unit, source=source, dest=dest)
         advice = CHANGE_ONE_SIDE if self._dest.manifest.stable_row_ids else UNTRACEABLE
@@ -89,7 +89,7 @@ class _Report:
     def lacking_columns(self, decided: Sequence[DecidedFragment], *, of_source: bool) -> Iterator[Finding]:
         """Report rows that one side updated or moved away from columns that the other side wrote."""
         found: dict[Fields, _OffsetsByKey] = {}
-        # By the columns: fragments may lack different ones, and a strategy may be given for each column.
+        # Grouped by columns: fragments may lack different ones, and a strategy may be given for each column.
         for each in decided:
             situation, decision = each.situation, each.decision
             columns = situation.source_columns if of_source else situation.dest_columns
@@ -110,7 +110,7 @@ class _Report:
         """Return the strategy that keeps the updated rows as they are, with nulls in columns that are new."""
         schema = self._rules.schema
         added = schema.added_by_source if of_source else schema.added_by_dest
-        # Of a column that the merge base has, the values written beside these rows would be lost.
+        # For a column that the merge base has, the values written beside these rows would be lost.
         if not columns <= added or not all(map(schema.nullable, columns)):
             return None
         return DEST_WINS if of_source else SOURCE_WINS
@@ -139,8 +139,8 @@ class _Report:
         if not rows:
             return
         count = sum(map(len, rows.values()))
-        wrote = f"{_who(writer.history, (Update,))} may have given them new values, which it names by fragments only"
-        gone = f"{_who(other.history, _ROWS)} deleted them{self._caveat}; a strategy can let that stand"
+        wrote = f"{_who(writer.history, (Update,))} may have given them new values, but records only their fragments"
+        gone = f"{_who(other.history, _ROWS)} deleted them{self._caveat}; a strategy can keep the deletion"
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
         did = (wrote, gone) if writer_is_source else (gone, wrote)
         conflict = Conflict(kind="rows", unit=unit, source=did[0], dest=did[1])
@@ -163,7 +163,7 @@ class _Report:
             wrote = f"{_who(self._source.history, _COLUMNS)} wrote its values beside rows that moved"
             mover = _who(self._dest.history, (*_COLUMNS, Rewrite))
             also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
-            # No option: a file would have to be written that has the columns of both, and a merge writes none.
+            # There is no option: it would take a new file with the columns of both, and a merge writes no such file.
             conflict = self._of_columns(source_columns, (wrote, f"{mover} moved the rows{also}"))
             yield Finding(conflict=conflict, options=(), rows=in_base(moved))
 
@@ -205,7 +205,7 @@ def _updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
     """Return the rows of a fragment of the merge base that a side may have given new values where they are.
 
     pylance names these rows only on tables with stable row ids; else every row of the updated fragment may be one.
-    Where that fragment is gone again, by a compaction, every row that the side moved out of the base fragment may be.
+    Where a compaction removed that fragment again, every row that the side moved out of the base fragment may be one.
     """
     found = BitMap()
     if not isinstance(number, int):

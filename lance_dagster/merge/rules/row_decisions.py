@@ -5,16 +5,17 @@ r"""Decide, for the rows of one fragment of the merge base, which live on and fr
     updated         the source's  conflict      conflict
     deleted         gone          conflict      gone
 
-A row that was deleted in the merge base and lives on one side (a restore) lives. What lives on is taken from where the
-dest has it, so that the dest's layout and indices stay, with these exceptions: rows the source gave new values; rows
-the source moved while the dest left them where they were, so that a compaction on a branch arrives with it; and rows
-the dest only moved, when the source has new columns for them. Where rows would be taken from a place that lacks
+A row that was deleted in the merge base and lives on one side (a restore) lives. Rows that live on are taken from where
+the dest has them, so that the dest's layout and indices stay, with these exceptions: rows the source gave new values;
+rows the source moved while the dest left them where they were, so that a compaction on a branch arrives with it; and
+rows the dest only moved, when the source has new columns for them. Where rows would be taken from a place that lacks
 columns of the other side, it is a conflict.
 
-Two updates of a row are no conflict where they changed different cells, or gave a cell the same value: the row gets the
-changes of both. Where no side's copy of the row has them all, the row is written anew, with its id (`combine_updates`).
+Two updates of a row do not conflict where they changed different cells, or gave a cell the same value: the row gets the
+changes of both. Where neither side's copy of the row has them all, the row is written anew, with its id
+(`combine_updates`).
 
-`decide` is the table; `decide_fragment` gathers what it needs to know of both sides.
+`decide` implements the table; `decide_fragment` gathers what it needs to know of both sides.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -43,12 +44,12 @@ Fields = frozenset[int]
 class Situation:
     """What both sides did to a fragment of the base, as offsets in it and ids of fields of the result.
 
-    `source_columns` and `dest_columns` are the fields one side has other values of, or values at all.
-    `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable` says that a row
-    can be found wherever it was moved, so that the merge may move it as well. `uncertain` says that columns were
-    written beside rows whose place in the base is unknown, so perhaps not beside these. `combined` are rows that are
-    written anew with the cells of both sides, so that both copies go; in `contested` of them a strategy decides about
-    cells.
+    `source_columns` and `dest_columns` are the fields in which a side has other values than the base, or values that
+    the base lacks. `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable`
+    says that a row can be found wherever it was moved, so that the merge may move it as well. `uncertain` says that
+    columns were written beside rows whose place in the base is unknown, so perhaps not beside these. `combined` are
+    rows that are written anew with the cells of both sides, so that both copies go; in `contested` of them a strategy
+    decides about cells.
     """
 
     live: BitMap
@@ -66,12 +67,13 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedUpdates:
-    """Rows of the merge base that both sides updated, as far as their cells tell what becomes of them.
+    """Rows of the merge base that both sides updated, as far as comparing their cells settles them.
 
-    Of the rows `in_dest`, the dest's copy has the changes of both sides, of those `in_source` the source's. `combined`
-    rows are written anew, from the copies at the addresses `source` and `dest`, in the order of the merge base:
-    `from_source` are the cells of `columns` that are taken from the source's copy, all others are the dest's. In the
-    `contested` ones of them both sides gave cells different values, and a strategy says whose they get.
+    For rows `in_dest`, the dest's copy has the changes of both sides; for rows `in_source`, the source's copy has them.
+    `combined` rows are written anew, from the copies at the addresses `source` and `dest`, in the order of the merge
+    base: `from_source` flags the cells of `columns` that are taken from the source's copy; all others are taken from
+    the dest's. In the `contested` rows among them, both sides gave a cell different values, and a strategy decides
+    which value it gets.
     """
 
     in_dest: BaseRows = field(default_factory=dict)
@@ -89,13 +91,13 @@ NO_COMBINED_UPDATES = CombinedUpdates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What becomes of the rows: those that live on, and those of them that are taken from the source.
+    """The decision about some rows: those that live on, and those of them that are taken from the source.
 
     `conflicting` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away
     from the columns the source wrote; `lacking_dest_columns` is the reverse. `both_moved` are rows that each side
     moved away from columns of the other. `source_given_up` are rows that lose the new values of the source,
     because they are taken from where the dest's columns are; `dest_given_up` is the reverse. `options` are the
-    strategies that can resolve the conflict: a side is no option when its updated rows cannot be traced.
+    strategies that can resolve the conflict: a side cannot win when updated rows of the other side cannot be traced.
     """
 
     alive: BitMap
@@ -111,7 +113,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedFragment:
-    """What was decided about the rows of a fragment of the merge base, or about rows that it does not have.
+    """The decision about the rows of a fragment of the merge base, or about rows that it does not have.
 
     `written_twice` are fields that both sides wrote beside the same rows: each has the rows that both sides have.
     """
@@ -124,7 +126,7 @@ class DecidedFragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """What holds for the rows of all fragments: the sides, the merged schema, what claims lost, the strategy.
+    """The input of the decisions about all fragments: the sides, the merged schema, lost claims, the strategy.
 
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
     not count, since it lost the claim to them. `equal_updates` are rows that both sides updated to the same values, as
@@ -199,7 +201,7 @@ class RowRules:
         return self.strategy.winner_for_columns(path for one, path in self.schema.paths.items() if one in fields)
 
     def _in_result(self, side: MergeSide, fields: set[int]) -> set[int]:
-        """Return the ids that fields of a side have in the result, where they are."""
+        """Return the ids that fields of a side have in the result, for those that the result has."""
         if not side.is_source:
             return fields
         ids = self.schema.from_source
@@ -289,9 +291,9 @@ class RowRules:
         return frozenset(one for one in fields if source.get(source_ids.get(one, -1)) == dest.get(one))
 
     def _settled_fields(self, written: tuple[Fields, Fields], twice: Collection[int]) -> tuple[Fields, Fields]:
-        """Return of which fields each side's values count: of those that both wrote, the winner's alone."""
+        """Return the fields in which each side's values count; a field that both wrote counts for the winner alone."""
         source, dest = written
-        # Without a strategy it is as if the dest won: the finding is reported all the same, and the rest is computed.
+        # Without a strategy, the rest is computed as if the dest won; the finding is reported all the same.
         for number in source & dest:
             if number in twice and self.winner_for(frozenset({number})) == SOURCE_WINS:
                 dest -= {number}
@@ -335,10 +337,10 @@ def combine_updates(
     """Compare the cells of rows that both sides updated to different values.
 
     Args:
-        rules: The sides, the strategy, and which rows need no look at their cells.
+        rules: The sides, the strategy, and the rows whose cells need not be compared.
         keys: The fragments of the merge base that are looked at.
         claimed: Returns the columns that claims of either side are about; None where they are unknown. A row in which
-            one of these changed stays a conflict: put together, it could be in a scope that neither side's copy is in.
+            one of these changed stays a conflict: the combined row could be in a scope that neither copy is in.
     """
     source, dest, base = rules.source, rules.dest, rules.source.base
     compare = source.lookups.compare_cells
@@ -354,7 +356,7 @@ def combine_updates(
                 both -= known.get(key, BitMap())
             both -= rules.source_undone.get(key, BitMap()) | rules.dest_undone.get(key, BitMap())
             add_rows(candidates, key, both & live_rows(base, present(base, key), source.lookups.deleted))
-    # A branch may have made thousands of claims, so they are looked at only where there is a row to put together.
+    # A branch may have made thousands of claims, so they are looked at only where there is a row to combine.
     if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED or (columns := claimed()) is None:
         return NO_COMBINED_UPDATES
     before = [
@@ -379,8 +381,8 @@ def _combined(
     claimed: Collection[str],
     winner: Winner | None,
 ) -> CombinedUpdates:
-    """Tell of each row which copy has the changes of both sides, or that it has to be written anew."""
-    # Where both gave a cell one value, either copy has it.
+    """Find for each row the copy that has the changes of both sides, or that the row has to be written anew."""
+    # Where both sides gave a cell the same value, either copy has it.
     contested = cells.source & cells.dest & cells.apart
     from_source = cells.source & cells.apart
     if winner != SOURCE_WINS:
@@ -388,7 +390,8 @@ def _combined(
     is_contested, in_dest = np.any(contested, axis=1), ~np.any(from_source, axis=1)
     in_source = ~in_dest & np.all(from_source == cells.apart, axis=1)
     is_claimed = (cells.source | cells.dest)[:, [name in claimed for name in cells.columns]].any(axis=1)
-    # A contested row is a conflict. Without a strategy nothing is written; with one, the winner's whole copy may do.
+    # A contested row is a conflict. Without a strategy it is not written; with one, the winner's whole copy may
+    # suffice.
     settled = ~(is_contested | is_claimed)
     written = ~(in_dest | in_source | is_claimed)
     if winner is None:
@@ -406,7 +409,7 @@ def _combined(
 
 
 def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) -> BaseRows:
-    """Return the rows that a side seems to have updated and the other side changed, and that have their old values.
+    """Return the rows that the other side changed and that a side seems to have updated, but with their old values.
 
     Args:
         side: The side whose values are compared with those of the merge base.
@@ -461,7 +464,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
         columns: The strategies for updated rows that lack columns of the source, and columns of the dest.
     """
     source, dest, live = facts.source, facts.dest, facts.live
-    # What does not count leaves a row as the base has it: there or not.
+    # A change that does not count leaves the row as the base has it: alive or deleted.
     s_alive = (source.alive - facts.source_undone) | (facts.source_undone & live)
     d_alive = (dest.alive - facts.dest_undone) | (facts.dest_undone & live)
     # A row that was rewritten untraceably counts as updated. If it counted as deleted, its new copy would come back
@@ -469,18 +472,18 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
-    # A row that both sides deleted is no conflict. A deletion against new values is one: whichever side wins, the
+    # A row that both sides deleted is not a conflict. A deletion against new values is one: whichever side wins, the
     # change of the other side is lost.
     conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.contested)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     # A live row of the base survives if both sides have it. A row that the base has deleted survives if at least one
     # side brought it back: the side that left it deleted changed nothing.
     alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
-    # These rows are written anew, so that the copies of both sides go.
+    # These rows are written anew, so the copies of both sides go.
     alive -= facts.combined
     updated = (source.updated - facts.source_undone) & alive
     kept_updates = updated - conflicting if rows != SOURCE_WINS else updated
-    # A row that is alive only on the source can be taken from nowhere but there.
+    # A row that is alive only on the source can be taken only from there.
     origins = _RowOrigins(facts, alive, kept_updates | ((alive - dest.alive) & source.alive))
     origins.settle(*columns)
     if facts.dest_undone:
@@ -506,7 +509,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
 
 
 class _RowOrigins:
-    """Which of the rows that live on are taken from the source."""
+    """Chooses the rows that are taken from the source, of those that live on."""
 
     def __init__(self, facts: Situation, alive: BitMap, taken: BitMap) -> None:
         self._facts, self._alive = facts, alive
@@ -541,7 +544,7 @@ class _RowOrigins:
         self._unchanged(rest - dest.updated)
 
     def _unchanged(self, rows: BitMap) -> None:
-        """Choose for rows that neither side gave new values."""
+        """Choose where to take rows from that neither side gave new values."""
         source, dest, facts = self._facts.source, self._facts.dest, self._facts
         away = rows & source.moved
         if facts.source_columns:

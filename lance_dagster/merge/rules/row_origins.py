@@ -1,4 +1,4 @@
-"""Where the rows of a fragment come from: addresses in the merge base, and keys for rows that it does not have.
+"""The origins of the rows of a fragment: addresses in the merge base, and keys for rows that it does not have.
 
 A row of the merge base is known by its address there: the id of its fragment and the offset in it, as 32 bits each. All
 ids of fragments and all offsets are valid, so no address is left over for a row that the merge base does not have.
@@ -50,12 +50,12 @@ def in_order(keys: Iterable[BaseKey]) -> list[BaseKey]:
 
 
 NOWHERE = RowRuns.of(())
-"""The origins of rows none of which the merge base has."""
+"""The origins of rows of which the merge base has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """Where the rows of a fragment of a side come from, by their offsets in the fragment.
+    """The origins of the rows of a fragment of a side, by their offsets in the fragment.
 
     `base` gives the address in the merge base, `deleted` and `shared` give the row id on the dest, of rows that the
     merge base does not have. No row stands in two of them; a row that stands in none was inserted by the side alone.
@@ -67,7 +67,7 @@ class Origins:
 
     def __len__(self) -> int:
         """Return the number of runs."""
-        # Asked for every fragment again and again: without a call for each of the three.
+        # This is called for every fragment again and again, so it avoids a `len` call for each of the three.
         return self.base.at.size + self.deleted.at.size + self.shared.at.size
 
     @property
@@ -82,7 +82,7 @@ class Origins:
         """Return the origins of some rows only."""
         base = self.base.restricted(offsets)
         if not (len(self.deleted) or len(self.shared)):
-            # So it is for nearly every fragment: large merges are paid for by such looks at what is empty.
+            # Nearly every fragment takes this path. In large merges, work on empty runs would dominate the time.
             return Origins(base=base)
         return Origins(base=base, deleted=self.deleted.restricted(offsets), shared=self.shared.restricted(offsets))
 
@@ -116,7 +116,7 @@ class Origins:
 
 
 NO_ORIGINS = Origins()
-"""Those of rows that a side inserted."""
+"""The origins of rows that a side inserted."""
 
 
 def addresses_of(fragment: Fragment, base_id: int) -> RowRuns:
@@ -148,7 +148,7 @@ def fragments_named(addresses: RowRuns) -> list[int]:
 
 
 def by_address(numbers: Sequence[int], parts: Sequence[RowRuns]) -> RowRuns:
-    """Put maps from offsets in fragments together as one from addresses.
+    """Join maps from offsets in fragments into one map from addresses.
 
     Args:
         numbers: The ids of the fragments, ascending.
@@ -156,12 +156,12 @@ def by_address(numbers: Sequence[int], parts: Sequence[RowRuns]) -> RowRuns:
     """
     together = RowRuns.concatenated(parts)
     starts = np.array(numbers, np.uint64) << np.uint64(OFFSET_BITS)
-    # One sum for all: a table of thousands of fragments would pay for thousands of small ones.
+    # One addition covers all fragments: for thousands of fragments, thousands of small ones would be slow.
     return RowRuns(together.at + np.repeat(starts, [len(part) for part in parts]), together.count, together.first)
 
 
 def at_addresses(numbers: Sequence[int], parts: Sequence[VersionRuns]) -> VersionRuns:
-    """Put the versions of rows of fragments, given by their ascending ids, together as those of addresses."""
+    """Join the versions of rows of fragments, whose ids are given in ascending order, into versions by address."""
     at = by_address(numbers, [RowRuns(part.at, part.count, part.at) for part in parts])
     return VersionRuns(at.at, at.count, np.concatenate([at.at[:0], *(part.version for part in parts)]))
 

@@ -44,7 +44,7 @@ _FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", 
 
 @dataclass(frozen=True, kw_only=True)
 class MergedSchema:
-    """The fields of the result, and by the ids they have on the source, the ids of those that the source has too.
+    """The fields of the result, and for those that the source has too, their ids in the result by their source ids.
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
     `kept` are those of the base that the source dropped and the strategy kept; `equal` are fields that both sides added
@@ -133,7 +133,7 @@ class _SchemaMerge:
                 self._keep_or_change(field, source_id, dest_id)
             elif source_id is not None:
                 self._dropped_by_dest(field)
-            # A column that both sides dropped is no conflict, unless one of them dropped it to cast it.
+            # A column that both sides dropped is not a conflict, unless one of them dropped it to cast it.
             elif self._paths[field.id] in self._cast_apart:
                 self._dropped_and_cast(field)
         # The dest's new fields come before the source's: `_bring` looks among them for the same column.
@@ -282,7 +282,7 @@ class _SchemaMerge:
     def _is_same(self, field: Field, same_named: Field) -> bool:
         """Tell whether two new columns are one: of the same name and type, with the same values for rows of the base.
 
-        Rows that were put in since bring their own.
+        Rows that were inserted since bring their own values.
         """
         # Each side converted the values by itself, so equal values are not certain.
         if field.name in self._cast_by_source & self._cast_by_dest:
@@ -330,7 +330,7 @@ class _SchemaMerge:
         return bool(equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched).all())
 
     def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
-        """Return the field the dest added that has its values in the same files: it took it over, and renamed it."""
+        """Return the field the dest added with values in the same files: the same column, which the dest renamed."""
         same_type = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
         source_files = _files_of(self._source_side.manifest, field.id) if same_type else {}
         found = (
@@ -368,8 +368,8 @@ class _SchemaMerge:
         # added column on the other. So names are checked on the merged schema.
         seen: dict[tuple[int, str], Field] = {}
         paths = paths_of(fields)
-        # A column that a strategy kept may stand beside the one that replaced it. That is the conflict about this
-        # column again, which the strategy does not settle, and no further one.
+        # A column that a strategy kept may stand beside the one that replaced it. That is the same conflict about this
+        # column, which the strategy does not settle, and not a further one.
         decided = {finding.conflict.unit for finding in self._findings if finding.conflict.kind == "column"}
         for field in fields:
             other = seen.setdefault((field.parent_id, field.name), field)
@@ -460,7 +460,7 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
         added = schema.added_by_source if changer.is_source else schema.added_by_dest
         changed = [(path, "changed its type") for path in _cast_alone(changer, writer, schema)]
         changed += [(path, "added it as not null") for path in _required(schema, added)]
-        # Only where a column changed are the rows looked up: for most merges that is never.
+        # The rows are looked up only where a column changed, which is never the case in most merges.
         if changed and writer.written:
             rows = on_side(writer.written, source=writer.is_source)
             for path, did in changed:
@@ -563,7 +563,7 @@ def merge_map(
         kind: What the map is, for conflicts.
         names: What source and dest are called.
         strategy: Who wins where both changed a key differently.
-        unit: The unit of all conflicts of the map; None for one of each key.
+        unit: The unit of all conflicts of the map; None for a unit for each key.
     """
     base, source, dest = states
     result, findings = dict(dest), []

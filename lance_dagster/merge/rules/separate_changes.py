@@ -19,7 +19,7 @@ from lance_dagster.merge.rules.row_changes import present
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateChanges:
-    """What the source did to fragments in which the dest changed other rows, if any.
+    """The changes of the source to fragments in which the dest changed other rows, if any.
 
     `masked` are the rows it took out, by fragment of the dest, and `taken` those it moved or updated, by fragment of
     the source. `base_ids` are the fragments of the merge base that this is about.
@@ -91,7 +91,7 @@ def _same_files(fragment: Fragment, *others: Fragment) -> bool:
 
 
 def _gone(source: MergeSide, dest: MergeSide, number: int, *, untouched: bool) -> BitMap | None:
-    """Return the rows the source took out of a fragment; None where it takes the general rules to tell.
+    """Return the rows the source took out of a fragment; None where only the general rules can tell.
 
     `untouched` says that neither side changed columns.
     """
@@ -113,7 +113,7 @@ def _dropped(source: MergeSide, dest: MergeSide, fragment: Fragment, here: Fragm
     before, deleted = source.lookups.deleted(source.base, fragment), BitMap()
     if here.deletion is not None:
         deleted = source.lookups.deleted(dest.manifest, here)
-    # The fragment may have any number of rows: the set of all is made once, where the general rules take dozens.
+    # A fragment may be large: the set of all its rows is made once here, and dozens of times by the general rules.
     return BitMap(range(fragment.physical_rows)) - before if before == deleted else None
 
 

@@ -26,7 +26,7 @@ BOTH: tuple[Winner, ...] = (SOURCE_WINS, DEST_WINS)
 ConflictKind = Literal[
     "rows", "partition", "table", "column", "schema", "config", "table_metadata", "schema_metadata", "history"
 ]
-"""What a conflict is about."""
+"""The subject of a conflict."""
 KINDS: tuple[ConflictKind, ...] = get_args(ConflictKind)
 EVERYTHING = "*"
 HISTORY: Literal["history"] = "history"
@@ -37,7 +37,7 @@ _UNIT = re.compile(
 )
 """The units of conflicts that a strategy can settle."""
 _SCOPES = ("partition ", "rows where ")
-"""How units of claims begin."""
+"""The prefixes of units of claims."""
 _UNITS_LISTED = 5
 _COLUMN_UNIT = re.compile(r"(column|metadata of column) (.+)", re.DOTALL)
 
@@ -89,11 +89,11 @@ class ConflictingRows:
 
 
 CHANGE_ONE_SIDE = "change one side"
-"""What to do about a conflict that no strategy settles, where nothing better is known."""
+"""The advice for a conflict that no strategy settles, where nothing better is known."""
 UNTRACEABLE = (
     "the table has no stable row ids, so updated rows cannot be traced; reset one side to a version before its change"
 )
-"""What to do about a conflict that no strategy settles because rows cannot be traced."""
+"""The advice for a conflict that no strategy settles because rows cannot be traced."""
 RowsLookup = Callable[[], ConflictingRows]
 """Finds the rows of a conflict when they are read. A merge never calls it: it may read data files."""
 
@@ -149,22 +149,22 @@ class ParsedStrategy:
         """Check a strategy.
 
         Raises:
-            InvalidInputError: It is unknown, or given for something that no conflict can be about.
+            InvalidInputError: The strategy is unknown, or is given for something that no conflict can be about.
         """
         if strategy is None:
             return cls({})
         winners: dict[str, Winner] = dict(strategy) if isinstance(strategy, Mapping) else {EVERYTHING: strategy}
         for key, name in winners.items():
             if name not in BOTH:
-                raise InvalidInputError(f"{name!r} is no strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
+                raise InvalidInputError(f"{name!r} is not a strategy; use {SOURCE_WINS!r} or {DEST_WINS!r}")
             _check_key(str(key))
         return cls(winners)
 
     def winner(self, kind: ConflictKind, unit: str) -> Winner | None:
         """Return the strategy given for a unit, else for its kind, else for everything.
 
-        A strategy for everything does not hold for the history: it must not discard changes of a side that
-        nothing describes any more.
+        A strategy for everything does not apply to the history: it must not discard changes of a side that no
+        transaction describes any more.
         """
         fallback = self.winners.get(EVERYTHING) if kind != HISTORY else None
         return self.winners.get(unit, self.winners.get(kind, fallback))
@@ -193,7 +193,7 @@ class ParsedStrategy:
             known: The paths of all columns of both sides and of the merge base.
 
         Raises:
-            InvalidInputError: Says which units there are.
+            InvalidInputError: The error lists the units that exist.
         """
         for key in self.winners:
             found = _COLUMN_UNIT.fullmatch(key)
@@ -210,7 +210,7 @@ class ParsedStrategy:
             known: Returns the units of all partitions and conditions that either side claimed, or that are in conflict.
 
         Raises:
-            InvalidInputError: Says which unit is the nearest, or which units there are.
+            InvalidInputError: The error names the nearest unit, or lists the units that exist.
         """
         asked = [key for key in self.winners if key.startswith(_SCOPES)]
         if not asked:
@@ -221,7 +221,7 @@ class ParsedStrategy:
                 raise InvalidInputError(f"neither side claimed {key!r}; {_nearest(key, units)}")
 
     def with_winners(self, winners: Mapping[str, Winner]) -> "ParsedStrategy":
-        """Return this strategy with winners for keys it says nothing about."""
+        """Return this strategy with winners added for keys that it does not have."""
         return ParsedStrategy({**winners, **self.winners})
 
 
@@ -229,25 +229,25 @@ ParsedStrategy.NONE = ParsedStrategy({})
 
 
 def _nearest(key: str, units: Sequence[str]) -> str:
-    """Return which of some units is meant by a misspelled one, or which there are."""
-    # Without their first words, which all have in common, names that differ are not taken for each other.
+    """Say which unit a misspelled one probably means, or which units there are."""
+    # Names are compared without their common prefix, which would make different names look alike.
     kind = next(each for each in _SCOPES if key.startswith(each))
     names = {unit.removeprefix(kind): unit for unit in units if unit.startswith(kind)}
     if close := difflib.get_close_matches(key.removeprefix(kind), names, n=1):
         return f"did you mean {names[close[0]]!r}?"
     listed = ", ".join(map(repr, units[:_UNITS_LISTED])) + (", ..." if len(units) > _UNITS_LISTED else "")
-    return f"the units are {listed}" if units else "neither claimed a partition, or rows by a condition"
+    return f"the units are {listed}" if units else "neither side claimed a partition, or rows by a condition"
 
 
 def _check_key(key: str) -> None:
     """Refuse a key that names no kind of conflict and cannot be a unit.
 
     Raises:
-        InvalidInputError: Says which keys there are.
+        InvalidInputError: The error lists the valid keys.
     """
     if key in (*KINDS, EVERYTHING) or _UNIT.fullmatch(key):
         return
     close = difflib.get_close_matches(key, KINDS, n=1)
     known = f"there are {', '.join(KINDS)}, and units such as 'column price'"
     hint = f"did you mean {close[0]!r}?" if close else known
-    raise InvalidInputError(f"{key!r} is no kind of conflict; {hint}")
+    raise InvalidInputError(f"{key!r} is not a kind of conflict; {hint}")

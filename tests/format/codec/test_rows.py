@@ -135,7 +135,10 @@ DAMAGED = {
         sequence(wire.U64Segment(array=wire.EncodedU64Array(u64_array=wire.EncodedU64Array.U64(values=b"1234")))),
         "it has 4 bytes of row ids of 8 bytes each",
     ),
-    "ids too large": (sequence(wire.U64Segment(array=array(2, LARGEST, *range(LARGEST, LARGEST + 3)))), "no 64-bit"),
+    "ids too large": (
+        sequence(wire.U64Segment(array=array(2, LARGEST, *range(LARGEST, LARGEST + 3)))),
+        "does not fit into 64 bits",
+    ),
     "no array": (sequence(wire.U64Segment(array=wire.EncodedU64Array())), "it has 0 row ids for 3 rows"),
     "no segment": (sequence(wire.U64Segment()), "in no known encoding"),
     "an id twice": (sequence(ids_between(5, 7), ids_between(6, 7)), "it has the row id 6 twice"),

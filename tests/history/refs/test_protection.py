@@ -89,7 +89,7 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
 
 def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     """It moves along main and protected branches, and nowhere else; it is not deleted or renamed."""
-    with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* only what is on main .* merge 'run/1' first"):
+    with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* versions of main .* merge 'run/1' first"):
         table.tags.create("v1", "run/1")
     table.tags.create("v1", "release/1", immutable=True)
     table.tags.move("production", "main@2")

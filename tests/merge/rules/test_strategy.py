@@ -29,14 +29,14 @@ def test_the_closest_name_decides(expected: str | None, strategy: Strategy, kind
 @pytest.mark.parametrize("strategy", ["ours", {"rows": "theirs"}, {"row": "source-wins"}, {"price": "dest-wins"}])
 def test_an_unknown_strategy_or_unit_is_refused(strategy: Strategy) -> None:
     """A typing error must not pass for a strategy that had nothing to settle."""
-    with pytest.raises(InvalidInputError, match="is no "):
+    with pytest.raises(InvalidInputError, match="is not a "):
         ParsedStrategy.parse(strategy)
 
 
 @pytest.mark.parametrize("unit", ["columns price", "rows of tuesday", "settings key 'a'", "the whole dataset"])
 def test_a_unit_that_no_conflict_can_have_is_refused(unit: str) -> None:
     """Several words are no unit yet: it has to begin as the units of conflicts do."""
-    with pytest.raises(InvalidInputError, match="is no kind of conflict"):
+    with pytest.raises(InvalidInputError, match="is not a kind of conflict"):
         ParsedStrategy.parse({unit: "dest-wins"})
 
 

@@ -18,7 +18,7 @@ from tests.table_factory import as_pylance
 
 OTHER: dict[Winner, Winner] = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
 _ONE_WAY = ("beside rows that moved", " without them")
-_ONE_WAY_BESIDE_COLUMNS = "which it names by fragments only"
+_ONE_WAY_BESIDE_COLUMNS = "but records only their fragments"
 
 
 def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -> bool:
