@@ -160,6 +160,7 @@ def commit_transaction(
         CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
         ProtectedError: The branch is protected and takes only merges.
     """
+    transaction = _with_committer(transaction)
     look = partial(versions.newest_few, branch)
     # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
@@ -427,10 +428,9 @@ def _look_ahead(versions: Versions, branch: str, propose: Propose) -> None:
 
 def _with_committer(transaction: Transaction) -> Transaction:
     """Add the committer that the environment names, unless the transaction names one."""
-    who = committer()
-    if who is None or COMMITTER in transaction.properties:
-        return transaction
-    return replace(transaction, properties={**transaction.properties, COMMITTER: who})
+    # Asked once for each commit and not for each of its steps: the user is looked up in a file.
+    who = None if COMMITTER in transaction.properties else committer()
+    return transaction if who is None else replace(transaction, properties={**transaction.properties, COMMITTER: who})
 
 
 def _write_hint(versions: Versions, branch: str, number: int) -> None:
@@ -439,7 +439,7 @@ def _write_hint(versions: Versions, branch: str, number: int) -> None:
         return
     # Last: a hint must never name a version that is not there. Of two writers the slower one may leave an older number.
     try:
-        versions.store.put(layout.hint_path(branch), b'{"version":%d}' % number, durable=False)
+        versions.store.put_hint(layout.hint_path(branch), b'{"version":%d}' % number)
     except StoreError as error:
         # The version is committed: an error here would make the caller commit the same change again.
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)

@@ -69,6 +69,10 @@ class Store(Protocol):
         """Write an object atomically, replacing any existing one. Unless `durable`, a power cut may lose it."""
         ...
 
+    def put_hint(self, key: str, data: bytes) -> None:
+        """Write a small object from which readers begin a search, and which they do without: it may be lost or old."""
+        ...
+
     def put_if_absent(self, key: str, data: bytes, *, synced: bool = True, after: Sequence[str] = ()) -> bool:
         """Write an object atomically unless the key exists; return whether it was written.
 

@@ -110,6 +110,14 @@ class PrefixStore(ABC):
         """Return the bytes of an object, or None when it does not exist."""
 
     @abstractmethod
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        """Write an object, replacing any existing one."""
+
+    def put_hint(self, key: str, data: bytes) -> None:
+        """Write a hint as any other object."""
+        self.put(key, data)
+
+    @abstractmethod
     def delete(self, key: str) -> None:
         """Delete an object; succeed when it does not exist."""
 

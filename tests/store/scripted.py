@@ -81,6 +81,10 @@ class ScriptedStore:
         """Ask the script, then write."""
         self._ask("put", key, lambda: self._below.put(key, data, durable=durable))
 
+    def put_hint(self, key: str, data: bytes) -> None:
+        """Ask the script, then write: a put like any other to what is tested."""
+        self._ask("put", key, lambda: self._below.put_hint(key, data))
+
     def put_if_absent(self, key: str, data: bytes, *, synced: bool = True, after: Sequence[str] = ()) -> bool:
         """Ask the script, then write."""
         return bool(

@@ -176,6 +176,30 @@ def test_a_file_that_was_moved_is_not_deleted_again(tmp_path: Path, *, durable: 
     assert ["b", "c", "folder"] == sorted(path.name for path in (tmp_path / "a").iterdir())
 
 
+def test_a_hint_is_written_in_place(tmp_path: Path) -> None:
+    """A replaced file is a deleted one, after which ext4 looks longer for the inode of each new file."""
+    store, hint = LocalStore(str(tmp_path)), tmp_path / "a/hint"
+    store.put_hint("a/hint", b"98")
+    first = hint.stat().st_ino
+    store.put_hint("a/hint", b"99")
+    assert (first, b"99") == (hint.stat().st_ino, hint.read_bytes())
+    # Of another size: a reader that asked for the size before would read a part, or what follows.
+    with hint.open("rb") as reader:
+        store.put_hint("a/hint", b"100")
+        assert (b"99", b"100") == (reader.read(), hint.read_bytes())
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink], ids=["hard link", "symbolic link"])
+def test_a_hint_is_not_written_into_another_table(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    """A copy of a table that was made of links keeps what it has."""
+    store, copy = LocalStore(str(tmp_path / "table")), tmp_path / "copy"
+    copy.write_bytes(b"98")
+    (tmp_path / "table").mkdir()
+    link(copy, tmp_path / "table/hint")
+    store.put_hint("hint", b"99")
+    assert (b"98", b"99") == (copy.read_bytes(), store.get("hint"))
+
+
 class Recording(LocalStore):
     """A store that notes what it syncs, and whose disk fails at one folder."""
 

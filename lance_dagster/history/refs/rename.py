@@ -198,7 +198,7 @@ def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:
     # As after a commit: pylance begins its search for the newest version at the hint.
     if done and not versions.store.ordered_listing:
         hint = layout.join(layout.branch_root(target.name), layout.VERSION_HINT)
-        versions.store.put(hint, b'{"version":%d}' % max(done), durable=False)
+        versions.store.put_hint(hint, b'{"version":%d}' % max(done))
 
 
 def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
