@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window, functions
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, NullType, NumericType, StructType
 
-from lance_dagster.datafiles import RowTally, StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
 from lance_dagster.edit.upsert import comparable_values
 from lance_dagster.edit.write_result import WriteResult
@@ -29,8 +29,8 @@ from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaM
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
-from lance_dagster.spark.reader import Scan, fragment_sizes, scan_frame
-from lance_dagster.spark.spark_schema import check_fits, target_schema, to_table_batch
+from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
+from lance_dagster.spark.spark_schema import check_fits, readable_schema, target_schema, to_table_batch
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_names, check_visible, errors_of_executors, large_batches
 from lance_dagster.table import LanceTable
@@ -116,32 +116,35 @@ def stage_upsert(
     """
     schema = table.schema(branch)
     check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
-    return stage_upsert_counted(df, table, on, branch, rules=rules, tally=RowTally())
+    return stage_upsert_counted(df, KeyedWrite(table=table, branch=branch, on=on, rules=rules), RowTally())
 
 
-def keys_fit(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> bool:
-    """Return whether the key columns of a frame have the types that they have in a table, or are integers in both."""
-    try:
-        _check_types(df, schema, on)
-    except SchemaMismatchError:
-        return False
-    return True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedWrite:
+    """Where rows are upserted, and by which keys and rules.
+
+    Attributes:
+        table: The table.
+        branch: The branch.
+        on: The key columns.
+        rules: The rules.
+        schema: The columns of the branch when the rows are committed, where these are not yet the columns that it has:
+            other numbers or further columns. None for the columns that it has.
+    """
+
+    table: LanceTable
+    branch: str
+    on: Sequence[str]
+    rules: UpsertOptions
+    schema: pa.Schema | None = None
 
 
-def _check_types(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
-    given = target_schema(StructType([df.schema[name] for name in on]))
-    # Spark compares integers of two types as the wider one; for other types it might round.
-    others = [name for name in on if not all(pa.types.is_integer(side.field(name).type) for side in (given, schema))]
-    check_fits(StructType([df.schema[name] for name in others]), pa.schema([schema.field(name) for name in others]))
-
-
-def stage_upsert_counted(
-    df: DataFrame, table: LanceTable, on: Sequence[str], branch: str, *, rules: UpsertOptions, tally: RowTally
-) -> StagedUpsert:
+def stage_upsert_counted(df: DataFrame, write: KeyedWrite, tally: RowTally) -> StagedUpsert:
     """Match and write rows as `stage_upsert` does, and count them on the executors.
 
-    Numbers are cast to the types of the table when their values fit; see `keys_fit` for those that are keys.
+    Numbers, also those of keys, are cast to the types of the table when their values fit.
     """
+    rules, table = write.rules, write.table
     check_names("rule of an upsert", rules, UpsertOptions.__annotations__)
     # Keywords are checked by type checkers only.
     for rule, known in typing.get_type_hints(UpsertOptions).items():
@@ -149,29 +152,36 @@ def stage_upsert_counted(
             check_names(f"value of {rule}", [str(rules.get(rule))], choices)
     if rules.get("missing_where") is not None and rules.get("when_missing") != "delete":
         raise InvalidInputError("missing_where limits what when_missing='delete' deletes; give both")
-    keys = string_list("on", on, "id")
+    keys = string_list("on", write.on, "id")
     # The target is made after the version was read: should the columns change meanwhile, the commit is refused.
-    version = table.head(branch)
-    target = table.write_target(None, branch)
+    version = table.head(write.branch)
+    target = table.write_target(write.schema, write.branch)
     _check_keys(df, target.schema, keys)
-    return _Upsert(df=df, table=table, version=version, on=keys, rules=rules, target=target).staged(tally)
+    # Without rows, the columns of the version may be any.
+    stored = table.schema(version) if version.rows else pa.schema([])
+    found = _Upsert(
+        df=df, table=table, version=version, stored=stored, on=keys, rules=rules, target=target, scope=tally.scope
+    )
+    return found.staged(tally)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Upsert:
-    """An upsert of one frame on one version."""
+    """An upsert of one frame on one version, which has the columns `stored`; the target has those of the commit."""
 
     df: DataFrame
     table: LanceTable
     version: Version
+    stored: pa.Schema
     on: tuple[str, ...]
     rules: UpsertOptions
     target: WriteTarget
+    scope: RowScope | None
 
     def staged(self, tally: RowTally) -> StagedUpsert:
         """Write the rows and return their description."""
         names = [*self.df.columns, *self._kept]
-        task = _Task(self.target, tuple(names), self.on, self.rules, tally.scope)
+        task = _Task(self.target, tuple(names), self.on, self.rules, self.scope)
         frame = narrowed(self._matched())
         with (
             large_batches(self.df.sparkSession, self.target.schema, self.target.stored_row_bytes),
@@ -201,8 +211,13 @@ class _Upsert:
         return [name for name in self.target.schema.names if name not in self.df.columns]
 
     @property
-    def _key_types(self) -> list[pa.DataType]:
-        return [self.target.schema.field(name).type for name in self.on]
+    def _keys(self) -> "list[tuple[str, pa.DataType, DataType]]":
+        """The keys with their types in the table when the rows are committed, in Arrow and in Spark."""
+        keys = pa.schema([self.target.schema.field(name) for name in self.on])
+        return [
+            (name, keys.field(name).type, column.dataType)
+            for name, column in zip(self.on, readable_schema(keys), strict=True)
+        ]
 
     def _files(self, results: Sequence[dict[str, Any]], kind: str) -> StagedFiles:
         files = tuple(StagedFile(**file) for result in results for file in result[kind])
@@ -211,18 +226,14 @@ class _Upsert:
     def _matched(self) -> DataFrame:
         """Return the rows with the values that are kept, the kind of each row and the address of its predecessor."""
         columns = [f"c{number}" for number in range(len(self.df.columns))]
-        keys = [columns[self.df.columns.index(name)] for name in self.on]
-        compared = [_compared(functions.col(key), kind) for key, kind in zip(keys, self._key_types, strict=True)]
+        numbered = self.df.toDF(*columns)
         # Counted by a window and not by a group: a frame may give other rows each time that it is computed.
-        times = functions.count(functions.lit(1)).over(Window.partitionBy(*itertools.chain(*compared)))
-        source = self.df.toDF(*columns).select("*", functions.lit(1).alias("given"), times.alias("times"))
+        times = functions.count(functions.lit(1)).over(Window.partitionBy(*self._given_keys(numbered)))
+        source = numbered.select("*", functions.lit(1).alias("given"), times.alias("times"))
         deletes = self.rules.get("when_missing") == "delete"
         existing = self._existing()
-        pairs = [
-            pair
-            for number, (key, kind) in enumerate(zip(keys, self._key_types, strict=True))
-            for pair in zip(_compared(source[key], kind), _compared(existing[f"k{number}"], kind), strict=True)
-        ]
+        stored_keys = [part for n, (_, kind, _) in enumerate(self._keys) for part in _compared(existing[f"k{n}"], kind)]
+        pairs = zip(self._given_keys(source), stored_keys, strict=True)
         same = functools.reduce(Column.__and__, [given == stored for given, stored in pairs])
         joined = source.join(existing.hint("merge"), same, "full" if deletes else "left")
         given, found = functions.col("given").isNotNull(), functions.col("address").isNotNull()
@@ -233,19 +244,73 @@ class _Upsert:
         # Updated rows come before inserted ones, and rows in the order of their addresses take less space.
         return wanted.sortWithinPartitions("kind", "address")
 
+    def _given_keys(self, source: DataFrame) -> list[Column]:
+        """Return what is compared of the keys of the frame, whose columns are numbered."""
+        return [
+            part
+            for name, kind, wanted in self._keys
+            for part in _compared(
+                _as_number(source[f"c{self.df.columns.index(name)}"], self.df.schema[name].dataType, wanted), kind
+            )
+        ]
+
     def _existing(self) -> DataFrame:
         """Return the keys, kept values and addresses of the rows of the version, and which may be deleted."""
-        spark = self.df.sparkSession
-        scan = replace(Scan.plan(self.table, self.version, columns=[*self.on, *self._kept]), addressed=True)
-        names = [*(f"k{n}" for n in range(len(self.on))), *(f"r{n}" for n in range(len(self._kept))), "address"]
-        rows = scan_frame(spark, scan, fragment_sizes(scan), "upsert_keys").toDF(*names)
+        names = (*self.on, *self._kept)
+        # A column that is added before the rows are committed is null in the rows that are there.
+        scanned = [name for name in names if name in self.stored.names] or [ROW_ID]
+        rows = self._scanned(scanned)
+        types = {name: rows.schema[n].dataType for n, name in enumerate(scanned)}
+        known = {name: rows[f"s{n}"] for n, name in enumerate(scanned)}
+        values = [known.get(name, functions.lit(None)) for name in names]
+        keys = [
+            _as_number(value, types.get(name, NullType()), wanted)
+            for value, (name, _, wanted) in zip(values, self._keys, strict=False)
+        ]
+        rows = rows.select(
+            *(key.alias(f"k{n}") for n, key in enumerate(keys)),
+            *(value.alias(f"r{n}") for n, value in enumerate(values[len(keys) :])),
+            "address",
+        )
         condition = self.rules.get("missing_where")
-        if condition is None:
+        if condition is None or not self.version.rows:
             return rows.withColumn("within", functions.lit(1))
-        part = replace(Scan.plan(self.table, self.version, columns=[self.on[0]], filter=condition), addressed=True)
-        within = scan_frame(spark, part, fragment_sizes(part), "upsert_within").toDF("key", "place")
-        flagged = within.select("place", functions.lit(1).alias("within"))
+        flagged = self._within(condition).select("place", functions.lit(1).alias("within"))
         return rows.join(flagged, functions.col("address") == functions.col("place"), "left").drop("place")
+
+    def _within(self, condition: str) -> DataFrame:
+        """Return the addresses of the rows of the version that satisfy a condition on the columns of the target."""
+        within = None if self.scope is None or self.scope.within.predicate != condition else self.scope.within
+        read = () if within is None else within.columns
+        same = all(
+            name in self.stored.names and self.stored.field(name).type == self._column(name).type for name in read
+        )
+        if within is None or same:
+            return self._scanned([ROW_ID], condition).select(functions.col("address").alias("place"))
+        # Lance cannot compare values with literals of the type that the column gets.
+        scanned = [name for name in read if name in self.stored.names] or [ROW_ID]
+        task = functools.partial(_places_within, within, scanned, pa.schema([self._column(name) for name in read]))
+        return self._scanned(scanned).mapInArrow(task, "place long")
+
+    def _column(self, name: str) -> "pa.Field[Any]":
+        return self.target.schema.field(name)
+
+    def _scanned(self, columns: Sequence[str], filter: str | None = None) -> DataFrame:
+        """Return columns of the rows of the version, which are numbered, and the addresses."""
+        scan = replace(Scan.plan(self.table, self.version, columns=columns, filter=filter), addressed=True)
+        frame = scan_frame(self.df.sparkSession, scan, fragment_sizes(scan), "upsert_keys")
+        return frame.toDF(*(f"s{n}" for n in range(len(columns))), "address")
+
+
+def _places_within(
+    within: RowFilter, names: Sequence[str], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the addresses of the rows that satisfy a condition after they are cast; runs on an executor."""
+    for batch in batches:
+        given = batch.select([n for n, name in enumerate(names) if name in schema.names])
+        rows = to_table_batch(given.rename_columns([name for name in names if name in schema.names]), schema)
+        placed = pa.Table.from_batches([rows]).append_column("place", batch.column("address"))
+        yield from within.inside(placed).select(["place"]).combine_chunks().to_batches()
 
 
 def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
@@ -270,6 +335,24 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
                 "values that Spark has a type for, such as numbers, strings and dates"
             )
     _check_types(df, schema, on)
+
+
+def _as_number(key: Column, given: DataType, wanted: DataType) -> Column:
+    """Return a key of numbers in the type of the table, in which it is compared as the table compares it.
+
+    A number that does not fit becomes another one or a null. The task that writes its row refuses it.
+    """
+    return key if given == wanted or not isinstance(wanted, NumericType) else key.try_cast(wanted)
+
+
+def _check_types(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
+    given = target_schema(StructType([df.schema[name] for name in on]))
+    others = [name for name in on if not all(_is_number(side.field(name).type) for side in (given, schema))]
+    check_fits(StructType([df.schema[name] for name in others]), pa.schema([schema.field(name) for name in others]))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _compared(key: Column, kind: pa.DataType) -> list[Column]:

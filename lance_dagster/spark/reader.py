@@ -39,9 +39,9 @@ from lance_dagster.table import LanceTable
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
-ROW_ADDRESS = "_rowaddr"
+ROW_ID, ROW_ADDRESS = "_rowid", "_rowaddr"
 # The columns that Lance has of every row beside those of the table; Spark's largest whole number holds them all.
-ROW_COLUMNS = ("_rowid", ROW_ADDRESS, "_row_created_at_version", "_row_last_updated_at_version")
+ROW_COLUMNS = (ROW_ID, ROW_ADDRESS, "_row_created_at_version", "_row_last_updated_at_version")
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
 SPLIT_BYTES = 32 * 1024 * 1024

@@ -1,4 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -77,30 +78,93 @@ def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
     assert [1, 7, 10, 11, 12] == table.read("dev").sort_by("n")["n"].to_pylist()
 
 
-def test_which_upserts_spark_matches(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Spark matches upserts, except by keys whose type is neither the table's nor integer; absent columns are null."""
+def test_keys_of_other_numbers_are_compared_as_those_of_the_table(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Absent columns are nulls, and a number that the key's type does not hold is refused."""
     schema = schema_of(id=pa.int64(), note=pa.string(), x=pa.float64())
     table = LanceTable.create(tmp_table_uri, schema)
     table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=schema))
-    cases = [
-        ("id", "2L AS id, 5.0D AS x", True),
-        ("x", "3L AS id, 5.0D AS x", True),
-        ("id", "1L AS id, 6 AS x", True),
-        ("id", "4 AS id, 7.0D AS x", True),
-        ("id", "2.0D AS id", False),
-    ]
-    for key, query, matched in cases:
+
+    def upsert(key: str, query: str) -> None:
         rows = SparkRows(spark.sql(f"SELECT {query}"))
-        staged = rows.stage_upsert(table, "main", [key], when={}, tally=RowTally())
-        assert matched == (staged is not None)
-        if staged is not None:
-            table.upsert(staged, on=[key])
+        staged = rows.stage_upsert(table, "main", [key], schema=schema, when={}, tally=RowTally())
+        table.upsert(staged, on=[key])
+
+    upsert("id", "2L AS id, 5.0D AS x")
+    upsert("x", "3L AS id, 5 AS x")
+    upsert("id", "1.0D AS id, 6 AS x")
+    upsert("id", "4 AS id, 7.0D AS x")
+    for wrong in ("1.5D", "1e300D", "double('NaN')"):
+        with pytest.raises(SchemaMismatchError, match="column 'id' does not fit the table's int64"):
+            upsert("id", f"{wrong} AS id")
+    with pytest.raises(InvalidInputError, match="two of the rows have the key id = 1"):
+        upsert("id", "id FROM VALUES (1.0D), (1.0D) AS given(id)")
     expected = [
         {"id": 1, "note": None, "x": 6.0},
         {"id": 3, "note": None, "x": 5.0},
         {"id": 4, "note": None, "x": 7.0},
     ]
     assert expected == table.read().sort_by("id").to_pylist()
+
+
+def upsert(lake: LanceResource, frame: DataFrame, key: str = "a", **metadata: Any) -> dict[str, Any]:
+    """Upsert the rows of one partition by `n`, widening columns, and delete its rows that are missing."""
+    settings = {"lance/write_mode": "upsert", "lance/keys": ["n"], "lance/when_missing": "delete"}
+    evolving = {"lance/schema_evolution": "widen", **metadata}
+    return run(lake, frame, partition_key=key, metadata={**settings, **evolving})
+
+
+def test_an_upsert_that_changes_columns_is_matched_by_the_executors(lake: LanceResource, spark: SparkSession) -> None:
+    """New columns are null in the rows that stay, and columns are commits of their own."""
+    first = spark.createDataFrame([("a", 1, 1), ("a", 2, 2), ("b", 3, 3)], "region string, n int, x int")
+    for key in ("a", "b"):
+        upsert(lake, first.where(f"region = '{key}'"), key)
+    table = lake.table(EVENTS)
+    before = table.head("dev")
+    second = spark.createDataFrame(
+        [("a", 2, 2.5, "new"), ("a", 2**40, 0.5, None)], "region string, n long, x double, note string"
+    )
+    assert {"a": 2} == upsert(lake, second.repartition(2))
+    expected = [
+        {"region": "a", "n": 2, "x": 2.5, "note": "new"},
+        {"region": "b", "n": 3, "x": 3.0, "note": None},
+        {"region": "a", "n": 2**40, "x": 0.5, "note": None},
+    ]
+    assert expected == table.read("dev").sort_by("n").to_pylist()
+    # A cast for each of two columns, one commit for those that are added, and the rows.
+    assert ["Merge", "Merge", "Merge", "Update"] == [
+        table.at(f"dev@{number}").operation for number in table.branches.version_numbers("dev", after=before.number)
+    ]
+    assert table.maintenance.verify().ok
+
+
+def test_an_upsert_whose_rows_are_refused_changes_no_column(lake: LanceResource, spark: SparkSession) -> None:
+    """Columns are edited after the rows are written."""
+    upsert(lake, spark.createDataFrame([("a", 1)], "region string, n int"))
+    head = str(lake.table(EVENTS).head("dev"))
+    for wrong in ([("a", 1, 1), ("b", 2, 2)], [("a", 1, 1), ("a", 1, 2)], [("a", None, 1)]):
+        with pytest.raises(InvalidInputError):
+            upsert(lake, spark.createDataFrame(wrong, "region string, n long, more int"))
+    assert head == str(lake.table(EVENTS).head("dev"))
+
+
+def test_rows_that_another_writer_adds_before_the_columns_change_are_matched_again(
+    lake: LanceResource, spark: SparkSession
+) -> None:
+    """The rows are matched with the version before the edits, so a commit in between has to be seen."""
+    upsert(lake, spark.createDataFrame([("a", 1)], "region string, n int"))
+    table = lake.table(EVENTS)
+    uri = table.uri
+
+    def meet(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Rows are computed after the version that they are matched with was read.
+        other = LanceTable.open(uri)
+        if other.count_rows("dev") == 1:
+            other.append(pa.table({"region": ["a"], "n": pa.array([7], pa.int32())}), branch="dev")
+        yield from batches
+
+    rows = spark.createDataFrame([("a", 1, "x"), ("a", 7, "y")], "region string, n int, note string").coalesce(1)
+    assert {"a": 2} == upsert(lake, rows.mapInArrow(meet, rows.schema))
+    assert [(1, "x"), (7, "y")] == [(row["n"], row["note"]) for row in table.read("dev").sort_by("n").to_pylist()]
 
 
 def test_each_partition_of_a_run_has_its_own_row_count(lake: LanceResource, spark: SparkSession) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from lance_dagster.datafiles import RowTally
 from lance_dagster.spark import read_table, stage, target_schema, upsert_frame
+from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
 from lance_dagster.table import LanceTable
 from tests.soak import thinned
 
@@ -53,9 +56,16 @@ def test_no_rows_come_to_the_driver(spark: SparkSession, tmp_table_uri: str) -> 
         table.append(stage(df, table))
         # Eight bytes come for each row that changes.
         upsert_frame(spark.range(30_000, 50_000).selectExpr("id", "'new' AS text"), table, ["id"])
+        # So it is where the commit comes after one that adds a column.
+        more = df.selectExpr("id", "text", "sha2(text, 512) AS more")
+        write = KeyedWrite(table=table, branch="main", on=["id"], rules={}, schema=target_schema(more.schema))
+        staged = stage_upsert_counted(more, write, RowTally())
+        added = table.columns.add(pa.field("more", pa.string()))
+        table.upsert(replace(staged, version=added.number), on=["id"])
     finally:
         settings.set(RESULT_BYTES, usual)
-    assert [50_000, 20_000] == [table.count_rows(), table.count_rows("main", "text = 'new'")]
+    assert [50_000, 10_000] == [table.count_rows(), table.count_rows("main", "text = 'new'")]
+    assert [40_000, 10_000] == [table.count_rows("main", f"more IS {null} NULL") for null in ("NOT", "")]
 
 
 @pytest.mark.soak

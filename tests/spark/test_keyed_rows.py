@@ -4,8 +4,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
 from lance_dagster.spark import delete_keys, stage_upsert, upsert_frame
+from lance_dagster.spark.keyed_rows import KeyedWrite, UpsertOptions, stage_upsert_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of
 
@@ -173,3 +175,17 @@ def test_keys_that_spark_cannot_compare_are_refused(
     table = LanceTable.create(tmp_table_uri, schema_of(key=kind))
     with pytest.raises(InvalidInputError, match=r"column 'key' is .*; give columns of single values that Spark has"):
         upsert_frame(spark.range(1).selectExpr(f"{key} AS key"), table, ["key"])
+
+
+def test_missing_rows_are_deleted_by_the_columns_that_the_commit_has(spark: SparkSession, table: LanceTable) -> None:
+    """The condition compares values of the later types; a column that is added has no values, so no row is within."""
+    later = schema_of(id=pa.int64(), region=pa.string(), x=pa.float64(), note=pa.string(), more=pa.int64())
+    frame = spark.sql("SELECT 5L AS id, 'eu' AS region, 4.5D AS x, 'new' AS note, 1L AS more")
+    for condition, column, expected in [("x > 1.5", "x", [2, 1 << 32, (1 << 32) + 1]), ("more > 0", "more", [])]:
+        within = RowFilter(predicate=condition, expression=None, columns=(column,))
+        rules: UpsertOptions = {"when_missing": "delete", "missing_where": condition}
+        write = KeyedWrite(table=table, branch="main", on=["id"], rules=rules, schema=later)
+        staged = stage_upsert_counted(frame, write, RowTally(RowScope(within=within)))
+        # The third row of the first fragment, and the first two of the second one.
+        assert expected == sorted(staged.missing.tolist())
+        assert 1 == len(staged.addresses) == staged.updated.rows

@@ -44,32 +44,34 @@ class SparkRows:
         return stage_counted(self.frame, target, tally)
 
     def stage_upsert(
-        self, table: LanceTable, branch: str, on: Sequence[str], *, when: Mapping[str, Any], tally: RowTally
-    ) -> StagedUpsert | None:
+        self,
+        table: LanceTable,
+        branch: str,
+        on: Sequence[str],
+        *,
+        schema: pa.Schema,
+        when: Mapping[str, Any],
+        tally: RowTally,
+    ) -> StagedUpsert:
         """Match the rows by key on the executors, which write them; columns that the frame lacks become nulls.
 
-        Returns:
-            None where a key column has another type than the table's and is not an integer, because Spark may then
-            consider different keys equal.
+        Args:
+            table: The table.
+            branch: The branch.
+            on: The key columns.
+            schema: The columns that the table has when the rows are committed.
+            when: The rules of the upsert.
+            tally: Has the scope of the rows, and gets their numbers.
         """
         from pyspark.sql.functions import lit
 
-        from lance_dagster.spark.keyed_rows import keys_fit, stage_upsert_counted
+        from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
 
-        schema = table.schema(branch)
         absent = [name for name in schema.names if name not in self.frame.columns]
         frame = self.frame.withColumns({name: lit(None) for name in absent}) if absent else self.frame
-        # A key that the frame lacks is refused by the caller, by name.
-        if not set(absent).isdisjoint(on) or not keys_fit(frame, schema, on):
-            return None
         rules: Any = when
-        return stage_upsert_counted(frame, table, on, branch, rules=rules, tally=tally)
-
-    def read(self, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Return the rows in memory, in the types of a table."""
-        from lance_dagster.spark.spark_schema import to_table_batch
-
-        return [to_table_batch(batch, schema) for batch in self.frame.toArrow().to_batches()]
+        write = KeyedWrite(table=table, branch=branch, on=on, rules=rules, schema=schema)
+        return stage_upsert_counted(frame, write, tally)
 
 
 Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows

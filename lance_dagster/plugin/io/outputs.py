@@ -7,7 +7,7 @@ partitions. Only then are columns edited and the rows committed, so that an outp
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import dagster as dg
 import pyarrow as pa
@@ -31,6 +31,7 @@ from lance_dagster.plugin.io.output_events import (
     with_descriptions,
 )
 from lance_dagster.plugin.io.output_tables import OutputTable
+from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.ownership import Ownership
@@ -43,6 +44,8 @@ from lance_dagster.table import LanceTable
 
 # The tags that a new version is compared with; more would fill its page.
 _MOST_TAGS = 3
+# The operation of an edit of columns, which keeps rows at their addresses, and that of a change of settings.
+_COLUMNS, _SETTINGS = "Merge", "UpdateConfig"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +167,7 @@ class _Output:
         tally = write.tally(change.schema)
         rows: StagedFiles | StagedUpsert | pa.Table
         if write.mode == "upsert":
-            rows = self._keyed(change.schema, tally, within.predicate if within else "true")
+            rows = self._keyed(change.schema, tally, within)
         else:
             rows = self._staged(change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
@@ -176,12 +179,15 @@ class _Output:
         owner = {key: value for key, value in write.properties.items() if key == md.RUN_ID}
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
-        change.apply(table, name, owner)
+        edits = change.apply(table, name, owner)
         # An overwrite brings its columns itself. Any other mode needs a table that has the new ones.
         if change.replaced and write.mode != "overwrite":
-            table.overwrite(change.schema.empty_table(), branch=name, message="columns", properties=owner)
+            empty = change.schema.empty_table()
+            edits = [table.overwrite(empty, branch=name, message="columns", properties=owner)]
         elif not change.replaced:
             describe_columns(table, name, columns, owner)
+        if edits and isinstance(rows, StagedUpsert):
+            rows, tally = self._after(edits, rows, tally, within)
         return self._committed(rows, within.predicate if within else "true"), tally, change.notes
 
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
@@ -256,25 +262,51 @@ class _Output:
                 f"{self.write.asset}: rows are upserted by their values; return Arrow rows or a frame, not StagedFiles"
             )
         if isinstance(self.rows, SparkRows):
-            yield from self.rows.read(schema)
-            return
+            raise InvalidInputError("unreachable: executors write the rows of a Spark frame")
         for batch in self.rows.to_batches() if isinstance(self.rows, pa.Table) else self.rows:
             yield _fitted(batch, schema)
 
-    def _keyed(self, schema: pa.Schema, tally: RowTally, predicate: str) -> StagedUpsert | pa.Table:
+    def _keyed(self, schema: pa.Schema, tally: RowTally, within: PartitionFilter | None) -> StagedUpsert | pa.Table:
         """Return the rows of an upsert: matched and written by Spark, or in memory."""
-        table, name, write = self.branch.table, self.branch.name, self.write
-        # Spark matches the output with the table as it is. Where columns are to change, that has not happened yet.
-        if isinstance(self.rows, SparkRows) and schema == table.schema(name):
-            with self._errors_of_upsert():
-                staged = self.rows.stage_upsert(table, name, write.on, when=self._missing(predicate), tally=tally)
-            if staged is not None:
-                self._check_keys(self.rows.frame.columns, staged.null_keys)
-                return staged
+        if isinstance(self.rows, SparkRows):
+            return self._matched(self.rows, schema, tally, within)
         rows = pa.Table.from_batches(tally.passing(self._batches(schema)), schema)
-        there = [column for column in write.on if column in rows.column_names]
+        there = [column for column in self.write.on if column in rows.column_names]
         self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
+
+    def _matched(
+        self, rows: SparkRows, schema: pa.Schema, tally: RowTally, within: PartitionFilter | None
+    ) -> StagedUpsert:
+        """Return the rows of an upsert that Spark matched with the table as it is, and wrote in its future columns."""
+        table, name, write = self.branch.table, self.branch.name, self.write
+        self._check_keys(rows.frame.columns, dict.fromkeys(write.on, 0))
+        when = self._missing(within.predicate if within else "true")
+        with self._errors_of_upsert():
+            staged = rows.stage_upsert(table, name, write.on, schema=schema, when=when, tally=tally)
+        self._check_keys(rows.frame.columns, staged.null_keys)
+        return staged
+
+    def _after(
+        self, edits: Sequence[Version], rows: StagedUpsert, tally: RowTally, within: PartitionFilter | None
+    ) -> tuple[StagedUpsert, RowTally]:
+        """Return the rows of an upsert for the version that the edits of its columns made, and their counts.
+
+        An edit of columns keeps every row at its address. Where another writer committed meanwhile, the rows are
+        matched once more.
+        """
+        table, name = self.branch.table, self.branch.name
+        last = edits[-1].number
+        own = {edit.number for edit in edits if edit.operation == _COLUMNS or not self.head.rows}
+        others = [number for number in table.branches.version_numbers(name, after=rows.version) if number not in own]
+        between = [table.at(f"{name}@{number}") for number in others if number <= last]
+        if all(version.operation == _SETTINGS for version in between):
+            return replace(rows, version=last), tally
+        schema = table.schema(name)
+        tally = self.write.tally(schema)
+        rows = self._matched(cast("SparkRows", self.rows), schema, tally, within)
+        self.write.refuse_outside(tally, within.hint if within else "")
+        return rows, tally
 
     def _missing(self, predicate: str) -> dict[str, Any]:
         """Return what an upsert does with the rows of the table whose key is not in the output."""

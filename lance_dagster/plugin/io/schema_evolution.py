@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import exact_cast, fits_type
 from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.settings import SchemaEvolution
 from lance_dagster.table import LanceTable
@@ -50,13 +51,17 @@ class SchemaChange:
     replaced: bool = False
     notes: tuple[str, ...] = ()
 
-    def apply(self, table: LanceTable, branch: str, properties: Mapping[str, str]) -> None:
-        """Edit the columns on a branch; an edit that an earlier attempt made is not repeated."""
-        for name, kind in self.retyped.items():
+    def apply(self, table: LanceTable, branch: str, properties: Mapping[str, str]) -> list[Version]:
+        """Edit the columns on a branch and return the versions; an edit of an earlier attempt is not repeated."""
+        edits = [
             table.columns.cast(name, kind, branch=branch, message=f"widen {name} to {kind}", properties=properties)
+            for name, kind in self.retyped.items()
+        ]
         if self.added:
             names = ", ".join(column.name for column in self.added)
-            table.columns.add(list(self.added), branch=branch, message=f"add {names}", properties=properties)
+            message = f"add {names}"
+            edits.append(table.columns.add(list(self.added), branch=branch, message=message, properties=properties))
+        return edits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
