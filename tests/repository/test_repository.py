@@ -434,7 +434,7 @@ def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
     again = repository.revert("main")
     assert {"a": [7, 8], "b": [1]} == ids(repository, "main")
     repository.remove_table("b")
-    with pytest.raises(ConflictError, match="was removed since: b"):
+    with pytest.raises(ConflictError, match="were removed since: b"):
         repository.revert(again.id)
 
 
