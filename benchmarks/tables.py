@@ -34,7 +34,7 @@ class Made:
 
     @property
     def uri(self) -> str:
-        """Where the table is."""
+        """The URI of the table."""
         return self.table.uri
 
     @property

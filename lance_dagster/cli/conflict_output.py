@@ -35,7 +35,7 @@ def report_conflicts(output: Output, changes: Callable[[], str]) -> Iterator[Non
 
     Args:
         output: Where to print.
-        changes: Returns the range of what was to be merged, for `diff`.
+        changes: Returns the range of the changes to merge, for `diff`.
 
     Raises:
         Refusal: There were conflicts.
@@ -57,7 +57,7 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
     Args:
         conflicts: What no strategy settled.
         remedy: The call that settles them, if any does.
-        changes: The range of what was to be merged, for `diff`.
+        changes: The range of the changes to merge, for `diff`.
     """
     from lance_dagster.merge.rules.merge_input import can_be_waived
 
@@ -81,7 +81,7 @@ def _conflict_documents(conflicts: Iterable[object]) -> list[dict[str, str]]:
 
 
 def conflict_lines(conflicts: Iterable[object]) -> list[str]:
-    """Return a line for each conflict: its kind and unit, what the source did, what the dest did."""
+    """Return a line for each conflict: its kind and unit, and the changes of the source and of the dest."""
     return [f"{_title(conflict.kind)}: {printable(str(conflict))}" for conflict in _conflicts(conflicts)]
 
 
@@ -103,7 +103,7 @@ def exit_refused(hint: str) -> None:
 
 
 class RowOptions(TypedDict):
-    """Which rows in conflict are shown, and which of their columns."""
+    """The options that select the rows in conflict to show, and their columns."""
 
     rows: bool
     limit: int

@@ -136,7 +136,7 @@ def log(
 
 
 def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, str | None]:
-    """Return where the log begins, and what it leaves out."""
+    """Return the ref at which the log begins, and the ref whose versions it leaves out."""
     from lance_dagster.history.ref_expressions import is_range, parse_range
 
     if ref is not None and begin is not None:

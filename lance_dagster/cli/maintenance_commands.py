@@ -59,8 +59,8 @@ class _CompactOptions(TypedDict):
 def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) -> None:
     """Look for damage in every version, file, branch and tag of TABLE.
 
-    Prints for each problem where it is, what is wrong and what would be right. Exits with 1 when there is an error;
-    warnings do not count. Nothing is written.
+    Prints the place of each problem, the fault and the correct state. Exits with 1 when there is an error; warnings do
+    not count. Nothing is written.
     """
     with bar() as progress:
         report = table.maintenance.verify(ref, deep=deep, progress=progress)
@@ -155,7 +155,7 @@ def _garbage_document(report: "GarbageReport", *, files: bool) -> dict[str, obje
 
 
 def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[str]:
-    """Return the lines that say what a collection did, or would do.
+    """Return the lines about a collection or its dry run.
 
     Args:
         report: What the collection returned.

@@ -72,7 +72,7 @@ class _PreviewOptions(TypedDict):
 
 
 class _PickOptions(CommitOptions):
-    """How one change is applied or reverted."""
+    """The options of `cherry-pick` and `revert`."""
 
     parent: int | None
     strategies: Sequence[str]

@@ -322,7 +322,7 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
 
 @contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Show on a terminal what is being done and for how many seconds; for operations whose length is unknown."""
+    """Show on a terminal the present activity and its seconds; for operations whose length is unknown."""
     if not sys.stderr.isatty():
         yield
         return

@@ -162,7 +162,7 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
 
     Its versions after the older one are dropped; if it starts anew, all its own versions are dropped.
     """
-    # Before the reset, which deletes versions: the line and the document say what was the newest one.
+    # Before the reset, which deletes versions: the line and the document name the former newest version.
     before = _head_or_none(table, branch)
     made = table.branches.reset(branch, at)
     head = table.head(branch)

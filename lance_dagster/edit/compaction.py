@@ -74,7 +74,7 @@ class CompactionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPlan:
-    """What a compaction of one version rewrites; `only_pylance` when this package cannot move the rows.
+    """The groups that a compaction of one version rewrites; `only_pylance` when this package cannot move the rows.
 
     The files that several processes write for the groups are committed together by `commit_compaction`.
     """
@@ -178,7 +178,7 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
 
 
 def plan_of(context: TableContext, branch: str, goal: Goal) -> CompactionPlan:
-    """Return what a compaction of the head of a branch rewrites."""
+    """Return the plan of a compaction of the head of a branch."""
     head = context.head(branch)
     movable = _can_move_rows(head)
     groups = _planned(context, head, goal) if movable else ()

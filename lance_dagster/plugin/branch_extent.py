@@ -33,14 +33,14 @@ class BranchExtent:
 
     @classmethod
     def of(cls, table: "LanceTable", head: "Version") -> "BranchExtent":
-        """Return what a branch wrote since it was forked from `main`."""
+        """Return the extent of the writes of a branch since it was forked from `main`."""
         commits = list(table.log(head, after=MAIN))
         partitions = frozenset(partitions_of(table, head))
         return cls(head=head, partitions=partitions, replaces=_replaces(_claims(commits)))
 
     @classmethod
     def of_published(cls, commit: "Version") -> "BranchExtent":
-        """Return what a commit of `main` published."""
+        """Return the extent of the publication that a commit of `main` made."""
         claims = _claims([commit])
         partitions = frozenset(key for claim in claims for key in claim.partitions)
         return cls(head=commit, partitions=partitions, replaces=_replaces(claims))

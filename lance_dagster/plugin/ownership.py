@@ -1,4 +1,4 @@
-"""Which asset owns a table.
+"""The asset that owns a table.
 
 A code location cannot see the definitions of another one, so each table carries its owner: the config key
 `dagster/asset`. An asset that is not the owner does not write the table.

@@ -50,7 +50,7 @@ class ProviderOptions(dg.Config):
 
 
 class S3Options(ProviderOptions):
-    """How to reach an S3 bucket. Give secrets as `dg.EnvVar`: Dagster shows other values on the resource's page.
+    """Options to reach an S3 bucket. Give secrets as `dg.EnvVar`: Dagster shows other values on the resource's page.
 
     Fields that are left out are taken from the environment and the files of the AWS tools.
 
@@ -84,7 +84,7 @@ class S3Options(ProviderOptions):
 
 
 class AzureOptions(ProviderOptions):
-    """How to reach a container of Azure Blob Storage. Give secrets as `dg.EnvVar`.
+    """Options to reach a container of Azure Blob Storage. Give secrets as `dg.EnvVar`.
 
     Without a key, a signature or a secret, the identity of the machine is used: the environment, a managed identity,
     or the user who is logged in with Azure's tools.
@@ -120,7 +120,7 @@ class AzureOptions(ProviderOptions):
 
 
 class GoogleOptions(ProviderOptions):
-    """How to reach a bucket of Google Cloud Storage. Give secrets as `dg.EnvVar`.
+    """Options to reach a bucket of Google Cloud Storage. Give secrets as `dg.EnvVar`.
 
     Without a service account, the application default credentials of the machine are used.
 

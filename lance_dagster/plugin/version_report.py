@@ -27,7 +27,7 @@ Entry = dg.MetadataValue | int
 def change_entries(
     table: LanceTable, version: Version, since: Mapping[str, Ref], on: Sequence[str] = ()
 ) -> dict[str, Entry]:
-    """Return what a version changed since others: a table, and the numbers of rows since the first of them.
+    """Return the changes of a version since others: a text table, and the numbers of rows since the first of them.
 
     Args:
         table: The table.

@@ -85,7 +85,7 @@ class CommitRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryGarbage:
-    """What a collection deleted, or would delete.
+    """The result of a collection, or of its dry run.
 
     Attributes:
         dry_run: Whether nothing was deleted.
@@ -146,7 +146,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What refs name and the retention keeps, at a time of the storage's clock."""
+    """The commits that refs name or the retention keeps, at a time of the storage's clock."""
 
     logs: RefLogs
     retention: CommitRetention
@@ -190,7 +190,7 @@ def _ended(branches: Mapping[str, BranchLog], newest: Mapping[str, RefEntry], un
 
 
 def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Iterator[str]:
-    # Another collection may cut the log meanwhile; what it deleted is needed by nothing.
+    # Another collection may cut the log meanwhile; nothing needs what it deleted.
     with suppress(NotFoundError):
         for entry in logs.entries(kind, name):
             yield entry.commit

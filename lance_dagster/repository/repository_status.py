@@ -18,7 +18,7 @@ from lance_dagster.repository.repository_context import RepositoryContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """How a table compares with the newest commit of the repository.
+    """A table compared with the newest commit of the repository.
 
     Attributes:
         name: The table.

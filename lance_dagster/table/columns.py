@@ -157,7 +157,7 @@ class Columns:
             InvalidInputError: The path names no field, or the column to become non-nullable contains nulls.
         """
         info = CommitInfo.of(branch, message, properties)
-        # Nullable to non-nullable reads the column: the schema must not promise what the rows do not hold.
+        # Nullable to non-nullable reads the column: the schema must not exclude nulls that the rows have.
         return self._described(column_edits.set_nullable(self._context, column, info, nullable=nullable))
 
     def set_metadata(

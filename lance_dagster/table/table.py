@@ -469,7 +469,7 @@ class LanceTable:
     def preview_merge(
         self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: MergeMode = MERGE_COMMIT
     ) -> MergePreview:
-        """Return what a merge would do now, with all its conflicts; nothing is written.
+        """Return a preview of a merge, with all its conflicts; nothing is written.
 
         The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows in conflict.
         """

@@ -1,4 +1,4 @@
-"""The state behind a random history: one table on disk, the model of each branch, and how the two are compared."""
+"""The state of a random history: one table on disk, the model of each branch, and the comparison of both."""
 
 import shutil
 import tempfile
@@ -28,12 +28,12 @@ MOST_ROWS, MOST_COLUMNS = 24, 5
 TYPES: tuple[pa.DataType, ...] = (pa.int64(), pa.int32(), pa.string(), pa.float64())
 COUNTED: Counter[str] = Counter()
 """How often each kind of step was done or refused, over all histories of the process."""
-# What pylance raises when somebody else was first: there is no class for all of it.
+# The errors that pylance raises after a lost race: they have no common class.
 TOO_LATE = (CommitConflictError, OSError, ValueError, RuntimeError)
 
 
 class Machine(RuleBasedStateMachine):
-    """One table, and what should be in it."""
+    """One table, and the model of what it should contain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class Machine(RuleBasedStateMachine):
         self.stable = True
 
     def teardown(self) -> None:
-        """Look at every version once more, and leave nothing behind."""
+        """Check every version once more, and delete all files."""
         for branch, line in self.lines.items():
             for number in sorted(line.versions):
                 self.look_at(branch, number)
         shutil.rmtree(self.folder)
 
     def start(self, *, stable: bool, file_version: FileVersion, rows: int) -> None:
-        """Make the table."""
+        """Create the table."""
         empty = Snapshot(columns=(self.column("word", pa.string()), self.column("number", pa.int64())))
         snapshot = empty.with_rows(empty.made_up(self.new_keys(rows)))
         data = snapshot.arrow(snapshot.rows)
@@ -66,15 +66,15 @@ class Machine(RuleBasedStateMachine):
         del self.lines["main"].versions[0]
 
     def column(self, name: str, kind: pa.DataType) -> Column:
-        """A column that never was."""
+        """A new column."""
         return Column(next(self.tokens), name, kind)
 
     def new_keys(self, number: int) -> list[int]:
-        """Keys that no row ever had."""
+        """Keys that no row has ever had."""
         return [next(self.keys) for _ in range(number)]
 
     def new_name(self, letter: str) -> str:
-        """A name nothing ever had."""
+        """A name that was never used before."""
         return f"{letter}{next(self.names)}"
 
     def branch(self, data: st.DataObject) -> str:
@@ -82,11 +82,11 @@ class Machine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(["main", *self.lines]), label="branch")
 
     def side(self, data: st.DataObject) -> PackageWriter | PylanceWriter:
-        """Who works."""
+        """The program that makes the change."""
         return self.package if data.draw(st.booleans(), label="by the package") else self.pylance
 
     def any_version(self, data: st.DataObject, branch: str) -> int:
-        """A version of a branch that was not cleaned up."""
+        """A version of a branch that was not garbage-collected."""
         return data.draw(st.sampled_from(sorted(self.lines[branch].versions)), label="version")
 
     def opened(self, branch: str, number: int | None = None) -> lance.LanceDataset:
@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         return dataset if number is None else dataset.checkout_version((None if branch == "main" else branch, number))
 
     def settle(self, branch: str, *candidates: Snapshot) -> None:
-        """Hold that the head of a branch is one of what it may be, and remember it."""
+        """Check that the head of a branch is one of the possible outcomes, and record it in the model."""
         line, table = self.lines[branch], LanceTable.open(self.uri)
         before, head = line.number, line.head
         dataset = self.opened(branch)
@@ -109,17 +109,17 @@ class Machine(RuleBasedStateMachine):
         line.versions[dataset.version] = replace(found, ever=ever)
 
     def look_at(self, branch: str, number: int) -> None:
-        """Hold that a version is what it was."""
+        """Check that a version has not changed."""
         checked_version(self.opened(branch, number), [self.lines[branch].versions[number]], stable=self.stable)
 
     def commit(self, kind: str, branch: str, act: Callable[[], object], *candidates: Snapshot) -> None:
-        """Do what nobody contradicts."""
+        """Do a change that has to succeed."""
         COUNTED[kind] += 1
         act()
         self.settle(branch, *candidates)
 
     def attempt(self, kind: str, branch: str, act: Callable[[], object], candidates: Sequence[Snapshot]) -> None:
-        """Do what may come too late, and then has to change nothing."""
+        """Do a change that may come too late; a refused change must have no effect."""
         line = self.lines[branch]
         try:
             act()
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         self.settle(branch, *candidates)
 
     def work(self, data: st.DataObject, seen: Snapshot, kinds: Sequence[str] = operations.KINDS) -> Operation:
-        """Some work on rows, prepared on a version."""
+        """A change of rows, prepared on a version."""
         kind = data.draw(st.sampled_from(kinds), label="kind")
         new = self.new_keys(data.draw(st.integers(1, 3), label="new") if len(seen.rows) < MOST_ROWS else 0)
         if not seen.rows or (kind == "append" and new):
@@ -152,14 +152,14 @@ class Machine(RuleBasedStateMachine):
         return operations.delete(seen, keys)
 
     def column_work(self, data: st.DataObject, seen: Snapshot) -> Operation:
-        """Some change of the columns, prepared on a version."""
+        """A change of columns, prepared on a version."""
         kind = data.draw(st.sampled_from(operations.COLUMN_KINDS), label="kind")
         column = data.draw(st.sampled_from(seen.columns), label="column") if seen.columns else None
         if column is not None and kind == "drop":
             return operations.drop(column)
         if column is not None and kind == "rename":
             return operations.rename(column, self.new_name("n"))
-        # Neither side casts what an index is on.
+        # Neither program casts an indexed column.
         free = column is not None and column.type in operations.CASTS and column.token not in seen.indices.values()
         if column is not None and kind == "cast" and free:
             return operations.cast(column, next(self.tokens))
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
         return operations.add_computed(self.column(self.new_name("c"), pa.int64()))
 
     def any_work(self, data: st.DataObject, seen: Snapshot, kinds: Sequence[str]) -> Operation:
-        """Work on rows, or on columns at times."""
+        """A change of rows, or sometimes of columns."""
         columns = len(seen.columns) < MOST_COLUMNS and data.draw(st.integers(0, 3), label="of columns") == 3
         return self.column_work(data, seen) if columns else self.work(data, seen, kinds)
 

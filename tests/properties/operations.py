@@ -1,6 +1,6 @@
-"""Work that means the same whether it is committed at once or after others: it names its rows by their keys.
+"""Operations that have the same meaning whether committed at once or later, because they name rows by their keys.
 
-Each piece of work is prepared on one version and says what it makes of a later one.
+Each operation is prepared on one version, and computes its result for a later version.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ CASTS: dict[pa.DataType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is done, and every outcome it may have on a version, the likeliest first."""
+    """An operation, and every outcome that it may have on a version, the most likely one first."""
 
     kind: str
     do: Callable[[Writer, str], object]
@@ -39,7 +39,7 @@ def append(seen: Snapshot, new: list[int]) -> Operation:
 
 
 def delete(seen: Snapshot, keys: list[int]) -> Operation:
-    """Take rows out."""
+    """Delete rows."""
     where = by_keys(keys).sql
     return Operation(
         "delete",
@@ -49,7 +49,7 @@ def delete(seen: Snapshot, keys: list[int]) -> Operation:
 
 
 def update(seen: Snapshot, keys: list[int], column: Column, number: int) -> Operation:
-    """Give rows one value in a column."""
+    """Set a column of some rows to one value."""
     where = by_keys(keys).sql
     value = column.made_up(number)
     cells = {column.token: value}
@@ -62,14 +62,14 @@ def update(seen: Snapshot, keys: list[int], column: Column, number: int) -> Oper
 
 
 def upsert(seen: Snapshot, keys: list[int], new: list[int], number: int) -> Operation:
-    """Give rows other values in all columns, and put rows in."""
+    """Update all columns of rows, and insert rows."""
     rows = seen.made_up([*keys, *new], salt=number)
     data = seen.arrow(rows)
     return Operation("upsert", lambda writer, branch: writer.upsert(branch, data), lambda head: [head.upserted(rows)])
 
 
 def upsert_partly(seen: Snapshot, keys: list[int], new: list[int], column: Column) -> Operation:
-    """Give rows another value in one column, and put rows in that have only that."""
+    """Update one column of rows, and insert rows that have only this column."""
     rows: dict[int, Row] = {
         key: _with_cells(row, {column.token: row.cells[column.token]})
         for key, row in seen.made_up([*keys, *new], salt=3).items()
@@ -79,8 +79,8 @@ def upsert_partly(seen: Snapshot, keys: list[int], new: list[int], column: Colum
 
 
 def replace_rows(seen: Snapshot, keys: list[int], new: list[int]) -> Operation:
-    """Take rows out and put others in; this package alone can."""
-    # A replacement takes only rows that its condition is true for.
+    """Replace rows by others, which only this package can do."""
+    # A replacement deletes only rows for which its condition is true, not null.
     where = by_keys([*keys, *new]).sql
     rows = seen.made_up(new)
     data = seen.arrow(rows)
@@ -118,14 +118,14 @@ def add_computed(column: Column) -> Operation:
 
 
 def drop(column: Column) -> Operation:
-    """Take a column out."""
+    """Drop a column."""
     return Operation(
         "drop", lambda writer, branch: writer.drop(branch, column.name), lambda head: [_on(head, column, _dropped)]
     )
 
 
 def rename(column: Column, name: str) -> Operation:
-    """Call a column something else."""
+    """Rename a column."""
     return Operation(
         "rename",
         lambda writer, branch: writer.rename(branch, column.name, name),
@@ -134,7 +134,7 @@ def rename(column: Column, name: str) -> Operation:
 
 
 def cast(column: Column, token: int) -> Operation:
-    """Give a column another type."""
+    """Change the type of a column."""
     kind = CASTS[column.type]
     return Operation(
         "cast",
@@ -153,14 +153,14 @@ def _dropped(head: Snapshot, column: Column) -> Snapshot:
 
 
 def literal(value: Cell) -> str:
-    """A value in SQL."""
+    """An SQL literal for a value."""
     if value is None:
         return "NULL"
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def _same(seen: Snapshot, head: Snapshot, keys: list[int]) -> list[int]:
-    """The keys whose rows are those that were seen, and not others put in since."""
+    """The keys whose rows are the ones that were seen, and not rows that were inserted later."""
     return [key for key in keys if key in head.rows and head.rows[key].born == seen.rows[key].born]
 
 

@@ -1,8 +1,8 @@
-"""What a table should hold, as plain values: the model that random histories are compared with.
+"""The expected content of a table as plain values: the model that random histories are compared with.
 
-A row is known by its key, which no other row ever gets. Every value of a row that was ever written has a stamp of its
-own, so that a merge can be foretold: what only one side has stays, unless the other side had it once. A column is known
-by a token, not by its name: a writer that did not see a column being renamed still means the same one.
+A row is identified by its key, which no other row ever gets. Every written state of a row has a unique stamp, so that a
+merge can be predicted: a row that only one side has stays, unless the other side had it once. A column is identified by
+a token, not by its name: a writer that did not see a rename still means the same column.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ STAMPS = iter(range(1, 1 << 60))
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: what it is known by, whatever it is called, and which it was before its type was changed."""
+    """A column: its token, its name and type, and the tokens that it had before changes of its type."""
 
     token: int
     name: str
@@ -31,15 +31,15 @@ class Column:
         return self.type in (pa.string(), pa.large_string())
 
     def of(self, row: "Row") -> Cell:
-        """The value of a row, which may have been written before the type was changed."""
+        """The value of a row in the column, which may have been written before the type was changed."""
         return next((row.cells[token] for token in (self.token, *self.was) if token in row.cells), None)
 
     def cast(self, token: int, kind: pa.DataType) -> "Column":
-        """The column after its type was changed."""
+        """The column with another type, and a new token."""
         return Column(token, self.name, kind, (self.token, *self.was))
 
     def made_up(self, number: int) -> Cell:
-        """A value for a row, null at times."""
+        """A value for a row, sometimes null."""
         if number % 7 == 6:
             return None
         if self.is_text:
@@ -49,9 +49,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row. `created` and `updated` are None while the version that made it so has no number yet.
+    """A row. `created` and `updated` are None while the version that wrote it has no number yet.
 
-    `born` stays when the row is changed: a row of the same key that was put in after this one was deleted has another.
+    `born` stays the same when the row is changed; a row that is inserted with the key of a deleted row has another one.
     """
 
     cells: Mapping[int, Cell]
@@ -62,13 +62,13 @@ class Row:
     updated: int | None = None
 
     def changed(self, cells: Mapping[int, Cell]) -> "Row":
-        """The row with other values, as an update leaves it."""
+        """The row after an update with other values."""
         return replace(self, cells={**self.cells, **cells}, stamp=next(STAMPS), updated=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A filter: as SQL, and as a function of a key and its row."""
+    """A filter, as SQL and as a function of a key and its row."""
 
     sql: str
     matches: Callable[[int, Row], bool]
@@ -78,9 +78,9 @@ class Condition:
 class Snapshot:
     """One version of a branch.
 
-    `owners` are the keys of all rows that ever were on the way to this version, by row id, and `ever` the stamps.
-    `risen` are the stamps of rows that were gone and that a restore brought back, `lost` those of rows that the
-    restored version never had: a restore from before a merge takes the record of the merge with it.
+    `owners` are the keys of all rows of this version and its ancestors, by row id, and `ever` are their stamps. `risen`
+    are the stamps of deleted rows that a restore brought back; `lost` are those of rows that the restored version
+    never had: a restore of a version from before a merge removes the record of the merge too.
     """
 
     columns: tuple[Column, ...]
@@ -95,20 +95,20 @@ class Snapshot:
 
     @property
     def schema(self) -> pa.Schema:
-        """As Arrow sees it."""
+        """The schema in Arrow."""
         return pa.schema([(KEY, pa.int64()), *((column.name, column.type) for column in self.columns)])
 
     def column(self, token: int) -> Column | None:
-        """The column of a token, or what became of it."""
+        """The column that has a token, or had it before a change of its type."""
         return next((column for column in self.columns if token in (column.token, *column.was)), None)
 
     def translated(self, cells: Mapping[int, Cell]) -> dict[int, Cell]:
-        """Values as they were meant for an older version, for the columns there are."""
+        """Values that were made for an older version, for the columns that still exist."""
         found = ((self.column(token), value) for token, value in cells.items())
         return {column.token: value for column, value in found if column is not None}
 
     def arrow(self, rows: Mapping[int, Row]) -> pa.Table:
-        """Some rows, as a writer of this version would give them."""
+        """Some rows, as a writer of this version would pass them."""
         data: dict[str, list[Any]] = {KEY: list(rows)}
         for column in self.columns:
             data[column.name] = [column.of(row) for row in rows.values()]
@@ -119,7 +119,7 @@ class Snapshot:
         return {key: tuple(column.of(row) for column in self.columns) for key, row in self.rows.items()}
 
     def blind(self) -> "Snapshot":
-        """Without the values that were written for a column after it had been given another type."""
+        """The snapshot without values that were written for a column's old type after its type had been changed."""
         tokens = [column.token for column in self.columns]
         rows = {
             key: replace(row, cells={token: row.cells.get(token) for token in tokens}) for key, row in self.rows.items()
@@ -132,24 +132,24 @@ class Snapshot:
         return {key: new_row({column.token: column.made_up(key + place) for place, column in places}) for key in keys}
 
     def selected(self, condition: Condition) -> set[int]:
-        """The keys of the rows that match."""
+        """The keys of the rows that match a condition."""
         return {key for key, row in self.rows.items() if condition.matches(key, row)}
 
     def with_rows(self, rows: Mapping[int, Row]) -> "Snapshot":
-        """With more rows, or other values of rows."""
+        """The snapshot with more rows, or with other values of rows."""
         return replace(self, rows={**self.rows, **rows})
 
     def without(self, keys: Iterable[int]) -> "Snapshot":
-        """Without some rows."""
+        """The snapshot without some rows."""
         gone = set(keys)
         return replace(self, rows={key: row for key, row in self.rows.items() if key not in gone})
 
     def updated(self, keys: Iterable[int], cells: Mapping[int, Cell]) -> "Snapshot":
-        """With other values in some rows, where they are still there."""
+        """The snapshot with other values in those of some rows that still exist."""
         return self.with_rows({key: self.rows[key].changed(self.translated(cells)) for key in keys if key in self.rows})
 
     def upserted(self, rows: Mapping[int, Row]) -> "Snapshot":
-        """With rows put in, or in the place of those of the same key."""
+        """The snapshot with rows inserted, or replacing those with the same key."""
         return self.with_rows(
             {
                 key: self.rows[key].changed(self.translated(row.cells)) if key in self.rows else row
@@ -158,7 +158,7 @@ class Snapshot:
         )
 
     def with_column(self, column: Column, value: Callable[[int, Row], Cell] | None) -> "Snapshot":
-        """With one more column, which every row gets a value for, or none."""
+        """The snapshot with one more column, which has a value in every row or in none."""
         wider = replace(self, columns=(*self.columns, column))
         if value is None:
             return wider
@@ -170,7 +170,7 @@ class Snapshot:
         )
 
     def with_cast(self, column: Column, new: Column) -> "Snapshot":
-        """With a column of another type in the place of one."""
+        """The snapshot with another type of a column."""
         columns = tuple(new if own.token == column.token else own for own in self.columns)
         rows = {
             key: replace(row, cells={**row.cells, new.token: column.of(row)}, updated=None)
@@ -180,47 +180,47 @@ class Snapshot:
         return replace(self, columns=columns, rows=rows, indices=kept)
 
     def without_column(self, column: Column) -> "Snapshot":
-        """Without a column and the indices on it."""
+        """The snapshot without a column and the indices on it."""
         kept = {name: token for name, token in self.indices.items() if token != column.token}
         return replace(self, columns=tuple(own for own in self.columns if own.token != column.token), indices=kept)
 
     def restored(self, old: "Snapshot") -> "Snapshot":
-        """As an older version was."""
+        """The snapshot after a restore of an older version."""
         here = {row.stamp for row in self.rows.values()}
         risen = self.risen.union(row.stamp for row in old.rows.values() if row.stamp not in here)
         lost = self.lost | self.ever - old.ever
         return replace(old, owners=self.owners, ever=self.ever, risen=risen, lost=lost)
 
     def renamed(self, column: Column, name: str) -> "Snapshot":
-        """With another name for a column."""
+        """The snapshot with another name of a column."""
         columns = (replace(own, name=name) if own.token == column.token else own for own in self.columns)
         return replace(self, columns=tuple(columns))
 
 
 @dataclass(slots=True)
 class Line:
-    """A branch: its versions that were not cleaned up."""
+    """A branch, with its versions that were not cleaned up."""
 
     versions: dict[int, Snapshot]
     parent: str | None = None
 
     @property
     def number(self) -> int:
-        """The newest version."""
+        """The number of the newest version."""
         return max(self.versions)
 
     @property
     def head(self) -> Snapshot:
-        """What the newest version holds."""
+        """The content of the newest version."""
         return self.versions[self.number]
 
 
 def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot:
-    """What a merge of the first into the second has to give, if it is not refused; both have the same columns.
+    """The expected result of a merge of the first into the second, unless it is refused; both have the same columns.
 
-    A row that was gone on both sides and came back on one stays; one that the other side took out only later goes.
-    Stamps do not tell which it was, so there it holds what was found. One that came back as the source found it and
-    that the source changed is replaced by what the source has. What a restore lost may count as never merged.
+    A row that was deleted on both sides and restored on one stays; a row that the other side deleted only later is
+    deleted. Stamps do not distinguish these cases, so the model takes what was `found`. A restored row that the source
+    changed is replaced by the source's row. Rows that a restore lost may count as never merged.
     """
     on_source = {row.stamp: key for key, row in source.rows.items()}
     born = {row.born for row in source.rows.values()}
@@ -237,7 +237,7 @@ def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot
         if stamp not in dest.ever or came_back:
             assert key not in rows, f"both sides changed row {key}, and the merge was not refused"
             own = source.rows[key]
-            # A row that both have from before the fork keeps what says when it came.
+            # A row that both sides have from before the fork keeps its row id and its creation version.
             known = next((row for row in dest.rows.values() if row.born == own.born), None)
             ids = {} if known is None else {"row_id": known.row_id, "created": known.created}
             rows[key] = Row(cells=own.cells, stamp=stamp, born=own.born, **ids)
@@ -245,28 +245,28 @@ def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot
 
 
 def new_row(cells: Mapping[int, Cell]) -> Row:
-    """A row that never was."""
+    """A new row."""
     stamp = next(STAMPS)
     return Row(cells=cells, stamp=stamp, born=stamp)
 
 
 def by_keys(keys: Iterable[int]) -> Condition:
-    """Rows by name."""
+    """The condition that selects rows by their keys."""
     wanted = frozenset(keys)
     return Condition(f"{KEY} IN ({', '.join(map(str, sorted(wanted)))})", lambda key, _: key in wanted)
 
 
 def by_remainder(divisor: int) -> Condition:
-    """Every so many rows, of any age."""
+    """The condition that selects every n-th row by the remainder of its key."""
     return Condition(f"{KEY} % {divisor} = 0", lambda key, _: key % divisor == 0)
 
 
 def by_value(column: Column, value: Cell) -> Condition:
-    """Rows with one value in a column."""
+    """The condition that selects rows with one value in a column."""
     literal = f"'{value}'" if isinstance(value, str) else str(value)
     return Condition(f"{column.name} = {literal}", lambda _, row: column.of(row) == value)
 
 
 def by_null(column: Column) -> Condition:
-    """Rows without a value in a column."""
+    """The condition that selects rows without a value in a column."""
     return Condition(f"{column.name} IS NULL", lambda _, row: column.of(row) is None)

@@ -1,4 +1,4 @@
-"""Compare a version of a table, as the package and pylance read it, with what the model says it holds."""
+"""Compare a version of a table, as the package and pylance read it, with the model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ LINEAGE = ["_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 
 
 def checked_version(dataset: lance.LanceDataset, candidates: Sequence[Snapshot], *, stable: bool) -> Snapshot:
-    """Hold that a version pylance opened is one of some that may be; returns it with the row ids it has."""
+    """Check that a version that pylance opened is one of the possible ones; return that with its row ids."""
     dataset.validate()
     found = dataset.to_table(columns=[*dataset.schema.names, *(LINEAGE if stable else LINEAGE[:1])])
     names = dataset.schema.names
@@ -33,7 +33,7 @@ def checked_version(dataset: lance.LanceDataset, candidates: Sequence[Snapshot],
 
 
 def described(dataset: lance.LanceDataset) -> dict[str, str]:
-    """What a table says about itself, apart from the package's records of merges."""
+    """The config and metadata of a table, without the package's records of merges."""
     return {key: value for key, value in dataset.metadata.items() if not key.startswith(MERGED_PREFIX)}
 
 
@@ -54,14 +54,14 @@ def _with_lineage(expected: Snapshot, found: pa.Table, version: int) -> Snapshot
 
 
 def same_for_the_package(table: LanceTable, ref: str, dataset: lance.LanceDataset) -> None:
-    """Hold that the package reads what pylance reads."""
+    """Check that the package reads what pylance reads."""
     assert dataset.to_table().equals(table.read(ref))
     assert dataset.schema.equals(table.schema(ref))
     assert dataset.count_rows() == table.count_rows(ref)
 
 
 def answers(dataset: lance.LanceDataset, snapshot: Snapshot, number: int) -> None:
-    """Hold that a query that has an index finds the rows it should, and no others."""
+    """Check that a query that uses an index finds the expected rows, and no others."""
     for token in snapshot.indices.values():
         column = snapshot.column(token)
         assert column is not None

@@ -1,4 +1,4 @@
-"""Random histories made twice, once with garbage collected in between: nothing that can be read or done differs."""
+"""Random histories made twice, once with garbage collections in between: reads and operations have the same results."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ Step = Callable[[LanceTable], object]
 
 
 def branches(table: LanceTable) -> list[str]:
-    """All of them, main first."""
+    """All branches, main first."""
     return ["main", *sorted(table.branches.list())]
 
 
 def step(table: LanceTable, chance: random.Random, number: int, often: Mapping[str, int]) -> Step:
-    """Something to do with a table, and with its kept; `often` says how often what is done, where not as usual."""
+    """A random step for a table and its copy; `often` has the weights of operations that differ from the usual ones."""
     branch = chance.choice(branches(table))
     other = chance.choice(sorted(table.branches.list()) or ["main"])
     version = chance.choice(table.branches.version_numbers(branch)[-3:])
@@ -55,7 +55,7 @@ def step(table: LanceTable, chance: random.Random, number: int, often: Mapping[s
 
 
 def outcome(table: LanceTable, act: Step) -> str:
-    """Whether it worked, or which error it was."""
+    """The result of an operation: success, or its error."""
     try:
         act(table)
     except MergeConflictError:
@@ -71,7 +71,7 @@ def state(table: LanceTable) -> dict[str, Rows]:
 
 
 def two_tables(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceTable]:
-    """Two tables to which the same is done; those without stable row ids are made by pylance."""
+    """Two tables that get the same operations; tables without stable row ids are made by pylance."""
     for name in ("one", "two"):
         lance.write_dataset(SCHEMA.empty_table(), folder / name, enable_stable_row_ids=stable)
     one, two = (LanceTable.open(folder / name, {"durability": "process"}) for name in ("one", "two"))
@@ -79,7 +79,7 @@ def two_tables(folder: Path, *, stable: bool = True) -> tuple[LanceTable, LanceT
 
 
 def collect(table: LanceTable, chance: random.Random) -> None:
-    """Let time pass, and collect by some rules."""
+    """Let time pass, and collect garbage with some retention rules."""
     age(table, chance.choice([timedelta(0), timedelta(hours=30), 3 * DAY, 40 * DAY]))
     report = table.maintenance.collect_garbage(
         chance.choice([timedelta(0), DAY, 10 * DAY]),
@@ -91,7 +91,7 @@ def collect(table: LanceTable, chance: random.Random) -> None:
 
 
 def together(collected: LanceTable, kept: LanceTable, chance: random.Random, often: Mapping[str, int]) -> None:
-    """Do the same to two tables, and collect the garbage of one now and then: nobody sees a difference."""
+    """Do the same operations on two tables, and collect the garbage of one sometimes; check that both stay equal."""
     for number in range(STEPS):
         act = step(collected, chance, number, often)
         assert outcome(kept, act) == outcome(collected, act)
@@ -106,7 +106,7 @@ def together(collected: LanceTable, kept: LanceTable, chance: random.Random, oft
 def test_collections_change_nothing_for_branches_merged_with_each_other(
     seed: int, tmp_path: Path, *, stable: bool
 ) -> None:
-    """Whichever are merged next: what any two have in common may lie on a third."""
+    """Collections change no merge of branches that were merged with each other, whose base may be on a third branch."""
     chance = random.Random(seed)
     collected, kept = two_tables(tmp_path, stable=stable)
     for each in (collected, kept):
@@ -119,7 +119,7 @@ def test_collections_change_nothing_for_branches_merged_with_each_other(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_table_whose_garbage_is_collected_is_like_one_that_keeps_it(seed: int, tmp_path: Path) -> None:
-    """The same steps have the same outcomes and the same rows, merges included."""
+    """On a table whose garbage is collected, the same steps, including merges, have the same outcomes and rows."""
     chance = random.Random(seed)
     collected, kept = two_tables(tmp_path)
     together(collected, kept, chance, {"merge beside": 4})
@@ -132,7 +132,7 @@ def test_a_table_whose_garbage_is_collected_is_like_one_that_keeps_it(seed: int,
     for name in collected.tags.list():
         collected.tags.delete(name)
     while left := collected.branches.list():
-        # Those first that no other was forked from.
+        # The branches from which no other was forked come first.
         parents = {found.parent_branch for found in left.values()}
         for name in left.keys() - parents:
             collected.branches.delete(name)

@@ -1,8 +1,8 @@
-"""Random changes on two branches: a diff says what the rows say that both versions hold.
+"""Random changes on two branches: a diff agrees with the rows of both versions.
 
-The model of a version is its rows by their key, which no change touches and no two rows share. So which rows were
-added, removed and changed can be told from what pylance reads, and has to be what the diff tells by row ids, by the
-key, and where a table has no row ids, by whole rows.
+The model of a version is its rows by their key, which no change modifies and no two rows share. So the added, removed
+and changed rows follow from what pylance reads, and have to be those that the diff reports by row ids, by the key, and,
+where a table has no row ids, by whole rows.
 """
 
 import uuid
@@ -65,7 +65,7 @@ steps = st.lists(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a step is made: a branch, its columns, the names of those but the key; and a number for whatever."""
+    """The place of a step: a branch, its columns, the names of those except the key, and a number for any use."""
 
     branch: str
     number: int
@@ -74,10 +74,10 @@ class Place:
 
 
 class Story:
-    """A table, and the steps that are made with it."""
+    """A table, and the steps that can be made on it."""
 
     def __init__(self, folder: Path, *, stable: bool) -> None:
-        """Two fragments on main, with a column in files of its own, and a branch."""
+        """Create two fragments on main, with a column in separate files, and a branch."""
         self.uri = str(folder / uuid.uuid4().hex)
         self.keys = 0
         self.stable = stable
@@ -102,7 +102,7 @@ class Story:
         return pa.Table.from_pylist(made, schema=schema)
 
     def take(self, what: str, branch: str, number: int) -> None:
-        """Make one step; one that makes no sense at this place is left out."""
+        """Make one step; a step that is impossible at this place is left out."""
         schema = self.table.schema(branch)
         names = [name for name in schema.names if name != "key"]
         getattr(self, f"_{what}")(Place(branch, number, schema, names))
@@ -123,7 +123,7 @@ class Story:
             self.table.update({"nested": value}, where=f"key % 4 = {at.number % 4}", branch=at.branch)
 
     def _nan(self, at: Place) -> None:
-        # Written anew with the values it had.
+        # The rows are rewritten with the values that they had.
         if "text" in at.names:
             self.table.update({"text": "text"}, where=f"key % 3 = {at.number % 3}", branch=at.branch)
 
@@ -165,7 +165,7 @@ class Story:
             self.table.columns.add({"filled": "key * 2"}, branch=at.branch)
 
     def _refill(self, at: Place) -> None:
-        # The same name for another field, whose values lie in other files, or nowhere.
+        # Another field gets the same name; its values are in other files, or absent.
         if "filled" in at.names:
             self.table.columns.drop(["filled"], branch=at.branch)
         if at.number % 3:
@@ -210,12 +210,12 @@ def model(table: LanceTable, ref: str) -> Model:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are equal, numbers that are no numbers included."""
+    """Whether two values are equal, where NaN equals NaN."""
     return repr(one) == repr(other)
 
 
 def pairs(diff: Diff, before: list[str], after: list[str]) -> dict[str, str]:
-    """The columns both versions have: the name after by that before."""
+    """The columns that both versions have: the new name by the old name."""
     renamed = {
         change.before: change.path for change in diff.schema if change.kind == "renamed" and "." not in change.path
     }
@@ -227,7 +227,7 @@ def pairs(diff: Diff, before: list[str], after: list[str]) -> dict[str, str]:
 
 
 def check_by_identity(table: LanceTable, one: str, other: str, key: list[str] | None) -> None:
-    """The diff is what the models say, and turns the one into the other."""
+    """Check that the diff agrees with the models, and turns one into the other."""
     olds, news = model(table, one), model(table, other)
     diff = table.diff(one, other, on=key)
     common = pairs(diff, table.schema(one).names, table.schema(other).names)
@@ -276,7 +276,7 @@ def _apply(row: Mapping[str, Any], applied: Model, common: Mapping[str, str]) ->
 
 
 def check_by_values(table: LanceTable, one: str, other: str) -> None:
-    """Without ids and key, what is removed from the older rows and added to them gives the newer ones."""
+    """Check that, without ids and key, the older rows minus the removed and plus the added ones are the newer rows."""
     diff = table.diff(one, other)
     common = pairs(diff, table.schema(one).names, table.schema(other).names)
     rows = Counter(_shown(row, list(common)) for row in table.read(one).to_pylist())
@@ -301,7 +301,7 @@ def _shown(row: Mapping[str, Any], names: list[str]) -> str:
 def test_a_diff_is_what_the_rows_say(
     tmp_path: Path, *, stable: bool, taken: list[tuple[str, str, int]], number: int
 ) -> None:
-    """Of any two versions on any branches."""
+    """The diff of any two versions on any branches agrees with their rows."""
     story = Story(tmp_path, stable=stable)
     for step in taken:
         story.take(*step)

@@ -1,11 +1,11 @@
 """Random histories of two branches, merged twice, against a model of rows.
 
-Every row has a value of its own, so a table is a set of values. A value knows its key, which stands for its partition.
-The model says what a merge has to give, or that it has to be refused:
+Every row has a unique value, so a table is a set of values. A value has a key, which stands for its partition.
+The model says which rows a merge has to give, or that it has to be refused:
 
 * both sides claim a partition, and one of them claims to have replaced it;
 * one side replaced the whole table, and the other did anything;
-* a claim does not name partitions, and rows the other side put in or took out match it.
+* a claim does not name partitions, and rows that the other side inserted or deleted match it.
 """
 
 import uuid
@@ -28,7 +28,7 @@ KEYS = ("a", "b", "c", "d", "e")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One commit: what it claims, how many rows of each key it adds, and whether it names its partitions."""
+    """One commit: its claim, the number of rows of each key that it adds, and whether it names its partitions."""
 
     kind: str
     keys: tuple[str, ...]
@@ -37,32 +37,32 @@ class Action:
 
     @property
     def exclusive(self) -> bool:
-        """Whether it claims that no other rows of its keys exist."""
+        """Whether the commit claims that no other rows of its keys exist."""
         return self.kind != APPEND
 
     @property
     def tells(self) -> bool:
-        """Whether its rows can be known from what it names."""
+        """Whether the partitions that the commit names identify its rows."""
         return self.named and bool(self.keys)
 
     def claims(self, key: str) -> bool:
-        """Whether it is about the rows of a key."""
+        """Whether the commit claims the rows of a key."""
         return self.kind == OVERWRITE or key in self.keys
 
 
 @dataclass(slots=True)
 class Side:
-    """A branch in the model: its rows' keys by value, and what was done to it."""
+    """A branch in the model: the keys of its rows by value, and its commits."""
 
     rows: dict[int, str] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
 
     def copy(self) -> "Side":
-        """The same rows, with nothing done to them yet."""
+        """The same rows, without commits."""
         return Side(dict(self.rows))
 
     def do(self, action: Action, values: Iterator[int]) -> dict[int, str]:
-        """Apply an action; returns the rows it adds."""
+        """Apply an action; return the rows that it adds."""
         self.actions.append(action)
         if action.exclusive:
             self.rows = {value: key for value, key in self.rows.items() if not action.claims(key)}
@@ -78,7 +78,7 @@ def subsets(most: int) -> st.SearchStrategy[tuple[str, ...]]:
 
 @st.composite
 def actions(draw: st.DrawFn, *, named: st.SearchStrategy[bool]) -> Action:
-    """An append, a replace (by nothing too, which deletes), rarely an overwrite."""
+    """An append, a replace (also by no rows, which deletes), or rarely an overwrite."""
     kind = draw(st.sampled_from([*[APPEND] * 8, *[REPLACE] * 8, OVERWRITE]))
     keys = draw(subsets(2))
     added = keys if kind == APPEND else ()
@@ -87,12 +87,12 @@ def actions(draw: st.DrawFn, *, named: st.SearchStrategy[bool]) -> Action:
 
 
 def histories(most: int) -> st.SearchStrategy[list[Action]]:
-    """What was done to a branch; mostly by commits that name their partitions."""
+    """The commits of a branch, most of which name their partitions."""
     return st.lists(actions(named=st.sampled_from([True] * 5 + [False])), max_size=most)
 
 
 def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) -> None:
-    """Do to the table what the model did."""
+    """Make the commit of the model on the table."""
     rows = pa.Table.from_pylist([{"key": key, "value": value} for value, key in new.items()], schema=SCHEMA)
     partitions = action.keys if action.named else ()
     if action.kind == APPEND:
@@ -105,7 +105,7 @@ def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) 
 
 
 def conflicts(base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
-    """Whether the model refuses to merge what the source did since `base` with what the dest did on its own."""
+    """Whether the model refuses to merge the source's commits since `base` with the dest's own commits."""
     return (
         any(_name_the_same(action, other) for action in source.actions for other in against)
         or _found(source.actions, against, _touched(base, dest, beside=source))
@@ -122,13 +122,13 @@ def _name_the_same(action: Action, other: Action) -> bool:
 
 
 def _touched(base: Side, side: Side, *, beside: Side) -> set[str]:
-    """The keys of rows that a side alone put in, and of those it took out."""
+    """The keys of the rows that only one side inserted, and of those that it deleted."""
     new = side.rows.keys() - base.rows.keys() - beside.rows.keys()
     return {side.rows[value] for value in new} | {base.rows[value] for value in base.rows.keys() - side.rows.keys()}
 
 
 def _found(claiming: Sequence[Action], others: Sequence[Action], keys: set[str]) -> bool:
-    """Whether a claim that cannot be compared by name meets rows the other side put in or took out."""
+    """Whether a claim that names no partitions matches rows that the other side inserted or deleted."""
     return any(
         any(action.claims(key) for key in keys)
         for action in claiming
@@ -137,7 +137,7 @@ def _found(claiming: Sequence[Action], others: Sequence[Action], keys: set[str])
 
 
 def merged(base: Side, source: Side, dest: Side) -> dict[int, str]:
-    """Rows of the base that both kept, and what either added."""
+    """The rows of the base that both sides kept, and the rows that either side added."""
     everything = base.rows | source.rows | dest.rows
     return {
         value: row
@@ -152,7 +152,7 @@ def files(table: LanceTable) -> set[Path]:
 
 
 def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
-    """Merge `run` into main in both worlds; False when both refuse."""
+    """Merge `run` into main in the table and the model, and compare them; return False when both refuse."""
     before, number = files(table), table.head().number
     if source.actions and conflicts(base, source, dest, against=against):
         with pytest.raises(MergeConflictError) as caught:
@@ -171,7 +171,7 @@ def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *
 
 
 def rows_of(side: Side) -> list[tuple[str, int]]:
-    """The rows of the model as the table gives them."""
+    """The rows of the model in the form in which the table gives them."""
     return sorted((key, value) for value, key in side.rows.items())
 
 
@@ -191,7 +191,7 @@ def test_a_merge_gives_what_the_model_says(
     source_later: list[Action],
     dest_later: list[Action],
 ) -> None:
-    """The rows of both sides, or a refusal that writes nothing; a second merge of the same branch adds what is new."""
+    """A merge gives the model's rows, or a refusal that writes nothing; a second merge of the branch adds its news."""
     table = LanceTable.create(tmp_path / uuid.uuid4().hex, SCHEMA)
     values = count(1)
     play = _player(table, values)

@@ -1,8 +1,8 @@
-"""A table with branches against dictionaries: whatever the package and pylance do to it, in whatever order.
+"""A table with branches has the rows of plain dictionaries, whatever the package and pylance do in whatever order.
 
-Every row has a value of its own. For each branch the model keeps the rows that are there and all values that ever
-were, on the branch or on what it was made from. That is enough to say what a merge has to give: a row that only one
-side has stays, unless the other side had it once and took it out. A merge may be refused; then nothing changes.
+Every row has a unique value. For each branch the model keeps the present rows and all values that the branch or its
+ancestors ever had. That is enough to predict a merge: a row that only one side has stays, unless the other side had it
+once and deleted it. A merge may be refused; then nothing changes.
 """
 
 import shutil
@@ -27,7 +27,7 @@ MANY_KEYS = st.lists(KEYS, min_size=1, max_size=3)
 
 
 class Tables(RuleBasedStateMachine):
-    """One table, up to five branches, and what should be in them."""
+    """One table, up to five branches, and their expected content."""
 
     branches = Bundle("branches")
 
@@ -41,16 +41,16 @@ class Tables(RuleBasedStateMachine):
         self.names = count(1)
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """Delete all files."""
         shutil.rmtree(self.folder)
 
     @property
     def table(self) -> LanceTable:
-        """The table as another process sees it: nothing is remembered from one step to the next."""
+        """The table as another process sees it: nothing is cached between two steps."""
         return LanceTable.open(self.uri)
 
     def new(self, branch: str, keys: Sequence[str]) -> pa.Table:
-        """Rows that never were, noted in the model."""
+        """New rows, which are recorded in the model."""
         rows = {next(self.values): key for key in keys}
         self.rows[branch].update(rows)
         self.ever[branch].update(rows)
@@ -58,7 +58,7 @@ class Tables(RuleBasedStateMachine):
 
     @initialize(target=branches)
     def main(self) -> str:
-        """The branch that is always there."""
+        """The branch that always exists."""
         return "main"
 
     @rule(branch=branches, keys=MANY_KEYS, named=st.booleans())
@@ -73,14 +73,14 @@ class Tables(RuleBasedStateMachine):
 
     @rule(branch=branches, key=KEYS, rows=st.integers(min_value=0, max_value=2), named=st.booleans())
     def replace(self, branch: str, key: str, rows: int, *, named: bool) -> None:
-        """Replace the rows of a key, by nothing too."""
+        """Replace the rows of a key, sometimes by none."""
         self.rows[branch] = {value: own for value, own in self.rows[branch].items() if own != key}
         new = self.new(branch, [key] * rows)
         self.table.replace_where(f"key = '{key}'", new, branch=branch, partitions=[key] if named else ())
 
     @rule(branch=branches, divisor=st.integers(min_value=2, max_value=4))
     def delete_by_pylance(self, branch: str, divisor: int) -> None:
-        """Take rows out of any fragment."""
+        """Delete rows of any fragment."""
         as_pylance(self.table, branch).delete(f"value % {divisor} = 0")
         self.rows[branch] = {value: key for value, key in self.rows[branch].items() if value % divisor}
 
@@ -91,12 +91,12 @@ class Tables(RuleBasedStateMachine):
 
     @rule()
     def clean_up(self) -> None:
-        """Take away everything main does not need, however new."""
+        """Clean up all files that main does not need, however new."""
         as_pylance(self.table).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
 
     @rule(target=branches, parent=branches, by_pylance=st.booleans())
     def fork(self, parent: str, *, by_pylance: bool) -> str:
-        """Make a branch, through either."""
+        """Create a branch by either program."""
         name = f"b{next(self.names)}"
         if by_pylance:
             as_pylance(self.table, parent).create_branch(name)
@@ -125,7 +125,7 @@ class Tables(RuleBasedStateMachine):
         except MergeConflictError:
             return
         except VersionNotFoundError:
-            # The version both have in common was cleaned up.
+            # The merge base was cleaned up.
             return
         source_rows, dest_rows = self.rows[source], self.rows[dest]
         self.rows[dest] = {
@@ -138,7 +138,7 @@ class Tables(RuleBasedStateMachine):
 
     @invariant()
     def every_branch_has_its_rows(self) -> None:
-        """The package and pylance read what the model says, from sound files."""
+        """The package and pylance read the model's rows, and the files are valid."""
         for branch, rows in self.rows.items():
             assert sorted((key, value) for value, key in rows.items()) == contents(self.table, branch)
             dataset = as_pylance(self.table, branch)

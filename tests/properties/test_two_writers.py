@@ -1,7 +1,7 @@
-"""One table, written by the package and pylance in any order, on `main` and on branches, against a model of its rows.
+"""One table that the package and pylance write in any order, on `main` and on branches, compared with a model.
 
-After every step the package and pylance read what the model says (rows, row ids, versions of rows, counts, indexed
-queries, config), and now and then what older versions held. Steps that come too late (an old handle of pylance, a
+After every step both programs read what the model says (rows, row ids, versions of rows, counts, indexed queries,
+config), and sometimes older versions are compared too. Steps that come too late (an old handle of pylance, a
 transaction prepared before others committed) either have their effect or are refused; a refused step changes nothing.
 
 `make soak` runs more steps, and counts how many of each kind there were.
@@ -37,7 +37,7 @@ WITHOUT_MOVES = ("append", "delete", "replace")
 
 
 class Together(Machine):
-    """What may be done, in any order."""
+    """The steps, which may be done in any order."""
 
     @initialize(stable=st.booleans(), file_version=st.sampled_from(["2.0", "2.1", "2.2"]), rows=st.integers(0, 9))
     def create(self, *, stable: bool, file_version: FileVersion, rows: int) -> None:
@@ -62,7 +62,7 @@ class Together(Machine):
 
     @rule(data=st.data())
     def delete_where(self, data: st.DataObject) -> None:
-        """Take out whatever matches: nothing and everything too."""
+        """Delete the rows that match a filter, which may be none or all."""
         branch, side = self.branch(data), self.side(data)
         head = self.lines[branch].head
         condition = self.condition(data, head)
@@ -71,7 +71,7 @@ class Together(Machine):
 
     @rule(data=st.data())
     def update_where(self, data: st.DataObject) -> None:
-        """Count a number up in whatever matches."""
+        """Increment a number in the rows that match a filter."""
         branch, side = self.branch(data), self.side(data)
         head = self.lines[branch].head
         column = next((column for column in head.columns if column.type == pa.int64()), None)
@@ -89,7 +89,7 @@ class Together(Machine):
 
     @rule(data=st.data(), anew=st.booleans(), rows=st.integers(0, 4))
     def overwrite(self, data: st.DataObject, *, anew: bool, rows: int) -> None:
-        """Replace everything, with other columns too."""
+        """Overwrite the table, sometimes with other columns."""
         branch, side = self.branch(data), self.side(data)
         head = self.lines[branch].head
         columns = head.columns
@@ -109,7 +109,7 @@ class Together(Machine):
 
     @rule(data=st.data())
     def add_by_function(self, data: st.DataObject) -> None:
-        """Add a column whose values are made outside."""
+        """Add a column whose values a function computes."""
         branch, side = self.branch(data), self.side(data)
         head, name = self.lines[branch].head, self.new_name("c")
         if len(head.columns) < MOST_COLUMNS:
@@ -118,7 +118,7 @@ class Together(Machine):
 
     @rule(data=st.data(), key=st.sampled_from("xyz"), value=st.sampled_from([None, "1", "2"]), config=st.booleans())
     def describe(self, data: st.DataObject, key: str, value: str | None, *, config: bool) -> None:
-        """Set a key of the config or of the metadata, or take it out."""
+        """Set or delete a key of the config or of the metadata."""
         branch, side = self.branch(data), self.side(data)
         head = self.lines[branch].head
         before = head.config if config else head.metadata
@@ -131,7 +131,7 @@ class Together(Machine):
 
     @rule(data=st.data())
     def index(self, data: st.DataObject) -> None:
-        """Make an index."""
+        """Create an index."""
         branch = self.branch(data)
         head = self.lines[branch].head
         if not head.columns:
@@ -155,35 +155,35 @@ class Together(Machine):
 
     @rule(data=st.data(), how=st.sampled_from(["package compaction", "compaction", "optimize", "clean-up"]))
     def maintain(self, data: st.DataObject, how: str) -> None:
-        """Compact, bring the indices up to date, clean up; no row notices."""
+        """Compact, update the indices, clean up; no row changes."""
         branch = self.branch(data)
         line = self.lines[branch]
         inherited = branch != "main" and line.head.indices
         if how == "optimize":
             self.commit(how, branch, lambda: self.pylance.optimize(branch), line.head)
         elif how == "package compaction":
-            # It may say that only pylance could, and would break an index.
+            # The package may refuse a compaction that only pylance could do, and that would break an index.
             self.attempt(how, branch, lambda: self.package.compact(branch), [line.head])
         elif how == "compaction" and not inherited:
             # Pylance's compaction of a branch breaks the indices the branch inherited.
             self.commit(how, branch, lambda: self.pylance.compact(branch), line.head)
         elif how == "clean-up":
             self.commit(how, branch, lambda: self.pylance.clean_up(branch), line.head)
-            # Files that no version names yet are taken for garbage.
+            # Files that no version refers to yet count as garbage.
             self.drafts = [draft for draft in self.drafts if branch not in ("main", draft[0])]
-            # What came and was cleaned up since a handle was opened, pylance commits on top of unseen.
+            # Pylance does not see versions that came and were cleaned up since its handle was opened.
             self.handles = [handle for handle in self.handles if handle[0] != branch]
             left = LanceTable.open(self.uri).branches.version_numbers(branch)
             kept = {line.number, *(number for tagged, number in self.tags.values() if tagged == branch)}
             assert kept <= set(left)
-            # Of the versions pylance leaves because branches were forked from them it may take the files.
+            # Pylance keeps versions from which branches were forked, but may delete their files.
             line.versions = {number: line.versions[number] for number in kept}
             for other in self.lines:
                 self.look_at(other, self.lines[other].number)
 
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
-        """Go back to what a version held."""
+        """Restore a version."""
         branch, side = self.branch(data), self.side(data)
         number = self.any_version(data, branch)
         line = self.lines[branch]
@@ -199,7 +199,7 @@ class Together(Machine):
 
     @rule(data=st.data())
     def tag(self, data: st.DataObject) -> None:
-        """Name a version, or take a name away."""
+        """Create or delete a tag."""
         COUNTED["tag"] += 1
         branch, side = self.branch(data), self.side(data)
         gone = bool(self.tags) and data.draw(st.booleans(), label="delete")
@@ -215,7 +215,7 @@ class Together(Machine):
     @precondition(lambda self: len(self.lines) < MOST_BRANCHES)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        """Make a branch from any version."""
+        """Fork a branch from any version."""
         parent, side = self.branch(data), self.side(data)
         number, name = self.any_version(data, parent), self.new_name("b")
         snapshot = self.lines[parent].versions[number]
@@ -250,7 +250,7 @@ class Together(Machine):
     @precondition(lambda self: len(self.lines) < MOST_BRANCHES)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        """Do what a run does: fork, write, merge, while main goes on."""
+        """Fork, write and merge a branch as a run does, while main moves on."""
         number, name = self.lines["main"].number, self.new_name("b")
         self.package.create_branch(name, "main", number)
         self.lines[name] = Line({number: self.lines["main"].head}, "main")
@@ -270,14 +270,14 @@ class Together(Machine):
             self.join(source, dest)
 
     def join(self, source: str, dest: str) -> None:
-        """Merge, or be refused and change nothing. Branches whose columns differ are merged in `merging/`."""
+        """Merge two branches, or check that a refusal changes nothing; `merging/` has branches with other columns."""
         if self.lines[source].head.columns != self.lines[dest].head.columns:
             return
         before = {path for path in self.folder.rglob("*") if path.is_file()}
         try:
             self.package.merge(source, dest)
         except (MergeConflictError, VersionNotFoundError):
-            # The second: what both have in common was cleaned up.
+            # The second error is allowed because the merge base may be cleaned up.
             COUNTED["merge refused"] += 1
             assert before == {path for path in self.folder.rglob("*") if path.is_file()}
             return
@@ -292,7 +292,7 @@ class Together(Machine):
                 assert found.get(key) in (on_source.get(key), on_dest.get(key))
         keys = {row[KEY] for row in dataset.to_table(columns=[KEY]).to_pylist()}
         after = merged(source_head, dest_head, keys) if dataset.version > self.lines[dest].number else dest_head
-        # An index that one side dropped since the fork goes on the other.
+        # An index that one side dropped since the fork is dropped on the other one.
         known = {**source_head.indices, **dest_head.indices}
         indices = {index.name: known[index.name] for index in dataset.describe_indices()}
         assert source_head.indices.keys() & dest_head.indices.keys() <= indices.keys()
@@ -300,14 +300,14 @@ class Together(Machine):
 
     @rule(data=st.data())
     def keep_a_handle(self, data: st.DataObject) -> None:
-        """Open the table with pylance, for later."""
+        """Open the table with pylance, and keep the handle for a later step."""
         COUNTED["keep a handle"] += 1
         branch = self.branch(data)
         self.handles.append((branch, self.lines[branch].head, self.opened(branch)))
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
-        """Begin a commit of the package, for later."""
+        """Prepare a transaction of the package for a later step."""
         COUNTED["prepare"] += 1
         branch = self.branch(data)
         work = self.any_work(data, self.lines[branch].head, KINDS)
@@ -319,15 +319,15 @@ class Together(Machine):
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def come_late(self, data: st.DataObject) -> None:
-        """Let pylance work through a handle that was opened earlier."""
+        """Let pylance write through a handle that was opened in an earlier step."""
         branch, seen, dataset = self.handles.pop(data.draw(st.integers(0, len(self.handles) - 1), label="handle"))
         if any(self.lines[branch].head.column(column.token) is None for column in seen.columns):
-            # Pylance gives the id of a dropped column to a new one, where values written for the old one then show.
+            # Pylance reuses the id of a dropped column, so values that were written for it appear in the new column.
             return
         work = self.any_work(data, seen, BY_BOTH)
         late = PylanceWriter(lambda _: dataset)
         outcomes = work.outcomes(self.lines[branch].head)
-        # Pylance appends through its own casts, and what was written for the old type is read as null.
+        # Pylance commits an append of an old handle after a cast, and then reads the values of the old type as null.
         outcomes += [outcome.blind() for outcome in outcomes]
         self.attempt(f"late {work.kind}", branch, lambda: work.do(late, branch), outcomes)
 
@@ -343,7 +343,7 @@ class Together(Machine):
 
     @rule(data=st.data())
     def race(self, data: st.DataObject) -> None:
-        """Let pylance commit between the package's look at the table and its commit."""
+        """Let pylance commit between the package's read of the table and its commit."""
         branch = self.branch(data)
         line = self.lines[branch]
         head = line.head
@@ -370,11 +370,11 @@ class Together(Machine):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(max(1, FACTOR)))
 def test_both_do_to_one_table_what_the_model_says(part: int, record_property: Callable[[str, object], None]) -> None:
-    """After any steps; in a soak those of known seeds."""
+    """Both programs read what the model says after any steps; in a soak the steps have known seeds."""
     before = Counter(COUNTED)
 
     class Histories(Together):
-        """A class of its own, since a seed is kept on the class."""
+        """A separate class, because the seed is stored on the class."""
 
     machine = seed(FIRST_SEED + part)(Histories) if FACTOR else Histories
     run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""Schemas made up at random: the package makes the same of them as pylance, down to the columns of the files."""
+"""The package maps random schemas in the same way as pylance, down to the columns of the files."""
 
 import tempfile
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def storable(schema: pa.Schema, version: str = "2.2") -> bool:
 
 
 def value_of(arrow: Any) -> Any:  # noqa: ANN401  # a value of any type
-    """A value of a type that has no null in it where none may be."""
+    """A value of a type, without nulls in fields that may not be null."""
     of_kind: dict[Callable[[Any], bool], Callable[[], Any]] = {
         pa.types.is_struct: lambda: {
             arrow.field(at).name: value_of(arrow.field(at).type) for at in range(arrow.num_fields)
@@ -69,7 +69,7 @@ def rows_of(schema: pa.Schema) -> pa.Table:
 @given(columns(_EXTENDED, 3).map(pa.schema))
 @settings(max_examples=150)
 def test_extension_types_anywhere_are_mapped_as_pylance_does(schema: pa.Schema) -> None:
-    """Inside structs, lists and maps too; and read back, the schema is pylance's."""
+    """Extension types, also inside structs, lists and maps, are mapped as by pylance, in both directions."""
     fields = fields_from_arrow(schema)
     assert of_pylance(schema) == fields
 
@@ -81,7 +81,7 @@ def test_extension_types_anywhere_are_mapped_as_pylance_does(schema: pa.Schema) 
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_the_columns_of_files_are_those_pylance_writes(schema: pa.Schema, marks: list[bool], version: Any) -> None:  # noqa: ANN401
-    """Which fields own a column of a data file, for every nesting, packed or not, in every version of files."""
+    """The columns of data files are pylance's, for every nesting, packed or not, and every version of files."""
     schema = packed(schema, marks)
     assume(storable(schema, version))
     try:
@@ -103,7 +103,7 @@ def test_the_columns_of_files_are_those_pylance_writes(schema: pa.Schema, marks:
 @given(columns(types, 3).map(pa.schema), st.lists(st.booleans(), min_size=3, max_size=3))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_a_row_of_any_schema_goes_in_and_comes_out(schema: pa.Schema, marks: list[bool]) -> None:
-    """A table made here, read here and by pylance."""
+    """The package and pylance read a row of any schema that the package has written."""
     schema = packed(schema, marks)
     assume(storable(schema))
     try:
@@ -120,6 +120,6 @@ def test_a_row_of_any_schema_goes_in_and_comes_out(schema: pa.Schema, marks: lis
 
 @pytest.mark.parametrize("arrow", EXTENSIONS, ids=str)
 def test_pylance_reads_the_fields_of_an_extension_type(arrow: pa.DataType) -> None:
-    """Pylance makes a schema of the package's fields."""
+    """Pylance reads the package's fields of an extension type as the same schema."""
     fields = fields_from_arrow(pa.schema([pa.field("c", arrow)]))
     assert ["c"] == read_by_pylance(fields, {}).names

@@ -1,4 +1,4 @@
-"""The two programs that write to one table, with the same words for the same work."""
+"""The two programs that write to one table, with the same methods for the same operations."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,14 +24,14 @@ Opened = Callable[[str], lance.LanceDataset]
 
 @dataclass(frozen=True, slots=True)
 class PylanceWriter:
-    """Pylance. `opened` gives its handle of a branch, which may be an old one."""
+    """Pylance as a writer. `opened` returns its handle of a branch, which may be an old one."""
 
     opened: Opened
     name: ClassVar[str] = "pylance"
 
     @classmethod
     def at(cls, uri: str) -> "PylanceWriter":
-        """Open the table anew for every work."""
+        """Open the table anew for every operation."""
         return cls(lambda branch: as_pylance(LanceTable.open(uri), branch))
 
     def append(self, branch: str, rows: pa.Table) -> None:
@@ -39,19 +39,19 @@ class PylanceWriter:
         self.opened(branch).insert(rows)
 
     def overwrite(self, branch: str, rows: pa.Table) -> None:
-        """Replace everything."""
+        """Overwrite the table."""
         lance.write_dataset(rows, self.opened(branch), mode="overwrite")
 
     def delete(self, branch: str, where: str) -> None:
-        """Take rows out."""
+        """Delete rows."""
         self.opened(branch).delete(where)
 
     def update(self, branch: str, values: Mapping[str, str], where: str) -> None:
-        """Give rows other values."""
+        """Update rows."""
         self.opened(branch).update(dict(values), where=where)
 
     def upsert(self, branch: str, rows: pa.Table) -> None:
-        """Put rows in, or in the place of those of the same key."""
+        """Insert rows, or replace those with the same key."""
         builder = self.opened(branch).merge_insert(KEY).when_matched_update_all().when_not_matched_insert_all()
         builder.execute(rows)
 
@@ -60,11 +60,11 @@ class PylanceWriter:
         self.opened(branch).add_columns(pa.field(name, kind))
 
     def add_computed(self, branch: str, name: str, sql: str) -> None:
-        """Add a column of an expression."""
+        """Add a column computed from an expression."""
         self.opened(branch).add_columns({name: sql})
 
     def add_function(self, branch: str, name: str) -> None:
-        """Add a column of thrice the key."""
+        """Add a column with three times the key, computed by a function."""
         schema = pa.schema([(name, pa.int64())])
 
         @lance.batch_udf(output_schema=schema)
@@ -74,23 +74,23 @@ class PylanceWriter:
         self.opened(branch).add_columns(thrice, read_columns=[KEY])
 
     def drop(self, branch: str, name: str) -> None:
-        """Take a column out."""
+        """Drop a column."""
         self.opened(branch).drop_columns([name])
 
     def rename(self, branch: str, old: str, new: str) -> None:
-        """Call a column something else."""
+        """Rename a column."""
         self.opened(branch).alter_columns({"path": old, "name": new})  # type: ignore[dict-item]
 
     def cast(self, branch: str, name: str, kind: pa.DataType) -> None:
-        """Give a column another type."""
+        """Change the type of a column."""
         self.opened(branch).alter_columns({"path": name, "data_type": kind})  # type: ignore[dict-item]
 
     def configure(self, branch: str, key: str, value: str | None) -> None:
-        """Set a configuration key, or take it out."""
+        """Set or delete a config key."""
         self.opened(branch).update_config({key: value})
 
     def describe(self, branch: str, key: str, value: str | None) -> None:
-        """Set a key of the table's metadata, or take it out."""
+        """Set or delete a key of the table's metadata."""
         self.opened(branch).update_metadata({key: value})
 
     def compact(self, branch: str) -> None:
@@ -98,7 +98,7 @@ class PylanceWriter:
         self.opened(branch).optimize.compact_files()
 
     def restore(self, branch: str, number: int) -> None:
-        """Go back to a version."""
+        """Restore a version."""
         self.opened(branch).checkout_version((None if branch == "main" else branch, number)).restore()
 
     def create_branch(self, name: str, parent: str, number: int) -> None:
@@ -110,15 +110,15 @@ class PylanceWriter:
         self.opened("main").branches.delete(name)
 
     def create_tag(self, name: str, branch: str, number: int) -> None:
-        """Name a version."""
+        """Create a tag."""
         self.opened("main").tags.create(name, (None if branch == "main" else branch, number))
 
     def delete_tag(self, name: str) -> None:
-        """Take a name away."""
+        """Delete a tag."""
         self.opened("main").tags.delete(name)
 
     def index(self, branch: str, column: str, kind: str) -> None:
-        """Make an index called after the column."""
+        """Create an index named after the column."""
         self.opened(branch).create_scalar_index(column, kind, name=f"of_{column}")  # type: ignore[arg-type]
 
     def drop_index(self, branch: str, name: str) -> None:
@@ -130,7 +130,7 @@ class PylanceWriter:
         self.opened(branch).optimize.optimize_indices()
 
     def clean_up(self, branch: str) -> None:
-        """Delete every version that may go, and every file nobody needs."""
+        """Delete every version that may be deleted, and every file that is not needed."""
         self.opened(branch).cleanup_old_versions(
             older_than=timedelta(microseconds=1), delete_unverified=True, error_if_tagged_old_versions=False
         )
@@ -138,14 +138,14 @@ class PylanceWriter:
 
 @dataclass(frozen=True, slots=True)
 class PackageWriter:
-    """This package. `opened` gives the table as another process has it, which remembers nothing."""
+    """This package as a writer. `opened` returns the table as another process has it, without a cache."""
 
     opened: Callable[[], LanceTable]
     name: ClassVar[str] = "package"
 
     @classmethod
     def at(cls, uri: str) -> "PackageWriter":
-        """Open the table anew for every work."""
+        """Open the table anew for every operation."""
         return cls(lambda: LanceTable.open(uri))
 
     def append(self, branch: str, rows: pa.Table) -> None:
@@ -153,23 +153,23 @@ class PackageWriter:
         self.opened().append(rows, branch=branch)
 
     def overwrite(self, branch: str, rows: pa.Table) -> None:
-        """Replace everything."""
+        """Overwrite the table."""
         self.opened().overwrite(rows, branch=branch)
 
     def replace(self, branch: str, where: str, rows: pa.Table) -> None:
-        """Take rows out and put others in."""
+        """Replace rows by others."""
         self.opened().replace_where(where, rows, branch=branch)
 
     def delete(self, branch: str, where: str) -> None:
-        """Take rows out."""
+        """Delete rows."""
         self.opened().delete(where, branch=branch)
 
     def update(self, branch: str, values: Mapping[str, str], where: str) -> None:
-        """Give rows other values."""
+        """Update rows."""
         self.opened().update(values, where=where, branch=branch)
 
     def upsert(self, branch: str, rows: pa.Table) -> None:
-        """Put rows in, or in the place of those of the same key."""
+        """Insert rows, or replace those with the same key."""
         self.opened().upsert(rows, on=[KEY], branch=branch)
 
     def add_null(self, branch: str, name: str, kind: pa.DataType) -> None:
@@ -177,11 +177,11 @@ class PackageWriter:
         self.opened().columns.add(pa.field(name, kind), branch=branch)
 
     def add_computed(self, branch: str, name: str, sql: str) -> None:
-        """Add a column of an expression."""
+        """Add a column computed from an expression."""
         self.opened().columns.add({name: sql}, branch=branch)
 
     def add_function(self, branch: str, name: str) -> None:
-        """Add a column of thrice the key."""
+        """Add a column with three times the key, computed by a function."""
 
         def thrice(batch: pa.RecordBatch) -> pa.RecordBatch:
             return pa.record_batch([pc.multiply(batch[KEY], 3)], names=[name])
@@ -189,23 +189,23 @@ class PackageWriter:
         self.opened().columns.add(thrice, reads=[KEY], branch=branch)
 
     def drop(self, branch: str, name: str) -> None:
-        """Take a column out."""
+        """Drop a column."""
         self.opened().columns.drop([name], branch=branch)
 
     def rename(self, branch: str, old: str, new: str) -> None:
-        """Call a column something else."""
+        """Rename a column."""
         self.opened().columns.rename(old, new, branch=branch)
 
     def cast(self, branch: str, name: str, kind: pa.DataType) -> None:
-        """Give a column another type."""
+        """Change the type of a column."""
         self.opened().columns.cast(name, kind, branch=branch)
 
     def configure(self, branch: str, key: str, value: str | None) -> None:
-        """Set a configuration key, or take it out."""
+        """Set or delete a config key."""
         self.opened().config.set({key: value}, branch=branch)
 
     def describe(self, branch: str, key: str, value: str | None) -> None:
-        """Set a key of the table's metadata, or take it out."""
+        """Set or delete a key of the table's metadata."""
         self.opened().config.set_table_metadata({key: value}, branch=branch)
 
     def compact(self, branch: str) -> None:
@@ -213,7 +213,7 @@ class PackageWriter:
         self.opened().maintenance.compact(branch=branch)
 
     def restore(self, branch: str, number: int) -> None:
-        """Go back to a version."""
+        """Restore a version."""
         table = self.opened()
         transaction = Transaction(
             read_version=table.head(branch).number, uuid=str(uuid.uuid4()), operation=Restore(version=number)
@@ -229,11 +229,11 @@ class PackageWriter:
         self.opened().branches.delete(name)
 
     def create_tag(self, name: str, branch: str, number: int) -> None:
-        """Name a version."""
+        """Create a tag."""
         self.opened().tags.create(name, f"{branch}@{number}")
 
     def delete_tag(self, name: str) -> None:
-        """Take a name away."""
+        """Delete a tag."""
         self.opened().tags.delete(name)
 
     def merge(self, source: str, dest: str) -> None:
@@ -241,12 +241,12 @@ class PackageWriter:
         self.opened().merge(source, into=dest)
 
     def resume(self, branch: str, transaction: Transaction) -> None:
-        """Commit what was prepared earlier."""
+        """Commit a transaction that was prepared earlier."""
         self.opened().commit(transaction, branch=branch)
 
 
 def prepared(uri: str, work: Callable[[PackageWriter], object]) -> Transaction | None:
-    """Do something as a process that dies before it commits; the transaction it leaves, if it came to that."""
+    """Do something as a process that dies before it commits; return the transaction that it has prepared, if any."""
 
     def script(request: Request) -> object:
         if request.commits:

@@ -197,7 +197,7 @@ def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) ->
     for number in (1, 2):
         repository.publish(run(repository, number, "a"), channel="production")
     repository.channels.rollback("production", reason="wrong")
-    with pytest.raises(RefNotFoundError, match="what was rolled back does not count: production@2 names that entry"):
+    with pytest.raises(RefNotFoundError, match="were rolled back do not count: production@2 names that entry"):
         repository.diff("production~1", "production")
     assert [1, 2] == ids(repository, "production@2")["a"]
 
@@ -434,7 +434,7 @@ def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
     again = repository.revert("main")
     assert {"a": [7, 8], "b": [1]} == ids(repository, "main")
     repository.remove_table("b")
-    with pytest.raises(ConflictError, match="was removed since: b"):
+    with pytest.raises(ConflictError, match="were removed since: b"):
         repository.revert(again.id)
 
 

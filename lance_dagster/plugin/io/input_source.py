@@ -68,7 +68,7 @@ class InputPartitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSource:
-    """What an input reads.
+    """The source of an input.
 
     Attributes:
         name: The asset, or the name that replaces it in messages.
@@ -84,7 +84,7 @@ class InputSource:
 
     @classmethod
     def of(cls, context: dg.InputContext) -> "InputSource":
-        """Return what an input reads: the table that it names, that of its asset, or that of the op upstream.
+        """Return the source of an input: the table that it names, that of its asset, or that of the op upstream.
 
         Raises:
             InvalidInputError: The input belongs to no asset, and neither it nor its upstream names a table.

@@ -15,7 +15,7 @@ _UNNAMED = (Any, None, object)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputType:
-    """What an input is annotated with.
+    """The annotation of an input.
 
     Attributes:
         kind: The class of one value; `list` for rows as dictionaries.

@@ -27,7 +27,7 @@ _MAPPED_STEP = re.compile(r"\[(\w+)\]$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTable:
-    """Where an output is stored.
+    """The table of an output.
 
     Attributes:
         owner: The owner that the table records: the asset that writes it, or a text that names the op's output.
@@ -45,7 +45,7 @@ class OutputTable:
 
     @classmethod
     def of(cls, context: dg.OutputContext) -> "OutputTable":
-        """Return where an output is stored.
+        """Return the table of an output.
 
         Raises:
             InvalidInputError: The output belongs to no asset and names no table, or steps would replace each other's

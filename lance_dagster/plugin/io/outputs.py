@@ -309,7 +309,7 @@ class _Output:
         return rows, tally
 
     def _missing(self, predicate: str) -> dict[str, Any]:
-        """Return what an upsert does with the rows of the table whose key is not in the output."""
+        """Return the arguments of an upsert for rows of the table whose key is not in the output."""
         if not self.write.deletes_missing:
             return {}
         # Only rows in the partitions of the run are deleted: the output has no rows of the others.

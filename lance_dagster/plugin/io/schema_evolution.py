@@ -1,6 +1,6 @@
 """Decide how a table's columns change when an output has different ones, by its policy `lance/schema_evolution`.
 
-The policies, each with what it accepts:
+The policies, each with the outputs that it accepts:
 
 - `refuse`: the columns of the table, in any order, with types that hold the same values. A column without a value, of
   Arrow's type null, fits every type.

@@ -20,7 +20,7 @@ _UNFINISHED = tuple(status for status in dg.DagsterRunStatus if status not in _F
 
 
 class Action(Enum):
-    """What the sweeper does with a branch."""
+    """The action of the sweeper on a branch."""
 
     DELETE = "delete"
     KEEP = "keep"
@@ -31,7 +31,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BranchDecision:
-    """What the sweeper does with a branch, and why.
+    """The action of the sweeper on a branch, and its reason.
 
     For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
     """

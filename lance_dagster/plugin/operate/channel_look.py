@@ -37,7 +37,7 @@ class ChannelMove(NamedTuple):
         return f"{self.channel}@{self.number}"
 
     def __str__(self) -> str:
-        """Return what was done by whom and why, with the number of tables that changed."""
+        """Return the action, the user, the reason and the number of tables that changed."""
         why = f": {self.why}" if self.why else ""
         return f"{self.ref} {self.action} by {self.who}{why} ({len(self.tables)} tables changed)"
 
@@ -143,7 +143,7 @@ def _mark_of(entry: "RefEntry") -> BranchMark:
 
 
 def _names_in(text: str) -> frozenset[str]:
-    """Return the tables that a publisher reports itself; none when the text is not what a publisher writes."""
+    """Return the tables that a publisher reports itself; none when the text does not come from a publisher."""
     try:
         found = json.loads(text or "[]")
     except (ValueError, RecursionError):

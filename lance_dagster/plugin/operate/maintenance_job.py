@@ -35,13 +35,13 @@ Report = dict[str, dg.MetadataValue | str | int]
 
 
 class MaintenanceConfig(dg.Config):
-    """What a run of the maintenance job does besides its definition."""
+    """The run configuration of the maintenance job."""
 
     dry_run: bool = Field(default=False, description="Verify, and report what would be collected; change nothing.")
 
 
 class MaintenanceOptions(TypedDict, total=False):
-    """What a maintenance job does with each table; everything by default.
+    """The parts of the maintenance of each table; all of them by default.
 
     `verify` looks for damage first, and a damaged table is left as it is. `compact` rewrites small fragments of `main`.
     `indices` adds rows that the indices of `main` do not cover. `collect` is the age from which versions that are no
@@ -181,7 +181,7 @@ class _Step:
         if options.get("verify", True):
             self._verify(table)
         if self.damage:
-            # Compaction reads what may be damaged, and a collection could delete what a repair needs.
+            # Compaction reads files that may be damaged, and a collection could delete files that a repair needs.
             return
         if not self._dry_run:
             if options.get("compact", True):

@@ -268,7 +268,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Report what was written unless there is an error, and close the Pipes context that was opened."""
+        """Report the written version unless there is an error, and close the Pipes context that was opened."""
         if error is None:
             # The Pipes context is closed after the report, so that an error of the report reaches Dagster with its
             # text.

@@ -35,7 +35,7 @@ _NAMED = 8
 
 
 class News(NamedTuple):
-    """A version that was not reported yet: the branch or tag it was found under, and what is special about it."""
+    """A version that was not reported yet, with the branch or tag it was found under and further facts about it."""
 
     table: WatchedTable
     ref: str

@@ -90,7 +90,7 @@ def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int)
         )
         since = takewhile(lambda each: not each.deleted, logs.entries("channel", channel, upto=entry.number))
         if passed := next((each for each in since if each.commit not in found), None):
-            instead += f"; what was rolled back does not count: {channel}@{passed.number} names that entry of the log"
+            instead += f"; promotions that were rolled back do not count: {channel}@{passed.number} names that entry"
         raise RefNotFoundError(f"{channel}~{steps}", [], logs.store.uri, "channel", instead)
     return found
 

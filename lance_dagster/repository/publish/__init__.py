@@ -1,1 +1,1 @@
-"""How one commit of many tables is made: forked, staged table by table, and put."""
+"""The steps of one commit of many tables: fork, stage table by table, and put."""

@@ -35,7 +35,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publication did.
+    """The result of a publication.
 
     Attributes:
         commit: The commit of `main` that has the changes.
@@ -91,7 +91,7 @@ class Publication:
 
     @property
     def merging(self) -> MergeOptions:
-        """How each table is merged."""
+        """The options of the merge of each table."""
         return MergeOptions(
             message=self.options.get("message") or f"publish {self.branch}",
             properties=self.options.get("properties") or {},

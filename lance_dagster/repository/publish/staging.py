@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChange:
-    """What a publication does to one table.
+    """The change of one table in a publication.
 
     `sources` are the versions to merge; without any, `main` is taken as it is. `options` has strategy, message and
     properties. With `exact`, the change is refused when `main` has something that a source does not contain.

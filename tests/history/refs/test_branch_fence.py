@@ -406,7 +406,7 @@ def test_a_second_look_that_fails_tells_nothing(table: LanceTable, key: str) -> 
             put.append(request.key)
         return request.send()
 
-    with pytest.raises(CommitStateUnknownError, match=r"cannot tell whether run of .* the storage is away"):
+    with pytest.raises(CommitStateUnknownError, match=r"cannot tell whether run@.* belongs .* the storage is away"):
         through(table, script).append(entries(*LATE), branch="run")
 
 

@@ -1,4 +1,4 @@
-"""Refusals that the rules do not ask for and that are right all the same: what cannot be done without reading rows."""
+"""Refusals that the rules do not require, but that are correct: the merge would be possible only by reading rows."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ ALLOWED: Mapping[str, str] = {
 
 
 def needless(refusals: Iterable[Refusal]) -> tuple[list[Refusal], Counter[str]]:
-    """The refusals without a known reason, and how often each known one came."""
+    """The refusals without a known reason, and how often each known reason occurred."""
     counted: Counter[str] = Counter()
     left = []
     for reasons, story in refusals:

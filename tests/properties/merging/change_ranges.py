@@ -1,7 +1,7 @@
-"""What a cherry-pick or a revert has to give: the rules of a merge, for the way from one version to another.
+"""The expected result of a cherry-pick or a revert: the rules of a merge, applied to the change between two versions.
 
-That way need not start at anything the branch contains, and may lead back to what was there before. So the branch may
-lack what the base has although nobody took it out, and a column may come with values for rows that others wrote anew.
+The change need not start at a version that the branch contains, and may lead to an earlier state. So the branch may
+lack rows of the base that nobody deleted, and a new column may have values for rows that others have rewritten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ CLAIMED = ("partition", "table")
 
 @dataclass(frozen=True, slots=True)
 class ChangeRange:
-    """From one version to another: what was picked, or, going back, what is taken back."""
+    """The change from one version to another: a picked change, or, in reverse, a reverted one."""
 
     base: Made
     source: Made
@@ -26,16 +26,16 @@ class ChangeRange:
 
     @classmethod
     def of(cls, commit: Made, parent: Made) -> "ChangeRange":
-        """Make the change of a version once more."""
+        """The change of a version, to be made again."""
         return cls(parent, commit, commit)
 
     @classmethod
     def back(cls, commit: Made, parent: Made) -> "ChangeRange":
-        """Take the change of a version back. That claims nothing."""
+        """The reversed change of a version, which claims nothing."""
         return cls(commit, parent, replace(commit, claims=(), partitions=()))
 
     def all_inputs(self, graph: VersionGraph, head: Made) -> list[MergeInputs]:
-        """The states of a merge into a branch; with what a restore took out as there, and as gone."""
+        """The states of a merge into a branch: once with the versions that a restore removed, and once without."""
         base, source, dest = (_seen(one.snapshot) for one in (self.base, self.source, head))
         source, dest = (_prepared(_matched(side, base), base) for side in (source, dest))
         known = dict.fromkeys(((head.within, self.base.within), (head.ever, self.base.ever)))
@@ -47,11 +47,11 @@ def _prepared(side: Snapshot, base: Snapshot) -> Snapshot:
 
 
 def outcome(inputs: MergeInputs) -> Outcome:
-    """Merge by the rules; a row of which no column is left has no meaning there."""
+    """Merge by the rules; a resulting row without its key is a conflict."""
     found = expected(inputs)
     alike = {f"cast {column.name}" for column in inputs.dest.columns if _is_alike(column, inputs.base)}
     conflicts = [
-        # What the branch has in a column that is dropped may only be older than what the base has.
+        # The branch's values in a dropped column may differ only because they are older than those of the base.
         replace(conflict, hard=False)
         if conflict.unit.partition(" beside ")[0] in alike or conflict.unit.startswith("dropped ")
         else conflict
@@ -61,7 +61,7 @@ def outcome(inputs: MergeInputs) -> Outcome:
 
 
 def _without_unwritten(state: Snapshot) -> Snapshot:
-    """Leave out what stands for a value that nobody wrote."""
+    """Leave out the markers of values that nobody wrote."""
     rows = {
         uid: replace(row, cells={token: cell for token, cell in row.cells.items() if cell.stamp != UNWRITTEN.stamp})
         for uid, row in state.rows.items()
@@ -70,27 +70,27 @@ def _without_unwritten(state: Snapshot) -> Snapshot:
 
 
 def _is_alike(column: Column, base: Snapshot) -> bool:
-    """Whether a branch gave a column by itself the type it has in the base: values of both are alike."""
+    """Whether a branch itself gave a column the type that it has in the base, so that the values are equal."""
     was = base.column(column.token)
     return was is not None and (was.name, was.type) == (column.name, column.type)
 
 
 def known_rows(graph: VersionGraph, head: Made, inputs: MergeInputs) -> dict[int, Row]:
-    """The rows that the source puts in and a branch once had, just so."""
+    """The rows that the source inserts and that a branch once had in the same form."""
     there = {(uid, row.stamp) for node in head.ever for uid, row in graph.made[node].snapshot.rows.items()}
     new = inputs.source.rows.keys() - inputs.base.rows.keys()
     return {uid: inputs.source.rows[uid] for uid in new if (uid, inputs.source.rows[uid].stamp) in there}
 
 
 def with_rows(inputs: MergeInputs, rows: Mapping[int, Row]) -> MergeInputs:
-    """Take rows as known to both sides."""
+    """Treat rows as known to both sides."""
     return replace(inputs, base=replace(inputs.base, rows={**rows, **inputs.base.rows}))
 
 
 def after_pick(graph: VersionGraph, source: Made, picked: Made, commit: Made) -> list[Outcome]:
-    """Merge a branch into one that has the rows of one of its versions already: those are no news.
+    """Merge a branch into one that already has the rows of one of its versions; these rows are not new.
 
-    What the version claimed, the branch claims too: that contradicts nothing it did since.
+    The branch has the same claims as that version, so these contradict nothing that it did since.
     """
     before = graph.made[commit.parents[0]].snapshot.rows
     known = {uid: row for uid, row in commit.snapshot.rows.items() if uid not in before and uid in picked.snapshot.rows}
@@ -116,7 +116,7 @@ def _lacks(row: Row, key: object) -> bool:
 
 
 def _seen(state: Snapshot) -> Snapshot:
-    """Leave out the values of columns that are not there any more."""
+    """Leave out the values of columns that no longer exist."""
     tokens = {column.token for column in state.columns}
     rows = {
         uid: replace(row, cells={token: cell for token, cell in row.cells.items() if token in tokens})
@@ -126,7 +126,7 @@ def _seen(state: Snapshot) -> Snapshot:
 
 
 def _computed(side: Snapshot, base: Snapshot) -> Snapshot:
-    """Mark the columns that come with values for rows of the base."""
+    """Mark the new columns that have values for rows of the base."""
     tokens = {token for uid in base.rows.keys() & side.rows.keys() for token in side.rows[uid].cells}
     new = tokens - {column.token for column in base.columns}
     columns = tuple(replace(one, computed=one.computed or one.token in new) for one in side.columns)
@@ -134,7 +134,7 @@ def _computed(side: Snapshot, base: Snapshot) -> Snapshot:
 
 
 def _with_nulls(side: Snapshot, base: Snapshot) -> Snapshot:
-    """Note that a value of the base is not there yet, where the column is: nobody wrote one."""
+    """Mark the values of the base that a row lacks although the column exists: nobody wrote them."""
     tokens = {column.token for column in side.columns}
     rows = {
         uid: replace(row, cells={**dict.fromkeys(base.rows[uid].cells.keys() & tokens, UNWRITTEN), **row.cells})
@@ -146,7 +146,7 @@ def _with_nulls(side: Snapshot, base: Snapshot) -> Snapshot:
 
 
 def _partly(side: Snapshot, base: Snapshot) -> Snapshot:
-    """Mark the values that are not those of the base because some rows were written there."""
+    """Mark the values that differ from the base because only some rows of the column were written."""
     rows = {
         uid: replace(
             row, cells={token: _marked(cell, base.rows[uid].cells.get(token)) for token, cell in row.cells.items()}
@@ -163,7 +163,7 @@ def _marked(cell: Cell, was: Cell | None) -> Cell:
 
 
 def _matched(side: Snapshot, base: Snapshot) -> Snapshot:
-    """Take columns of another start of the table for those of the base that have their names and types."""
+    """After an overwrite, identify columns with those of the base that have the same names and types."""
     keys = [state.by_name(KEY) for state in (side, base)]
     if keys[0] is None or keys[1] is None or keys[0].token == keys[1].token:
         return side

@@ -1,4 +1,4 @@
-"""Claims in a merge: who replaced rows says that nobody else put any there."""
+"""Claims in a merge: a side that replaced rows claims that nobody else inserted any in their place."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from tests.properties.merging.rows_model import Claim, Made, Snapshot
 
 
 def claim_conflicts(inputs: MergeInputs) -> Iterable[ExpectedConflict]:
-    """Find where one side claims what the other changed."""
+    """Yield the conflicts where one side claims rows that the other side changed."""
     pairs = (
         (inputs.source, inputs.source_did, inputs.dest, inputs.dest_did),
         (inputs.dest, inputs.dest_did, inputs.source, inputs.source_did),
@@ -52,7 +52,7 @@ def _differs(base: Snapshot, side: Snapshot) -> bool:
 def claimed(
     inputs: MergeInputs, claim: Claim, side: Snapshot, other: Snapshot, *, hard: bool = True
 ) -> Iterable[ExpectedConflict]:
-    """Rows that the other side put where one side says only its own are."""
+    """Yield the conflicts over rows that the other side put where one side claims to have the only ones."""
     new = inserted(inputs.base, other) - side.rows.keys()
     for uid in (*new, *moved_by(inputs.base, other, beside=side)):
         if claim.matches(uid, other.named(other.rows[uid])):

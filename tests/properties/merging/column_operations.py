@@ -1,4 +1,4 @@
-"""Work on columns, done by one of two programs, and what it makes of the model."""
+"""Changes of columns, made by one of two programs, and their effect on the model."""
 
 import uuid
 from dataclasses import replace
@@ -18,14 +18,14 @@ def add_null(context: OperationContext) -> OperationResult | None:
     if len(context.seen.columns) >= MOST_COLUMNS:
         return None
     stamp = context.stamp
-    # By a name of its own: what two branches call alike is one column, as long as neither has values for older rows.
+    # The name is unique: two branches' columns of one name are one column, unless one has values for older rows.
     column = Column(token=stamp, name=f"n{stamp}", type=context.dice.pick(list(TYPES)))
     context.writer.add_null(context.branch, column.name, column.type)
     return OperationResult(did="add column", told=f"{column.name} of nulls", result=context.seen.with_column(column))
 
 
 def add_computed(context: OperationContext) -> OperationResult | None:
-    """Add a column with values of an expression, or of a table by its key."""
+    """Add a column whose values come from an expression, or from a table by its key."""
     if len(context.seen.columns) >= MOST_COLUMNS or not context.seen.rows:
         return None
     stamp = context.stamp
@@ -46,13 +46,13 @@ def add_computed(context: OperationContext) -> OperationResult | None:
 
 
 def _new_name(context: OperationContext, stamp: int) -> str:
-    """A name of its own, at times one that another branch may choose too."""
+    """A unique name, or sometimes one that another branch may choose too."""
     shared = "extra"
     return shared if context.dice.below(8) == 0 and context.seen.by_name(shared) is None else f"n{stamp}"
 
 
 def drop(context: OperationContext) -> OperationResult | None:
-    """Take a column out."""
+    """Drop a column."""
     column = context.free_column()
     if column is None:
         return None
@@ -61,7 +61,7 @@ def drop(context: OperationContext) -> OperationResult | None:
 
 
 def rename(context: OperationContext) -> OperationResult | None:
-    """Call a column something else."""
+    """Rename a column."""
     column = context.free_column()
     if column is None:
         return None
@@ -73,14 +73,14 @@ def rename(context: OperationContext) -> OperationResult | None:
 
 
 def cast(context: OperationContext) -> OperationResult | None:
-    """Give a column another type."""
+    """Change the type of a column."""
     column = context.free_column(scalar=True, unindexed=True)
     if column is None:
         return None
     try:
         context.writer.cast(context.branch, column.name, CASTS[column.type])
     except OSError as error:
-        # pylance reads values of deleted rows too, which may be null where no row may be any more.
+        # pylance reads values of deleted rows too, which may be null although the column now forbids nulls.
         if context.by_package or "unmasked nulls" not in str(error):
             raise
         return None
@@ -109,7 +109,7 @@ def rewrite(context: OperationContext) -> OperationResult | None:
     if column is None or key is None or not fragments:
         return None
     dataset, fragment = context.dataset, context.dice.pick(list(fragments))
-    # pylance writes nulls at the places of deleted rows, and refuses to where the column may not be null.
+    # pylance writes nulls at the offsets of deleted rows, and refuses to do so if the column may not be null.
     if not column.nullable and fragment.num_deletions:
         return None
     uids: list[int] = fragment.to_table(columns=[KEY]).to_pydict()[KEY]
@@ -127,7 +127,7 @@ def rewrite(context: OperationContext) -> OperationResult | None:
 
 
 def replace_data(context: OperationContext) -> OperationResult | None:
-    """Put another file in the place of one that holds one column only."""
+    """Replace a data file that has only one column."""
     dataset = context.dataset
     for fragment in dataset.get_fragments():
         for file in fragment.data_files():

@@ -1,4 +1,4 @@
-"""Columns in a merge: added, dropped, called something else, of another type; and written values beside that."""
+"""Columns in a merge: added, dropped, renamed or cast, also beside values that the other side wrote."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ BESIDE_UPDATED = "beside updated rows"
 
 
 def merged_columns(inputs: MergeInputs, conflicts: list[ExpectedConflict], strategy: str | None) -> list[Column]:
-    """Decide about every column, and note the conflicts."""
+    """Decide about every column, and record the conflicts."""
     found: dict[int, Column] = {}
     order = (*inputs.dest.columns, *inputs.source.columns, *inputs.base.columns)
     for token in dict.fromkeys(column.token for column in order):
@@ -74,7 +74,7 @@ def _with_facet(column: Column, facet: str, of: Column) -> Column:
 def _dropped(
     inputs: MergeInputs, base: Column, kept: Column, side: Snapshot, conflicts: list[ExpectedConflict]
 ) -> None:
-    """Note what one side did to a column that the other dropped."""
+    """Record as a conflict what one side did to a column that the other side dropped."""
     if kept != base:
         conflicts.append(ExpectedConflict("column", f"dropped {base.name}", hard=_facets(kept) != _facets(base)))
     cells = {uid: rewritten(inputs.base, side, uid).get(base.token) for uid in inputs.base.rows}
@@ -90,14 +90,14 @@ def _facets(column: Column) -> tuple[object, ...]:
 
 
 def _crossed(base: Column, source: Column, dest: Column) -> bool:
-    """Whether one side changed the type and the other something else: a column of another type is a new one."""
+    """Whether one side changed the type and the other another facet: a cast column is a new one in the format."""
     return (source.cast != base.cast) != (dest.cast != base.cast) and (
         (dest if source.cast != base.cast else source) != base
     )
 
 
 def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[ExpectedConflict]:
-    """Find where one side changed a column and the other wrote rows, or values, that do not follow."""
+    """Yield the conflicts where one side changed a column and the other wrote rows or values that do not fit it."""
     for side, other in ((inputs.source, inputs.dest), (inputs.dest, inputs.source)):
         moved, new = moved_by(inputs.base, other, beside=side), inserted(inputs.base, other) - side.rows.keys()
         for column in side.columns:
@@ -114,7 +114,7 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
 
 
 def _added_beside_cells(inputs: MergeInputs, column: Column, other: Snapshot) -> Iterable[ExpectedConflict]:
-    """Values written for some rows of another column may be written where these values are not."""
+    """A new column with values conflicts with a column written for some rows, which may be in files that lack them."""
     cells = (cell for uid in inputs.base.rows for cell in rewritten(inputs.base, other, uid).values())
     if column.computed and any(cell.partly for cell in cells):
         yield ExpectedConflict("column", f"new {column.name} beside rows updated in place", hard=False)
@@ -143,7 +143,7 @@ def _cast(
 
 
 def is_beside(conflict: ExpectedConflict) -> bool:
-    """Whether rows were updated without a column that the other side filled."""
+    """Whether the conflict is that one side updated rows without a column that the other side filled."""
     return conflict.unit.startswith("new ") and conflict.unit.endswith(BESIDE_UPDATED)
 
 

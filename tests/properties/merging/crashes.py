@@ -1,4 +1,4 @@
-"""Merges that die, or are told that a write failed, somewhere on their way."""
+"""Merges whose process dies, or whose write fails, at some request."""
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitStateUnknownError, MergeConflictError, StoreError
@@ -19,7 +19,7 @@ _WRITES, _REQUESTS = 5, 40
 
 
 def cut_short(uri: str, source: str, into: str, dice: Dice) -> str:
-    """Begin a merge that does not come back; returns how it ended, which the caller of a dead process never knows."""
+    """Begin a merge that does not return; return how it ended, which the caller of a dead process cannot know."""
     kind = dice.below(4)
     if kind == 0:
         script = _plug_pulled_before_request(dice.below(_REQUESTS))

@@ -1,4 +1,4 @@
-"""Random histories by seed, run one after another; one that breaks a law is cut down to what breaks it."""
+"""Random histories by seed, run one after another; a history that breaks a law is shrunk to the steps that break it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ MANY = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Everything that decides what happens."""
+    """Everything that determines a history."""
 
     seed: int
     stable: bool
@@ -49,7 +49,7 @@ class History:
     steps: tuple[Step, ...]
 
     def but(self, steps: Sequence[Step]) -> "History":
-        """The same with other steps."""
+        """The same history with other steps."""
         return History(seed=self.seed, stable=self.stable, rows=self.rows, fragments=self.fragments, steps=tuple(steps))
 
 
@@ -69,7 +69,7 @@ class _Maker:
             self.step(kind, branch)
 
     def merge(self, source: str, into: str) -> None:
-        """A merge; at times beside it one the other way round, or one of both sides compacted."""
+        """A merge; sometimes also one in the other direction, or one of compacted sides."""
         beside = self.random.choices(["none", "mirror", "compacted"], [8, 1, 1])[0]
         number = len(self.steps)
         if beside != "none":
@@ -84,14 +84,14 @@ class _Maker:
         self.step("merge", source, into)
 
     def pick_checks(self, dice: Random, lines: Sequence[str]) -> None:
-        """At times a cherry-pick, a revert or a restore, somewhere in the second half."""
+        """Sometimes a cherry-pick, a revert or a restore, somewhere in the second half."""
         for _ in range(dice.choice(TRIED)):
             numbers = tuple(dice.randrange(1 << 16) for _ in range(7))
             step = Step(dice.choice(CHECKED), dice.choice(lines), "", dice.random() < 0.5, numbers)
             self.steps.insert(dice.randint(len(self.steps) // 2, len(self.steps)), step)
 
     def live(self, branch: str) -> None:
-        """Work of every usual kind, as it goes on after a merge."""
+        """Changes of every usual kind, as they continue after a merge."""
         for kind in self.random.sample(LIFE, len(LIFE)):
             self.step(kind, branch)
 
@@ -129,7 +129,7 @@ def history(seed: int) -> History:
 def run(
     one: History, tally: Tally, merger: Merger = merge_by_package, checks: type[RevertChecks] = RevertChecks
 ) -> None:
-    """Run a history; raises `BrokenError`, with the history told, when a law does not hold."""
+    """Run a history; raise `BrokenError`, with the steps of the history, when a law does not hold."""
     model = TableModel(stable=one.stable, tally=tally, merger=merger, checks=checks)
     try:
         model.start(one.rows, one.fragments)
@@ -150,7 +150,7 @@ def run(
 def broken(
     one: History, merger: Merger = merge_by_package, checks: type[RevertChecks] = RevertChecks
 ) -> Exception | None:
-    """What goes wrong in a history."""
+    """The failure of a history; None if there is none."""
     try:
         run(one, Tally(), merger, checks)
     except FINDS as error:
@@ -159,14 +159,14 @@ def broken(
 
 
 def signature(error: Exception) -> str:
-    """What makes two failures the same."""
+    """The signature by which two failures count as the same."""
     if isinstance(error, BrokenError):
         return error.law
     return f"{type(error).__name__}: {_PLACES.sub('', str(error))[:60]}"
 
 
 def shrunk(one: History, fails: Callable[[History], bool]) -> History:
-    """Leave out steps as long as the history still fails."""
+    """Remove steps as long as the history still fails in the same way."""
     steps, size, left = list(one.steps), max(1, len(one.steps) // 2), MANY * len(one.steps)
     while size and left > 0:
         for start in range(len(steps) - size, -1, -size):

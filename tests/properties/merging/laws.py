@@ -1,4 +1,4 @@
-"""What is true of every table, whatever was merged: same rows for both programs, well formed, honest indices."""
+"""Laws of every table, whatever was merged: both programs read the same rows, files are valid, indices are correct."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,19 +17,19 @@ class BrokenError(AssertionError):
     """A law that does not hold."""
 
     def __init__(self, law: str, how: str) -> None:
-        """Keep which law, and how it is broken."""
+        """Keep the name of the law, and describe how it is broken."""
         super().__init__(f"{law}: {how}")
         self.law = law
 
 
 def hold(true: bool, law: str, how: str) -> None:  # noqa: FBT001
-    """Hold that something is true."""
+    """Raise `BrokenError` unless something is true."""
     if not true:
         raise BrokenError(law, how)
 
 
 def alike(one: Snapshot, other: Snapshot) -> bool:
-    """Whether two snapshots hold the same, whatever the order of columns."""
+    """Whether two snapshots have the same content, regardless of the order of columns."""
     return (
         one.values() == other.values()
         and {(c.name, c.type, c.nullable) for c in one.columns} == {(c.name, c.type, c.nullable) for c in other.columns}
@@ -38,7 +38,7 @@ def alike(one: Snapshot, other: Snapshot) -> bool:
 
 
 def one_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """One outcome for several merge bases: where they differ, a merge may be refused."""
+    """The single outcome for several merge bases; if their outcomes differ, a merge may be refused."""
     if not outcomes:
         raise BrokenError("model", "no merge base")
     first = outcomes[0]
@@ -48,12 +48,12 @@ def one_of(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def same(table: LanceTable, branch: str, wanted: Snapshot, law: str) -> Snapshot:
-    """Hold that a branch holds what it should; returns that, with the columns in the order they have."""
+    """Check that a branch has the expected content; return that, with the columns in their actual order."""
     return same_as_one(table, branch, [wanted], law)
 
 
 def as_before(table: LanceTable, node: Node, wanted: Snapshot) -> None:
-    """Hold that an old version is what it was."""
+    """Check that an old version has not changed."""
     branch, number = node
     dataset = as_pylance(table, branch).checkout_version((None if branch == "main" else branch, number))
     rows: Values = {row[KEY]: row for row in dataset.to_table().to_pylist()}
@@ -62,7 +62,7 @@ def as_before(table: LanceTable, node: Node, wanted: Snapshot) -> None:
 
 
 def same_as_one(table: LanceTable, branch: str, candidates: Sequence[Snapshot], law: str) -> Snapshot:
-    """Hold that a branch holds one of what it may; returns that, with the columns in the order they have."""
+    """Check that a branch has one of the allowed contents; return that, with the columns in their actual order."""
     dataset = as_pylance(table, branch)
     found = dataset.to_table()
     rows: Values = {row[KEY]: row for row in found.to_pylist()}
@@ -82,7 +82,7 @@ def same_as_one(table: LanceTable, branch: str, candidates: Sequence[Snapshot], 
 
 
 def decided(table: LanceTable, branch: str, known: Sequence[Snapshot], wanted: Snapshot | None) -> None:
-    """Hold that a merge in which one side won has its rows; where the rules leave it open, that it made nothing up."""
+    """Check that a merge won by one side has its rows or, where the rules leave them open, only rows of both sides."""
     well_formed(table, branch)
     if wanted is not None:
         same(table, branch, wanted, "strategy")
@@ -106,7 +106,7 @@ def _same_rows(wanted: Values, found: Values, law: str) -> None:
 
 
 def well_formed(table: LanceTable, branch: str, *, deep: bool = False) -> None:
-    """Hold that nothing is wrong with the newest version of a branch: for the package, and for pylance."""
+    """Check that neither the package nor pylance finds a problem in the newest version of a branch."""
     report = table.maintenance.verify(branch, deep=deep)
     hold(report.ok, "well formed", "; ".join(map(str, report.problems)))
     dataset = as_pylance(table, branch)
@@ -122,14 +122,14 @@ def well_formed(table: LanceTable, branch: str, *, deep: bool = False) -> None:
 
 
 def row_ids(dataset: lance.LanceDataset) -> dict[int, tuple[int, int, int]]:
-    """The row id of every row by its key, and the versions it was made and changed in."""
+    """The row id of every row by its key, and the versions in which it was created and last updated."""
     found = dataset.to_table(columns=[KEY, *LINEAGE])
     rows = zip(*(found[name].to_pylist() for name in (KEY, *LINEAGE)), strict=True)
     return {key: (row_id, created, updated) for key, row_id, created, updated in rows}
 
 
 def lineage_kept(before: dict[int, tuple[int, int, int]], after: dict[int, tuple[int, int, int]], version: int) -> None:
-    """Hold that rows keep their ids and the version they were made in, and that no version lies ahead."""
+    """Check that rows keep their ids and creation versions, and that no version of a row is in the future."""
     for key, (row_id, created, updated) in after.items():
         hold(created <= version and updated <= version, "lineage", f"row {key}: {created}, {updated} after {version}")
         was = before.get(key, (row_id, created, 0))
@@ -137,7 +137,7 @@ def lineage_kept(before: dict[int, tuple[int, int, int]], after: dict[int, tuple
 
 
 def indices_left(dataset: lance.LanceDataset, source: Snapshot, dest: Snapshot) -> dict[str, int]:
-    """Hold that a merge made no index up; returns those that are left, which may be fewer."""
+    """Check that a merge has only expected indices; return those that are left, which may be fewer."""
     known = {**source.indices, **dest.indices}
     names = {index.name for index in dataset.describe_indices()}
     hold(names <= known.keys(), "index", f"{names - known.keys()} were on neither side")
@@ -145,7 +145,7 @@ def indices_left(dataset: lance.LanceDataset, source: Snapshot, dest: Snapshot) 
 
 
 def indexed(uri: str, branch: str, snapshot: Snapshot) -> None:
-    """Hold that a query finds the same rows with an index and without."""
+    """Check that a query finds the same rows with an index and without it."""
     dataset: lance.LanceDataset = as_pylance(LanceTable.open(uri), branch)
     for token in set(snapshot.indices.values()):
         column = snapshot.column(token)

@@ -1,4 +1,4 @@
-"""What is tried beside a merge, on branches that go no further: other ways to it, and ways that end early."""
+"""Checks beside a merge, on throw-away branches: other ways to the same result, and merges that end early."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ _WINNER = re.compile("(?:source|dest)-wins")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeChecks:
-    """One merge, of the heads that two branches have before it."""
+    """The checks of one merge, with the heads of both branches before it."""
 
     uri: str
     source: str
@@ -45,13 +45,13 @@ class MergeChecks:
         return LanceTable.open(self.uri, FAST)
 
     def foretold(self, outcomes: Sequence[Outcome]) -> tuple[tuple[Conflict, ...], bool]:
-        """Look at the merge beforehand, both ways; returns its conflicts, and whether they are the same both ways."""
+        """Preview the merge in both directions; return its conflicts, and whether both directions have the same."""
         table = self.table
         there, back = table.preview_merge(self.source, self.into), table.preview_merge(self.into, self.source)
         self._hints_are_true(there)
         lopsided = mirrored(there, back, (len(self.source_head.snapshot.rows), len(self.dest_head.snapshot.rows)))
         if lopsided and back.conflicts and not any(outcome.may_refuse for outcome in outcomes):
-            # The merge itself is judged when it is made.
+            # The merge in the actual direction is judged when it is made.
             story = "\n".join([*self.told, "... the other way round"])
             self.tally.needless.append(("; ".join(map(str, back.conflicts)), story))
         missed = lopsided and not back.conflicts and all(outcome.must_refuse for outcome in outcomes)
@@ -59,7 +59,7 @@ class MergeChecks:
         return there.conflicts, mirrors(there, back)
 
     def _hints_are_true(self, preview: MergePreview) -> None:
-        """Hold that the call that is offered settles everything, and each strategy that is offered its conflict."""
+        """Check that the call in the remedy settles all conflicts, and each strategy in a hint its own conflict."""
         call = preview.remedy.call if preview.remedy is not None else None
         if call is not None:
             left = self._left(call.named["strategy"])  # type: ignore[arg-type]  # it is a strategy
@@ -75,7 +75,7 @@ class MergeChecks:
         return self.table.preview_merge(self.source, self.into, strategy=strategy).conflicts
 
     def cut_short(self) -> None:
-        """Begin the merge and do not finish it: the dest is what it was, or what it is after the merge."""
+        """Begin the merge and interrupt it: the dest has the state before the merge, or that after it."""
         before = opened(self.uri, self.into).version
         ended = cut_short(self.uri, self.source, self.into, self.dice)
         self.tally.done[f"a merge that {ended}"] += 1
@@ -85,7 +85,7 @@ class MergeChecks:
             laws.same(self.table, self.into, self.dest_head.snapshot, "cut short")
 
     def unknown(self) -> None:
-        """Hold that nothing is made of a version that says something nobody knows."""
+        """Check that a version with an unknown feature or operation is refused, and no version is made."""
         bases = self.graph.bases(self.source_head.within, self.dest_head.within)
         what = self.dice.pick([*MANIFESTS, OPERATION])
         choices = [self.source_head.node, self.dest_head.node, *(base.node for base in bases)]
@@ -105,7 +105,7 @@ class MergeChecks:
         hold(before == opened(self.uri, self.into).version, "unknown", "a version was made")
 
     def _not_merged(self) -> list[Node]:
-        """Return what either side did itself, and nobody merged before: whoever did that knew what it is."""
+        """Return the versions of either side that no merge contains: a program that merged one has understood it."""
         sides = sorted(self.source_head.within ^ self.dest_head.within)
         merges = [made for made in self.graph.made.values() if made.merged]
         return [
@@ -116,7 +116,7 @@ class MergeChecks:
         ]
 
     def decided(self, conflicts: Sequence[Reason], *, mirrored: bool) -> None:
-        """Hold that conflicts can be decided for either side; where all are mirrored, it is the same both ways."""
+        """Check that strategies decide conflicts for either side, equally in both directions if these are mirrored."""
         bases = self.graph.bases(self.source_head.within, self.dest_head.within)
         did = self.graph.since(self.source_head.within, self.dest_head.within)
         others = self.graph.since(self.dest_head.within, self.source_head.within)
@@ -141,7 +141,7 @@ class MergeChecks:
         self.told[-1] = told
 
     def _decided_back(self, trial: str, strategy: Winner) -> None:
-        """Hold that the other strategy has the same rows when the merge is made the other way round."""
+        """Check that the merge in the other direction has the same rows with the opposite strategy."""
         back = f"{trial}-back"
         self.table.branches.create(back, self.source)
         try:
@@ -152,11 +152,11 @@ class MergeChecks:
         self.tally.done["decided both ways"] += 1
 
     def made(self, merge: Made, before: int) -> None:
-        """Hold that other ways to a merge that was made have the same; one sort of them each time.
+        """Check that another way to make the merge has the same result; each call checks one kind of way.
 
         Args:
-            merge: The version it made.
-            before: The number its dest had before.
+            merge: The version that the merge made.
+            before: The number of the dest's head before the merge.
         """
         dest, sort = f"{self.into}@{before}", merge.node[1] % 3
         if sort == 0:
@@ -172,16 +172,16 @@ class MergeChecks:
         try:
             self.table.merge(dest, into=mirror)
         except MergeConflictError:
-            # Foretold, and judged, before the merge.
+            # `foretold` has judged these conflicts before the merge.
             return
         same_rows(self.table, mirror, self.into, "both ways")
         self.tally.done["merged both ways"] += 1
 
     def _squashed_and_looked_at(self, dest: str, result: Snapshot) -> None:
-        """Hold that a squash, and a branch made for a look beforehand, have the same.
+        """Check that a squash and a preview branch have the same result as the merge.
 
-        The second has the same content id, unless rows are written anew: the name of their data file is random, and
-        deletion files count by what is in them. A squash has another one, since it says what was squashed.
+        The preview branch also has the same content id, unless the merge rewrites rows: the name of their data file is
+        random, while deletion files count by their content. A squash has another one, since it records its sources.
         """
         squashed, looked_at = f"q{len(self.told)}", f"p{len(self.told)}"
         self.table.branches.create(squashed, dest)

@@ -1,4 +1,4 @@
-"""The three states of a merge, how they differ, and what comes of it."""
+"""The three states of a merge, their differences, and its outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ DEST_WINS: Literal["dest-wins"] = "dest-wins"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedConflict:
-    """One conflict: the kind of thing, which one, and whether it must not be merged."""
+    """One conflict: its kind, its unit, and whether the merge must be refused."""
 
     kind: str
     unit: str
@@ -21,34 +21,34 @@ class ExpectedConflict:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the rules say of one merge."""
+    """The result of one merge by the rules, and its conflicts."""
 
     result: Snapshot
     conflicts: list[ExpectedConflict] = field(default_factory=list)
 
     def but(self, conflict: ExpectedConflict) -> "Outcome":
-        """The same with one more conflict."""
+        """The same outcome with one more conflict."""
         return Outcome(self.result, [*self.conflicts, conflict])
 
     @property
     def must_refuse(self) -> bool:
-        """Whether a merge would be wrong."""
+        """Whether a merge would be wrong, so that it must be refused."""
         return any(conflict.hard for conflict in self.conflicts)
 
     @property
     def may_refuse(self) -> bool:
-        """Whether a refusal is right."""
+        """Whether a refusal is allowed."""
         return bool(self.conflicts)
 
     @property
     def kinds(self) -> set[str]:
-        """What the conflicts are about."""
+        """The kinds of the conflicts."""
         return {conflict.kind for conflict in self.conflicts}
 
 
 @dataclass(frozen=True, slots=True)
 class MergeInputs:
-    """The three states of a merge, and what each side did since the base."""
+    """The three states of a merge, and the versions that each side made since the base."""
 
     base: Snapshot
     source: Snapshot
@@ -58,7 +58,7 @@ class MergeInputs:
 
 
 def touched(base: Snapshot, side: Snapshot) -> dict[int, str]:
-    """What became of each row of the base that is not the same: "updated" or "deleted"."""
+    """The change of each row of the base that a side changed: "updated" or "deleted"."""
     return {
         uid: "updated" if uid in side.rows else "deleted"
         for uid, row in base.rows.items()
@@ -67,7 +67,7 @@ def touched(base: Snapshot, side: Snapshot) -> dict[int, str]:
 
 
 def inserted(base: Snapshot, side: Snapshot) -> set[int]:
-    """The rows a side has that the base has not."""
+    """The rows of a side that the base does not have."""
     return side.rows.keys() - base.rows.keys()
 
 
@@ -85,7 +85,7 @@ def rewritten(base: Snapshot, side: Snapshot, uid: int) -> dict[int, Cell]:
 
 
 def moved_by(base: Snapshot, other: Snapshot, *, beside: Snapshot) -> set[int]:
-    """The rows that one side updated, and the other not in the same way."""
+    """The rows that one side updated, and that the other one did not update in the same way."""
     return {
         uid
         for uid, change in touched(base, other).items()

@@ -1,4 +1,4 @@
-"""Where work on a branch takes place, what it picks, and how what was done is told.
+"""The context of an operation on a branch: its table and model, its random choices, and the report of its result.
 
 An operation picks its rows and columns with `Dice`, which answers any question with a number. So when a step is left
 out of a history, later steps pick other rows, but they can still be done.
@@ -36,21 +36,21 @@ PINNED = (KEY, PART)
 
 @dataclass(slots=True)
 class Dice:
-    """Numbers thrown beforehand; one is used up for each question, and they start again when there are no more."""
+    """A fixed sequence of random numbers: each question takes the next one, and after the last the first follows."""
 
     numbers: tuple[int, ...]
     thrown: Iterator[int] = field(default_factory=count)
 
     def below(self, most: int) -> int:
-        """A number from 0 on."""
+        """A number from 0 to below a limit."""
         return self.numbers[next(self.thrown) % len(self.numbers)] % most
 
     def pick(self, choices: list[T]) -> T:
-        """One of some."""
+        """One of several items."""
         return choices[self.below(len(choices))]
 
     def some(self, choices: list[T], most: int) -> list[T]:
-        """A few that follow each other; none of none."""
+        """A few consecutive items; none if there are none."""
         if not choices:
             return []
         first, number = self.below(len(choices)), 1 + self.below(most)
@@ -59,13 +59,13 @@ class Dice:
 
 @dataclass(slots=True)
 class Names:
-    """What was never used before: ids of rows, tokens, names, values."""
+    """Unused row ids, tokens, names and values."""
 
     ids: Iterator[int] = field(default_factory=lambda: count(1))
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def value(self, kind: pa.DataType) -> Value:
-        """A value nothing else has, null at times."""
+        """A unique value, sometimes null."""
         number = next(self.numbers)
         if number % 11 == 0:
             return None
@@ -95,7 +95,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
-    """Where an operation takes place."""
+    """The table, the branch and the model on which an operation works."""
 
     uri: str
     branch: str
@@ -119,7 +119,7 @@ class OperationContext:
 
     @property
     def writer(self) -> Writer:
-        """Who works."""
+        """The program that does the operation."""
         return (
             PackageWriter(lambda: LanceTable.open(self.uri, FAST))
             if self.by_package
@@ -128,15 +128,15 @@ class OperationContext:
 
     @property
     def stamp(self) -> int:
-        """A stamp for what is written."""
+        """A new stamp for a write."""
         return next(self.names.numbers)
 
     def uids(self, most: int = 2) -> list[int]:
-        """Some rows there are."""
+        """The ids of some existing rows."""
         return self.dice.some(sorted(self.seen.rows), most)
 
     def new_rows(self, most: int = 3, part: str | None = None) -> dict[int, dict[int, Value]]:
-        """Some rows there never were, all of one partition."""
+        """Some new rows, all of one partition."""
         token = self.seen.columns[0].token
         part = part or self.dice.pick(list(PARTS))
         number = 1 + self.dice.below(most) if len(self.seen.rows) < MOST_ROWS else 1
@@ -157,7 +157,7 @@ class OperationContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationResult:
-    """What was done: in words, what the branch holds then, and what was claimed."""
+    """The result of an operation: a description, the resulting content of the branch, and the claims."""
 
     did: str
     told: str
@@ -174,5 +174,5 @@ def opened(uri: str, branch: str) -> lance.LanceDataset:
 
 
 def where(uids: list[int]) -> str:
-    """Rows by name."""
+    """The SQL predicate that selects rows by their ids."""
     return f"{KEY} IN ({', '.join(map(str, sorted(uids)))})"

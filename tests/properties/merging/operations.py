@@ -1,4 +1,4 @@
-"""Every kind of work on a branch; here, that on the table as a whole."""
+"""Every kind of operation on a branch; this module has those on the table as a whole."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,17 +27,17 @@ def _mapped(context: OperationContext, kind: str, own: Mapping[str, str]) -> Ope
 
 
 def configure(context: OperationContext) -> OperationResult:
-    """Set a key of the configuration, or take it out."""
+    """Set or delete a key of the config."""
     return _mapped(context, "config", context.seen.config)
 
 
 def describe(context: OperationContext) -> OperationResult:
-    """Set a key of the table's metadata, or take it out."""
+    """Set or delete a key of the table's metadata."""
     return _mapped(context, "metadata", context.seen.metadata)
 
 
 def index(context: OperationContext) -> OperationResult | None:
-    """Make an index."""
+    """Create an index."""
     column = context.free_column(scalar=True, unindexed=True)
     if column is None or not context.seen.rows:
         return None

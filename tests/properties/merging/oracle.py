@@ -1,11 +1,11 @@
-"""What a merge has to give: the rules of three-way merges over plain values, written without a look at the engine.
+"""The expected result of a merge: the rules of three-way merges over plain values, written independently of the engine.
 
-For every row: same, updated or deleted on each side since the base. Changed on one side only, the change holds; deleted
-on both is deleted; anything else is a conflict. Columns, their facets and the keys of maps go by the same table. Claims
-are about rows that are not there: who replaced a partition says that nobody else put rows into it.
+Each side has kept, updated or deleted every row since the base. A change of one side only is taken; a row that both
+deleted is deleted; anything else is a conflict. The same table applies to columns, their facets and the keys of maps.
+Claims are about absent rows: a side that replaced a partition claims that nobody else inserted rows into it.
 
-A conflict is `hard` when merging would lose or double something, or answer with something neither side has. It is soft
-where the rules let a program refuse that knows less than this model; then what is merged has to be `Outcome.result`.
+A conflict is `hard` when a merge would lose or duplicate something, or give something that neither side has. It is soft
+where the rules let a program refuse that knows less than this model; a program that merges must give `Outcome.result`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,8 +31,8 @@ def expected(inputs: MergeInputs, strategy: str | None = None) -> Outcome:
 
     Args:
         inputs: The states.
-        strategy: Who wins a conflict over a row, a key of a map or the whole table. None gives what a merge has
-            where conflicts are soft.
+        strategy: The side that wins a conflict over a row, a key of a map or the whole table. None gives the result
+            of a merge whose conflicts are all soft.
     """
     conflicts: list[ExpectedConflict] = []
     columns = merged_columns(inputs, conflicts, strategy)
@@ -52,13 +52,13 @@ def expected(inputs: MergeInputs, strategy: str | None = None) -> Outcome:
 
 
 def merges(graph: VersionGraph, source: Made, dest: Made, known: Mapping[int, Row] | None = None) -> list[Outcome]:
-    """What the rules say, once for each merge base; with what a restore took out as new, and as known.
+    """The outcomes by the rules for each merge base, with versions that a restore removed counted as new, and as known.
 
     Args:
         graph: All versions.
-        source: What is merged.
-        dest: What it is merged into.
-        known: Rows that both sides had, though no merge base has them.
+        source: The version that is merged.
+        dest: The version that it is merged into.
+        known: Rows that both sides had, although no merge base has them.
     """
     found = []
     for source_nodes, dest_nodes in dict.fromkeys(((source.within, dest.within), (source.ever, dest.ever))):
@@ -78,7 +78,7 @@ def merges(graph: VersionGraph, source: Made, dest: Made, known: Mapping[int, Ro
 
 
 def _bases(graph: VersionGraph, best: Sequence[Made]) -> Sequence[Snapshot]:
-    """The one state that several merge bases make together; each of them where they contradict each other."""
+    """The merged state of several merge bases, or each of their states if they conflict with each other."""
     joined, within = best[0].snapshot, best[0].within
     for other in best[1:]:
         below = graph.bases(within, other.within)
@@ -91,13 +91,13 @@ def _bases(graph: VersionGraph, best: Sequence[Made]) -> Sequence[Snapshot]:
 
 
 def resolved(inputs: MergeInputs, strategy: str, told: Collection[Reason] = ()) -> Snapshot | None:
-    """What a merge has when one side wins every conflict; None where the rules leave open how much that side wins.
+    """The result of a merge in which one side wins every conflict; None if the rules leave open how much it wins.
 
     Args:
         inputs: The states.
-        strategy: Who wins.
-        told: The conflicts that were told before. Where these are of more kinds, or about more rows, than the rules ask
-            for, the side wins what they are about as well.
+        strategy: The side that wins.
+        told: The conflicts that a preview has reported. If these are of more kinds, or about more rows, than the rules
+            require, the side wins their subjects too.
     """
     outcome = expected(inputs, strategy)
     if not outcome.conflicts or not all(conflict.hard for conflict in outcome.conflicts):
@@ -113,12 +113,12 @@ def resolved(inputs: MergeInputs, strategy: str, told: Collection[Reason] = ()) 
     whole = outcome.kinds - maps == {"table"}
     loser = inputs.dest if winner is inputs.source else inputs.source
     if whole and loser.columns != inputs.base.columns:
-        # Whether a column that only the loser has goes with its rows is left open.
+        # The rules leave open whether a column that only the loser has is lost with the loser's rows.
         return None
     if whole:
         return replace(winner, config=outcome.result.config, metadata=outcome.result.metadata)
     if outcome.kinds <= {"rows", *maps}:
-        # Rows that a replacement took out may count as its partition.
+        # Rows that a replacement deleted may count as a part of its partition.
         claimed_too = any(made.claims for made in (*inputs.source_did, *inputs.dest_did))
         open_ones = ("in place", "cell")
         unknown = any(word in conflict.unit for conflict in outcome.conflicts for word in open_ones)
@@ -133,7 +133,7 @@ def resolved(inputs: MergeInputs, strategy: str, told: Collection[Reason] = ()) 
 
 
 def _rows_won(inputs: MergeInputs, merged: Snapshot, strategy: str) -> Snapshot:
-    """Rows that one side updated without a column that the other one filled: as the winner has them."""
+    """Take rows that one side updated without a column that the other side filled from the winner."""
     rows = dict(merged.rows)
     for side, other, wins in ((inputs.source, inputs.dest, SOURCE_WINS), (inputs.dest, inputs.source, DEST_WINS)):
         new = {one.token for one in side.columns} - {one.token for one in inputs.base.columns}

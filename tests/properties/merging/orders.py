@@ -1,4 +1,4 @@
-"""Branches merged one after another: which one first makes no difference to the rows, where all can be merged."""
+"""Branches merged one after another: the order makes no difference to the rows, if all of them can be merged."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ from tests.properties.merging.symmetry import same_rows
 
 
 def merged_in(table: LanceTable, name: str, dest: str, order: Sequence[str]) -> MergeConflictError | None:
-    """Merge branches into a new fork of another one; why that is refused."""
+    """Merge branches into a new fork of another one; return the reason if that is refused."""
     table.branches.create(name, dest)
     try:
         for source in order:
@@ -21,7 +21,7 @@ def merged_in(table: LanceTable, name: str, dest: str, order: Sequence[str]) -> 
 
 
 def any_order(table: LanceTable, dest: str, orders: Sequence[Sequence[str]]) -> dict[str, MergeConflictError | None]:
-    """Hold that all orders that are not refused have the same; returns what became of each, by the fork it is on."""
+    """Check that all orders that are not refused give the same rows; return the outcome of each by its fork."""
     found = {f"in-order-{n}": merged_in(table, f"in-order-{n}", dest, order) for n, order in enumerate(orders)}
     made = [name for name, refused in found.items() if refused is None]
     for one, other in pairwise(made):

@@ -1,4 +1,4 @@
-"""Cherry-picks, reverts and restores at random, on branches that go no further."""
+"""Random cherry-picks, reverts and restores, on throw-away branches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,15 +24,15 @@ Work = Callable[[str, str, Dice], None]
 
 
 class Take(Protocol):
-    """Takes a change over, or back, on a branch."""
+    """A function that cherry-picks or reverts a change on a branch."""
 
     def __call__(self, branch: str, strategy: Winner | None = None) -> object:
-        """Do it, with a strategy where it is contradicted."""
+        """Make or revert the change; the strategy decides conflicts."""
 
 
 @dataclass(slots=True)
 class PickChecks:
-    """What is tried beside a history, at the heads it has at the time."""
+    """Checks beside a history, on the heads that its branches have at the time."""
 
     uri: str
     stable: bool
@@ -48,7 +48,7 @@ class PickChecks:
         return LanceTable.open(self.uri, FAST)
 
     def do(self, kind: str, branch: str, dice: Dice) -> None:
-        """Try one thing on forks of a branch."""
+        """Do one of the checks on forks of a branch."""
         self.told.append("")
         try:
             {"pick": self.pick, "revert": self.revert, "restore": self.restore}[kind](branch, dice)
@@ -60,7 +60,7 @@ class PickChecks:
             self.told.pop()
 
     def pick(self, onto: str, dice: Dice) -> None:
-        """Make the change of some version again, then at times all of the branch it is from."""
+        """Cherry-pick some version, then sometimes merge the branch that it is from."""
         head = self.graph.head(onto)
         commits = [made for made in self.graph.made.values() if made.parents and not made.merged]
         new = [made for made in commits if made.node not in head.within]
@@ -68,7 +68,7 @@ class PickChecks:
             return
         commit = dice.pick(new if new and dice.below(5) else commits)
         if commit.node in head.ever and _columns(commit) - _columns(self.graph.made[commit.parents[0]]):
-            # Whether a column that was renamed since, and has no values any more, is the one that is added is open.
+            # It is open whether a column that was renamed and emptied since is the column that the pick adds.
             return
         trial = self._fork(onto)
         self.tell(f"pick {_name(commit)} onto {trial}")
@@ -85,7 +85,7 @@ class PickChecks:
             self._merged_too(commit, trial, result)
 
     def revert(self, where: str, dice: Dice) -> None:
-        """Take some version back; then take that back, and once more the version."""
+        """Revert some version, then revert the revert, and then revert the version again."""
         head = self.graph.head(where)
         commits = [self.graph.made[node] for node in sorted(head.ever) if self.graph.made[node].parents]
         if not commits:
@@ -120,7 +120,7 @@ class PickChecks:
         self._exactly(trial, made, "revert again")
 
     def _done_at_once(self, trial: str, take: Take, commit: Made, number: int) -> bool:
-        """Take the last version back, which is never refused, but for rows that only their ids could tell of."""
+        """Revert the newest version, which is refused only for rows that could be identified only by their ids."""
         try:
             take(trial)
         except MergeConflictError as error:
@@ -131,7 +131,7 @@ class PickChecks:
         return True
 
     def restore(self, branch: str, dice: Dice) -> None:
-        """Go back to any version, on a branch that at times did something itself; then back again; merge it."""
+        """Restore any version on a branch, which sometimes has changes of its own; restore back, and merge it."""
         trial, other = self._fork(branch), self._fork(branch)
         for _ in range(dice.below(3)):
             self.work(dice.pick(list(OPERATIONS)), trial, dice)
@@ -178,7 +178,7 @@ class PickChecks:
         return name
 
     def _made(self, trial: str, result: Snapshot, head: Made, of: Made) -> Made:
-        """Note the newest version of a branch; the head as it was where that is still the newest."""
+        """Add the newest version of a branch to the model; return the known head if that is still the newest."""
         number = opened(self.uri, trial).version
         if number == head.node[1]:
             return head
@@ -197,14 +197,14 @@ class PickChecks:
         return made
 
     def _taken(self, kind: str, change: ChangeRange, trial: str, take: Take, dice: Dice) -> Made | None:
-        """Take a change over, or back, by the rules; None when it is refused."""
+        """Make or revert a change, and compare it with the rules; None when it is refused."""
         head = self.graph.head(trial)
         all_inputs = change.all_inputs(self.graph, head)
         outcomes = [outcome(inputs) for inputs in all_inputs]
-        # Taking back a replacement is to bring back what the branch had; a pick brings it only where it is not gone.
+        # A revert of a replacement restores rows that the branch had; a pick brings rows only if they are not gone.
         known = [known_rows(self.graph, head, inputs) if kind == "pick" else {} for inputs in all_inputs]
         if kind == "pick" and (any(known) or change.did.node in head.ever):
-            # What was done since may hide that it is there. Rows that were taken out may be meant to come again.
+            # Later changes may hide that the change is already there. Rows that were deleted may have to come again.
             told = [outcome(with_rows(inputs, rows)) for inputs, rows in zip(all_inputs, known, strict=True)]
             again = change.did.node not in head.ever and any(rows.keys() - head.snapshot.rows.keys() for rows in known)
             outcomes = [*told, *outcomes] if again or not self.stable else told
@@ -238,7 +238,7 @@ class PickChecks:
         return laws.same_as_one(self.table, trial, [one.result for one in outcomes if not one.must_refuse], law)
 
     def _again(self, kind: str, trial: str, take: Take) -> None:
-        """Hold that doing the same once more makes no version."""
+        """Check that making or reverting the same change again makes no version."""
         number = opened(self.uri, trial).version
         try:
             take(trial)
@@ -261,7 +261,7 @@ class PickChecks:
     def _decided(
         self, kind: str, inputs: MergeInputs, told: MergeConflictError, take: Take, trial: str, strategy: Winner
     ) -> None:
-        """Hold that a conflict can be decided for either side."""
+        """Check that a strategy can decide a conflict for either side."""
         self.tell(f"... then {strategy}")
         try:
             take(trial, strategy)
@@ -275,9 +275,9 @@ class PickChecks:
         laws.decided(self.table, trial, (*since, inputs.base, inputs.source, inputs.dest), wanted)
 
     def _merged_too(self, commit: Made, trial: str, picked: Made) -> None:
-        """Merge the branch that a change was picked from: the change is not made twice.
+        """Check that a merge of the branch that a change was picked from does not make the change twice.
 
-        Nobody can tell that a column which was picked, or its type, is the same one: that may be refused.
+        It cannot be known that a column that was picked, or its type, is the same one, so this may be refused.
         """
         source = commit.node[0]
         self.tell(f"... then merge {source}")
@@ -302,7 +302,7 @@ class PickChecks:
         self.tally.done["merge a picked one"] += 1
 
     def _exactly(self, trial: str, wanted: Made, law: str) -> None:
-        """Hold that a branch is exactly what some version was, its schema included."""
+        """Check that a branch has exactly the content of some version, including its schema."""
         laws.same(self.table, trial, wanted.snapshot, law)
         laws.well_formed(self.table, trial)
         schemas = _at(self.uri, wanted.node).schema, opened(self.uri, trial).schema

@@ -1,4 +1,4 @@
-"""Merges taken back some time after they were made, on branches that go no further."""
+"""Merges that are reverted some time after they were made, on throw-away branches."""
 
 from lance_dagster import Winner
 from tests.properties.merging.change_ranges import ChangeRange
@@ -10,10 +10,10 @@ _BETWEEN = ("append", "append", "delete", "update", "compact", "config")
 
 
 class RevertChecks(PickChecks):
-    """Reverts of merges, as far as the rules of any revert go."""
+    """Checks of reverted merges, by the rules of every revert."""
 
     def merge_taken_back(self, merge: Made, dest: Made, dice: Dice) -> None:
-        """Take a merge back that is the newest version, which gives exactly what the dest was; and an older one."""
+        """Revert the newest version, a merge, which must restore exactly the dest before it; and an older merge."""
         self.told.append("")
         name = f"{merge.node[0]}@{merge.node[1]}"
         try:

@@ -1,4 +1,4 @@
-"""Work on rows, done by one of two programs, and what it makes of the model."""
+"""Changes of rows, made by one of two programs, and their effect on the model."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from tests.properties.replica import KEY
 
 
 def append(context: OperationContext) -> OperationResult:
-    """Add rows; by the package at times with the name of their partition."""
+    """Add rows; the package sometimes names their partition."""
     part = context.dice.pick(list(PARTS))
     rows = context.new_rows(part=part)
     data = context.seen.arrow(rows.values())
@@ -24,7 +24,7 @@ def append(context: OperationContext) -> OperationResult:
 
 
 def delete(context: OperationContext) -> OperationResult | None:
-    """Take rows out."""
+    """Delete rows."""
     uids = context.uids()
     if not uids:
         return None
@@ -33,7 +33,7 @@ def delete(context: OperationContext) -> OperationResult | None:
 
 
 def update(context: OperationContext) -> OperationResult | None:
-    """Give rows another value in one column, or put them into another partition."""
+    """Change the values of rows in one column, or move rows to another partition."""
     uids, column = context.uids(), context.free_column(scalar=True)
     if context.dice.below(6) == 0:
         column = context.seen.by_name(PART)
@@ -49,9 +49,9 @@ def update(context: OperationContext) -> OperationResult | None:
 
 
 def upsert(context: OperationContext) -> OperationResult:
-    """Give rows other values in every column, and add some; by the package at times some that another branch added too.
+    """Update all columns of rows, and insert some; the package sometimes inserts rows that another branch added too.
 
-    Pylance does not say of which keys a row is, so nobody could tell that both mean the same.
+    Pylance does not record the keys of a row, so nobody could know that both branches mean the same row.
     """
     uids, rows = context.uids(2), context.new_rows(2)
     if context.by_package and context.taken and context.dice.below(5) == 0:
@@ -67,7 +67,7 @@ def upsert(context: OperationContext) -> OperationResult:
 
 
 def upsert_partly(context: OperationContext) -> OperationResult | None:
-    """Give rows other values in one column, by their keys; a program may do that in place."""
+    """Change the values of rows in one column, by their keys; a program may do that in place."""
     uids, column = context.uids(), context.free_column(unindexed=True)
     key = context.seen.by_name(KEY)
     if not uids or column is None or key is None:
@@ -85,7 +85,7 @@ def upsert_partly(context: OperationContext) -> OperationResult | None:
 
 
 def replace_part(context: OperationContext) -> OperationResult | None:
-    """Replace a partition, or rows by a condition; this package alone can."""
+    """Replace a partition, or rows that match a condition, which only this package can do."""
     if not context.by_package:
         return None
     part, how = context.dice.pick(list(PARTS)), context.dice.below(4)
@@ -101,7 +101,7 @@ def replace_part(context: OperationContext) -> OperationResult | None:
 
 
 def overwrite(context: OperationContext) -> OperationResult:
-    """Replace everything by rows of the same columns; their history starts anew."""
+    """Overwrite the table with rows of the same columns, whose history starts anew."""
     given = context.new_rows()
     context.writer.overwrite(context.branch, context.seen.arrow(given.values()))
     stamp = context.stamp
@@ -114,7 +114,7 @@ def overwrite(context: OperationContext) -> OperationResult:
 
 
 def compact(context: OperationContext) -> OperationResult | None:
-    """Put rows of small fragments together. Pylance's own breaks indices that a branch inherited."""
+    """Compact small fragments, but not of a branch with indices: pylance's compaction breaks inherited indices."""
     if context.seen.indices and context.branch != "main":
         return None
     if context.by_package:

@@ -1,4 +1,4 @@
-"""Rows in a merge: the same, updated or deleted on each side; cells written in place."""
+"""Rows in a merge: unchanged, updated or deleted on each side, and cells that were written in place."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from tests.properties.merging.rows_model import Row, Value
 
 
 def merged_rows(inputs: MergeInputs, conflicts: list[ExpectedConflict], strategy: str | None) -> dict[int, Row]:
-    """Decide about every row, and note the conflicts."""
+    """Decide about every row, and record the conflicts."""
     base, source, dest = inputs.base, inputs.source, inputs.dest
     found: dict[int, Row] = {}
     for uid in dict.fromkeys((*dest.rows, *source.rows)):
@@ -21,7 +21,7 @@ def merged_rows(inputs: MergeInputs, conflicts: list[ExpectedConflict], strategy
 
 @dataclass(slots=True)
 class _Decision:
-    """What becomes of one row that at least one side has."""
+    """The decision about one row that at least one side has."""
 
     inputs: MergeInputs
     uid: int
@@ -50,12 +50,12 @@ class _Decision:
         return self.one_updated(base, source, dest)
 
     def one_deleted(self, base: Row, source: Row | None, dest: Row | None) -> Row | None:
-        """Deleted on one side."""
+        """Decide about a row that one side deleted."""
         left, side = (source, self.inputs.source) if dest is None else (dest, self.inputs.dest)
         assert left is not None
         if left.stamp != base.stamp:
-            # An update that changed no value loses nothing with the row; where only stamps tell of it, the package
-            # compares values and lets the row go. So does one whose columns the same side took back.
+            # The deletion loses nothing of an update that changed no value: where only stamps show the update, the
+            # package compares values and deletes the row. The same holds if that side has dropped the updated columns.
             lost = any(cell.value != _value(base, token) for token, cell in left.cells.items())
             self.conflict("rows", "updated and deleted", hard=lost)
             return left if self.strategy == (SOURCE_WINS if side is self.inputs.source else DEST_WINS) else None
@@ -66,7 +66,7 @@ class _Decision:
         return None
 
     def both_updated(self, base: Row, source: Row, dest: Row) -> Row:
-        """Updated on both sides: cell by cell, by what values tell. A program may refuse to write the row anew."""
+        """Decide about a row that both sides updated, cell by cell; a program may refuse to rewrite the row."""
         merged, contested = dict(dest.cells), False
         for token, cell in source.cells.items():
             before, here = (_value(row, token) for row in (base, dest))
@@ -79,12 +79,12 @@ class _Decision:
             merged[token] = cell
         made = Row(merged, -((source.stamp << 32) + dest.stamp))
         row = next((one for one in (dest, source) if _has_equal_values(one, made)), made)
-        # Whether the loser keeps its other cells is left open: a row that cannot be written anew is the winner's whole.
+        # It is open whether the loser keeps its other cells: a row that cannot be rewritten is wholly the winner's.
         self.conflict("rows", "updated by both" + (", with other cells" if row is made else ""), hard=contested)
         return row
 
     def one_updated(self, base: Row, source: Row, dest: Row) -> Row:
-        """Updated on one side, at most written in place on the other."""
+        """Decide about a row that one side updated, and the other side left or wrote in place."""
         updated, other = (source, dest) if dest.stamp == base.stamp else (dest, source)
         side = self.inputs.dest if other is dest else self.inputs.source
         written = {
@@ -93,8 +93,8 @@ class _Decision:
             if side.column(token) is not None
         }
         if any(cell.partly for cell in written.values()):
-            # A program may name the rows that it wrote in place, and they count as updated then. Cells that were
-            # written to all rows of a file besides are compared like the others, or refused.
+            # A program may record which rows it wrote in place, and then they count as updated. Cells that were also
+            # written to all rows of a file are compared like the others, or refused.
             if not all(cell.partly for cell in written.values()):
                 self.conflict("rows", "updated, and written in place", hard=False)
             return self.both_updated(base, source, dest)
@@ -106,7 +106,7 @@ class _Decision:
         return Row({**updated.cells, **written, **new}, updated.stamp)
 
     def cells(self, base: Row, source: Row, dest: Row) -> Row:
-        """The same row on both sides: cell by cell."""
+        """Decide cell by cell about a row that neither side updated or deleted."""
         merged = dict(dest.cells)
         self.side_by_side(base, source, dest)
         for token, cell in source.cells.items():
@@ -114,7 +114,7 @@ class _Decision:
             if cell.stamp in (other, before):
                 continue
             if self.is_dropped(token):
-                # The column goes, and its cells with it.
+                # The column is dropped, and its cells with it.
                 continue
             if other != before:
                 if (
@@ -122,7 +122,7 @@ class _Decision:
                     and dest.cells[token].partly
                     and _value(base, token) in (cell.value, _value(dest, token))
                 ):
-                    # One of them wrote the value that was there.
+                    # One of the sides wrote the value that was there already.
                     merged[token] = dest.cells[token] if cell.value == _value(base, token) else cell
                     continue
                 self.conflict("rows", "a cell written by both")
@@ -132,12 +132,12 @@ class _Decision:
         return Row(merged, dest.stamp)
 
     def is_dropped(self, token: int) -> bool:
-        """Whether a side does not have a column of the base any more."""
+        """Whether a side has dropped a column of the base."""
         known = self.inputs.base.column(token) is not None
         return known and any(side.column(token) is None for side in (self.inputs.source, self.inputs.dest))
 
     def side_by_side(self, base: Row, source: Row, dest: Row) -> None:
-        """Note where one side wrote some rows of a column, which a program may do by moving them."""
+        """Record that one side wrote some rows of a column, which a program may do by moving the rows."""
         written = [
             {
                 token: cell
@@ -150,7 +150,7 @@ class _Decision:
             self.conflict("rows", "written in place by both", hard=False)
 
     def conflict(self, kind: str, what: str, *, hard: bool = True) -> None:
-        """Note a conflict."""
+        """Record a conflict."""
         self.conflicts.append(ExpectedConflict(kind, f"row {self.uid} {what}", hard))
 
 
@@ -167,7 +167,7 @@ def _value(row: Row, token: int) -> Value:
 
 
 def _shared(source: Row, dest: Row) -> Row:
-    """A row as both sides got it: nobody knows what it had where they differ."""
+    """The cells that both sides have in common: the original values of the others are unknown."""
     return Row({token: cell for token, cell in source.cells.items() if token in dest.cells}, source.stamp)
 
 

@@ -1,8 +1,8 @@
-"""A table's line as plain values: rows known by `id`, columns known by a token, and what every version did.
+"""The history of a table as plain values: rows identified by `id`, columns by a token, and the change of every version.
 
-Nothing here looks at fragments, row ids or transactions. Every write leaves a stamp: on the row where the row was
-written anew, on the cell where only a column was written in place. Two versions have the same row, or the same cell,
-when the stamps are equal; equal values prove nothing.
+The model does not use fragments, row ids or transactions. Every write leaves a stamp: on the row if the row was
+rewritten, on the cell if only a column was written in place. Two versions have the same row, or the same cell, when the
+stamps are equal; equal values prove nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ Values = Mapping[int, Mapping[str, Value]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value, and which write left it. `partly` says that it was written for some rows of its column only."""
+    """One value, and the stamp of its write. `partly` says that it was written for only some rows of its column."""
 
     value: Value
     stamp: int
@@ -27,22 +27,22 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its cells by column token, and which write made or moved it."""
+    """One row: its cells by column token, and the stamp of the write that made or moved it."""
 
     cells: Mapping[int, Cell]
     stamp: int
 
     def value(self, column: "Column") -> Value:
-        """The value in a column, null where nobody gave one."""
+        """The value in a column, or null if none was written."""
         cell = self.cells.get(column.token)
         return None if cell is None else cell.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column. The token stays whatever it is called; `cast` counts the changes of its type.
+    """A column. Its token stays the same when it is renamed; `cast` counts the changes of its type.
 
-    `computed` says that values were written for the rows there were when it was added.
+    `computed` says that values were written for the existing rows when it was added.
     """
 
     token: int
@@ -55,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a commit takes for itself: all rows there are that match, or the whole table when nothing is named."""
+    """The claim of a commit: it wrote all rows that match, or the whole table when nothing is named."""
 
     what: str
     matches: Callable[[int, Mapping[str, Value]], bool]
@@ -65,7 +65,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one version holds. `indices` are tokens of columns by the name of the index."""
+    """The content of one version. `indices` are the tokens of the indexed columns, by index name."""
 
     columns: tuple[Column, ...]
     rows: Mapping[int, Row] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class Snapshot:
 
     @property
     def schema(self) -> pa.Schema:
-        """As Arrow sees it."""
+        """The schema in Arrow."""
         return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
 
     def values(self) -> Values:
-        """What a reader gets."""
+        """The rows as a reader gets them."""
         return {uid: self.named(row) for uid, row in self.rows.items()}
 
     def named(self, row: Row) -> dict[str, Value]:
@@ -87,15 +87,15 @@ class Snapshot:
         return {column.name: row.value(column) for column in self.columns}
 
     def column(self, token: int) -> Column | None:
-        """The column of a token."""
+        """The column with a token."""
         return next((column for column in self.columns if column.token == token), None)
 
     def by_name(self, name: str) -> Column | None:
-        """The column of a name."""
+        """The column with a name."""
         return next((column for column in self.columns if column.name == name), None)
 
     def arrow(self, rows: Iterable[Mapping[int, Value]], tokens: Iterable[int] | None = None) -> pa.Table:
-        """Rows as a writer would give them, of all columns or some."""
+        """Rows as a writer would pass them, with all columns or some."""
         wanted = None if tokens is None else set(tokens)
         columns = [column for column in self.columns if wanted is None or column.token in wanted]
         named = [{column.name: row.get(column.token) for column in columns} for row in rows]
@@ -103,16 +103,16 @@ class Snapshot:
         return pa.Table.from_pylist(named, schema=schema)
 
     def where(self, claim: Claim) -> list[int]:
-        """The rows that a claim is about."""
+        """The rows that match a claim."""
         return [uid for uid, row in self.rows.items() if claim.matches(uid, self.named(row))]
 
     def without(self, uids: Iterable[int]) -> "Snapshot":
-        """Some rows fewer."""
+        """The snapshot without some rows."""
         gone = set(uids)
         return replace(self, rows={uid: row for uid, row in self.rows.items() if uid not in gone})
 
     def put(self, rows: Mapping[int, Mapping[int, Value]], stamp: int) -> "Snapshot":
-        """Rows written anew, whether they were there or not; what a row is not given, it keeps."""
+        """The snapshot with rows inserted or rewritten; a row keeps the cells that are not given."""
         made = {}
         for uid, given in rows.items():
             kept = self.rows[uid].cells if uid in self.rows else {}
@@ -120,7 +120,7 @@ class Snapshot:
         return replace(self, rows={**self.rows, **made})
 
     def rewritten(self, token: int, values: Mapping[int, Value], stamp: int, *, partly: bool) -> "Snapshot":
-        """Other values in one column, which leaves the rows where they are."""
+        """The snapshot with other values in one column, written in place."""
         made = {
             uid: replace(self.rows[uid], cells={**self.rows[uid].cells, token: Cell(value, stamp, partly)})
             for uid, value in values.items()
@@ -128,18 +128,18 @@ class Snapshot:
         return replace(self, rows={**self.rows, **made})
 
     def with_column(self, column: Column) -> "Snapshot":
-        """Another column in the place of the one of its token, or behind the others."""
+        """The snapshot with a column that replaces the one with its token, or is appended."""
         if self.column(column.token) is None:
             return replace(self, columns=(*self.columns, column))
         return replace(self, columns=tuple(column if own.token == column.token else own for own in self.columns))
 
     def without_column(self, token: int) -> "Snapshot":
-        """One column fewer, and the indices on it."""
+        """The snapshot without a column and the indices on it."""
         columns = tuple(own for own in self.columns if own.token != token)
         return replace(self, columns=columns, indices=_without(self.indices, token))
 
     def with_cast(self, column: Column, kind: pa.DataType, stamp: int) -> "Snapshot":
-        """A column of another type."""
+        """The snapshot with another type of a column."""
         changed = self.with_column(replace(column, type=kind, cast=stamp, computed=True))
         return replace(changed, indices=_without(self.indices, column.token))
 
@@ -154,10 +154,10 @@ Node = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A version: what it holds, what it contains of history, and what it did itself.
+    """A version: its content, the history that it contains, and its own change.
 
-    `within` are the versions whose work it has, itself included; `ever` those it came after, whose work a restore may
-    have taken out again. `parents` are those it was made from. `merged` says that it only joined two others.
+    `within` are the versions whose changes it contains, including itself; `ever` are all its ancestors, whose changes a
+    restore may have removed. `parents` are the versions it was made from. `merged` says that it is only a merge.
     """
 
     node: Node
@@ -171,13 +171,13 @@ class Made:
 
     @property
     def merged(self) -> bool:
-        """Whether it did nothing but join two others."""
+        """Whether the version is only a merge of two others."""
         return self.did == "merge"
 
 
 @dataclass(slots=True)
 class VersionGraph:
-    """Every version there is."""
+    """All versions."""
 
     made: dict[Node, Made] = field(default_factory=dict)
     heads: dict[str, Node] = field(default_factory=dict)
@@ -189,12 +189,12 @@ class VersionGraph:
         return self.made[self.heads[branch]]
 
     def add(self, made: Made) -> None:
-        """A new head."""
+        """Add a new head."""
         self.made[made.node] = made
         self.heads[made.node[0]] = made.node
 
     def fork(self, name: str, of: Node, parent: str) -> None:
-        """A branch: it starts as the version it is forked from."""
+        """Add a branch, which starts as the version that it is forked from."""
         self.heads[name] = of
         self.forks[name] = (parent, of)
 
@@ -203,14 +203,14 @@ class VersionGraph:
         return sorted(node for node in self.made if node[0] == branch)
 
     def past(self, branch: str) -> list[Node]:
-        """Every version a branch was at, those from before it was forked first."""
+        """All versions that a branch has had, beginning with those from before its fork."""
         if branch not in self.forks:
             return self.line(branch)
         parent, fork = self.forks[branch]
         return [*(node for node in self.past(parent) if node[1] <= fork[1]), *self.line(branch)]
 
     def bases(self, one: frozenset[Node], other: frozenset[Node]) -> list[Made]:
-        """The newest versions both have, none of which has another."""
+        """The merge bases: the common versions that no other common version contains."""
         shared = one & other
         return [
             self.made[node]
@@ -219,5 +219,5 @@ class VersionGraph:
         ]
 
     def since(self, one: frozenset[Node], other: frozenset[Node]) -> list[Made]:
-        """What one has that the other has not, joins left out."""
+        """The versions that one has and the other lacks, without merges."""
         return [self.made[node] for node in sorted(one - other) if not self.made[node].merged]

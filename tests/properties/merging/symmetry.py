@@ -1,10 +1,10 @@
-"""Merges the other way round: what contradicts itself does so both ways, and the rows are the same.
+"""Merges in the other direction: they have the same conflicts, and give the same rows.
 
-What a direction may change: where one side has nothing new, that way there is nothing to refuse. Where it is unknown
-what one side did, the rest is not looked at. Of two columns whose values lie beside rows that moved, the source's is
-named; and where rows are in conflict, what columns lack in them is told of the rows that the dest has. Of a column that
-is in conflict itself, new values of deleted rows are named where the dest has the column. So conflicts of these sorts
-are left out, and texts are not compared: each says who did what, and of a condition both sides are asked in turn.
+The direction may change this: if one side has nothing new, a merge of that side has nothing to refuse. If the change
+of one side is unknown, nothing else is examined. Of two columns with values beside rows that moved, the source's is
+named; and where rows are in conflict, values that columns lack are reported for the rows of the dest. For a column
+that is itself in conflict, new values of deleted rows are reported if the dest has the column. So conflicts of these
+kinds are left out, and texts are not compared: each names the sides, and checks of a condition take the sides in order.
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ _ONE_WAY_BESIDE_COLUMNS = "but records only their fragments"
 
 
 def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -> bool:
-    """Hold that two previews are each other's mirror; returns whether one has conflicts and the other none.
+    """Check that two previews mirror each other; return whether one of them has conflicts and the other none.
 
     Args:
         there: The preview of a merge.
-        back: That of the merge the other way round.
-        counts: How many rows its source and its dest have.
+        back: The preview of the merge in the other direction.
+        counts: The numbers of rows of the source and of the dest.
     """
     source, dest = counts
     if there.already_merged or back.already_merged:
@@ -37,7 +37,7 @@ def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -
     if "history" in {one.kind for one in (*there.conflicts, *back.conflicts)}:
         return False
     every = [{(one.kind, one.unit) for one in preview.conflicts} for preview in (there, back)]
-    # A conflict that may come one way only can be about a column that another conflict the other way is about.
+    # A conflict of only one direction can have the same column as another conflict of the other direction.
     alone = (_units(there.conflicts) - every[1]) | (_units(back.conflicts) - every[0])
     hold(not alone, "both ways", f"{alone} is in conflict one way only")
     hold((there.source, there.dest) == (back.dest, back.source), "both ways", f"{there} and {back}")
@@ -48,13 +48,13 @@ def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -
 
 
 def mirrors(there: MergePreview, back: MergePreview) -> bool:
-    """Tell whether all conflicts are the same both ways, so that a side that wins has to win the same."""
+    """Return whether both directions have the same conflicts, so that the winning side has to win the same rows."""
     every = [{(one.kind, one.unit) for one in preview.conflicts} for preview in (there, back)]
     return every[0] == every[1] == _units(there.conflicts) == _units(back.conflicts)
 
 
 def same_rows(table: LanceTable, one: str, other: str, law: str) -> None:
-    """Hold that two branches have the same rows, whatever order they and their columns are in."""
+    """Check that two branches have the same rows, regardless of the order of rows and columns."""
     rows = []
     for branch in (one, other):
         found = as_pylance(table, branch).to_table().to_pylist()

@@ -1,4 +1,4 @@
-"""One table on disk, the model of all its versions, and merges that are held against the rules."""
+"""One table on disk, the model of all its versions, and merges that are compared with the rules."""
 
 import shutil
 import tempfile
@@ -48,7 +48,7 @@ BASIC: tuple[tuple[str, pa.DataType], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do: a kind of work, a fork or a merge; who does it; and numbers to choose by."""
+    """One step: an operation, a fork or a merge; the program that does it; and numbers for its random choices."""
 
     kind: str
     branch: str
@@ -58,7 +58,7 @@ class Step:
 
 
 class Merger(Protocol):
-    """Whatever merges; a test gives one that does it wrong."""
+    """A function that merges; a test passes one that merges wrongly."""
 
     def __call__(self, table: LanceTable, source: str, into: str) -> None:
         """Merge a branch into another."""
@@ -85,7 +85,7 @@ class TableModel:
 
     @property
     def uri(self) -> str:
-        """Where the table is."""
+        """The place of the table."""
         return str(self.folder / "table")
 
     @property
@@ -95,7 +95,7 @@ class TableModel:
 
     @property
     def pick_checks(self) -> RevertChecks:
-        """Work on branches that go no further."""
+        """Checks of cherry-picks, reverts and restores on throw-away branches."""
         return self.checks(
             uri=self.uri,
             stable=self.stable,
@@ -106,7 +106,7 @@ class TableModel:
         )
 
     def start(self, rows: int, fragments: int) -> None:
-        """Make the table."""
+        """Create the table."""
         columns = tuple(Column(token=next(self.names.numbers), name=name, type=kind) for name, kind in BASIC)
         given = [self.names.row(columns, PARTS[number % 3]) for number in range(rows)]
         snapshot = Snapshot(columns=columns)
@@ -121,17 +121,17 @@ class TableModel:
         self.told.append(f"create {sorted(snapshot.rows)} in {fragments} fragments, stable row ids: {self.stable}")
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete the files of the history."""
         shutil.rmtree(self.folder)
 
     def look_at_files(self) -> None:
-        """Hold that what was there at the last look is there, and was not written again."""
+        """Check that all files of the last check still exist, and were not written again."""
         stored = unchanged.stored(self.folder)
         unchanged.kept(self.stored, stored)
         self.stored = stored
 
     def look_at_orders(self) -> None:
-        """Hold that the order in which all branches are merged into main makes no difference, where they can be."""
+        """Check that the order in which all branches are merged into main makes no difference, if they can be."""
         branches = sorted(name for name in self.graph.heads if name.startswith("b"))
         if len(branches) > 1:
             self.told.append(f"merge {', '.join(branches)} into a fork of main, and the other way round ...")
@@ -139,12 +139,12 @@ class TableModel:
             self.tally.done["merged in any order"] += set(found.values()) == {None}
 
     def look_back(self) -> None:
-        """Hold that every version there ever was is what it was."""
+        """Check that no version has changed."""
         for node, made in self.graph.made.items():
             laws.as_before(self.table, node, made.snapshot)
 
     def do(self, step: Step) -> None:
-        """Do one step; what cannot be done is left out."""
+        """Do one step; a step that is impossible is left out."""
         if step.branch not in self.graph.heads and step.kind != "fork":
             return
         if step.kind == "fork":
@@ -159,7 +159,7 @@ class TableModel:
             self.work(step)
 
     def fork(self, step: Step) -> None:
-        """Fork a branch, mostly where another one is, at times where it was."""
+        """Fork a branch, mostly from the head of another one, sometimes from an older version."""
         if step.branch in self.graph.heads or step.other not in self.graph.heads:
             return
         dice = Dice(step.numbers)
@@ -176,7 +176,7 @@ class TableModel:
         )
 
     def work(self, step: Step) -> None:
-        """Do some work on a branch, and hold that it came out as meant."""
+        """Do an operation on a branch, and check that it has the intended result."""
         head = self.graph.head(step.branch)
         others = {uid for node in self.graph.heads.values() for uid in self.graph.made[node].snapshot.rows}
         ever = {uid for node in head.within for uid in self.graph.made[node].snapshot.rows}
@@ -207,7 +207,7 @@ class TableModel:
         node = (branch, number)
         within = head.within
         if performed.restored is not None:
-            # What was merged since then is gone, and so is the record of it.
+            # Later merges are removed, and so is the record of them.
             within = self.graph.made[performed.restored].within.union(self.graph.line(branch))
         return Made(
             node=node,
@@ -221,7 +221,7 @@ class TableModel:
         )
 
     def merge(self, source: str, into: str, dice: Dice) -> None:
-        """Merge a branch into another, and hold that it came out as the rules say."""
+        """Merge a branch into another one, and check that the result is that of the rules."""
         source_head, dest_head = self.graph.head(source), self.graph.head(into)
         new = bool(self.graph.since(source_head.within, dest_head.within))
         outcomes = merges(self.graph, source_head, dest_head)
@@ -282,7 +282,7 @@ class TableModel:
         )
 
     def _after(self, source: str, into: str, number: int) -> None:
-        """Hold what is true after every merge."""
+        """Check the laws that hold after every merge."""
         self.table.merge(source, into=into)
         hold(number == opened(self.uri, into).version, "merged again", "a second merge made a version")
         hold(self.table.branches.is_merged(source, into) is not None, "merged again", "it is said not to be merged")

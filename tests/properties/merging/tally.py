@@ -1,4 +1,4 @@
-"""What was done over many histories, and what was refused."""
+"""Counts of the operations over many histories, and of the refusals."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Refusal = tuple[str, str]
 
 @dataclass(slots=True)
 class Tally:
-    """What was done over all histories, and every refusal that the rules do not ask for."""
+    """The counts of the operations over all histories, and every refusal that the rules do not require."""
 
     done: Counter[str] = field(default_factory=Counter)
     needless: list[Refusal] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Merge laws over random histories, in which pylance and this package write both sides.
 
-`LANCE_DAGSTER_SEEDS` is `first:number`, the seeds of the histories. A history that breaks a law is printed step by
-step, after whatever it does not need was left out of it.
+`LANCE_DAGSTER_SEEDS` is `first:number`, the seeds of the histories. A history that breaks a law is shrunk to the steps
+that it needs, and printed step by step.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ LAST_SEED = FIRST_SEED + SEEDS - 1
 
 @dataclass(slots=True)
 class Counted:
-    """The histories of all tests of this process so far: a bound for a few of them at a time would bound nothing."""
+    """The histories of all tests of this process so far: a limit for only a few histories would be meaningless."""
 
     histories: int = 0
     needless: int = 0
 
     def refused_needlessly(self, times: int) -> int:
-        """Count further needless refusals; returns how many there are."""
+        """Count further needless refusals; return the total."""
         self.needless += times
         return self.needless
 
@@ -77,7 +77,7 @@ def test_merges_follow_the_rules(first: int, record_property: Callable[[str, obj
 
 
 def told(one: History, error: Exception, merger: Merger = merge_by_package) -> str:
-    """A failure, as the shortest history that still has it."""
+    """The text of a failure, with the shortest history that still has it."""
 
     def fails(shorter: History) -> bool:
         found = broken(shorter, merger)
@@ -97,7 +97,7 @@ def loses_a_row(table: LanceTable, source: str, into: str) -> None:
 
 
 def doubles_a_row(table: LanceTable, source: str, into: str) -> None:
-    """Merge, and have one row twice."""
+    """Merge, and duplicate one row."""
     table.merge(source, into=into)
     dataset = as_pylance(table, into)
     ids = dataset.to_table(columns=[KEY]).to_pydict()[KEY]
@@ -114,7 +114,7 @@ def keeps_an_old_value(table: LanceTable, source: str, into: str) -> None:
 
 
 def misses_conflicts(table: LanceTable, source: str, into: str) -> None:
-    """Merge what can be merged, and otherwise put in the rows that are missing."""
+    """Merge if there are no conflicts, and otherwise only append the rows that are missing."""
     try:
         table.merge(source, into=into)
     except MergeConflictError:
@@ -126,7 +126,7 @@ def misses_conflicts(table: LanceTable, source: str, into: str) -> None:
 
 
 def refuses_quietly(table: LanceTable, source: str, into: str) -> None:
-    """Refuse, having written something."""
+    """Refuse a merge after having written something."""
     try:
         table.merge(source, into=into)
     except MergeConflictError:
@@ -155,14 +155,14 @@ def test_a_wrong_merge_is_found(merger: Merger, laws: set[str]) -> None:
 
 
 class LosesRows(LanceTable):
-    """Takes changes over, and back, and loses a row each time."""
+    """A table that loses a row in each cherry-pick and each revert."""
 
     def cherry_pick(self, source: Ref, into: str = "main", **how: object) -> Version:
         """Pick, and lose a row."""
         return self._careless(super().cherry_pick(source, into, **how), into)  # type: ignore[arg-type]  # as given
 
     def revert(self, ref: Ref, branch: str = "main", **how: object) -> Version:
-        """Take back, and lose a row."""
+        """Revert, and lose a row."""
         return self._careless(super().revert(ref, branch, **how), branch)  # type: ignore[arg-type]  # as given
 
     def _careless(self, made: Version, branch: str) -> Version:
@@ -173,30 +173,30 @@ class LosesRows(LanceTable):
 
 
 class RevertsNothing(LanceTable):
-    """Says that it took a change back, and has made a version."""
+    """A table that makes a version for a revert, but does not revert anything."""
 
     def revert(self, ref: Ref, branch: str = "main", **how: object) -> Version:
-        """Make a version with all that was there."""
+        """Make a version without a change."""
         found = super().revert(ref, branch, **how)  # type: ignore[arg-type]  # as given
         self.restore(f"{branch}@{found.number - 1}", branch)
         return found
 
 
 class LosingRows(RevertChecks):
-    """What is tried with the first of them."""
+    """The checks with the first of these tables."""
 
     @property
     def table(self) -> LanceTable:
-        """A table that is careless."""
+        """The table as one that does the operation wrongly."""
         return LosesRows.open(self.uri, FAST)
 
 
 class RevertingNothing(RevertChecks):
-    """What is tried with the second."""
+    """The checks with the second of these tables."""
 
     @property
     def table(self) -> LanceTable:
-        """A table that is careless."""
+        """The table as one that does the operation wrongly."""
         return RevertsNothing.open(self.uri, FAST)
 
 
@@ -211,12 +211,13 @@ class RevertingNothing(RevertChecks):
     ],
 )
 def test_a_wrong_way_is_found(kind: str, checks: type[RevertChecks], laws: set[str]) -> None:
-    """A cherry-pick or revert that loses a row, or does nothing, breaks a law within few histories that have one."""
+    """A cherry-pick or revert that loses a row, or a revert without effect, breaks a law within few histories."""
     tried = 0
     for seed in range(400):
         one = history(seed)
         kinds = {step.kind for step in one.steps}
-        # A revert of a merge is tried beside the merge; the others here would be found as well.
+        # A revert of a merge is checked beside each merge. Histories with other checks, which would find the bug too,
+        # are left out there.
         if kind not in kinds or (kind == "merge" and not kinds.isdisjoint(CHECKED)):
             continue
         tried += 1

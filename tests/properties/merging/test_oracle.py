@@ -1,4 +1,4 @@
-"""The rules that merges are held against: laws any three-way merge has, over the versions of random histories."""
+"""The rules that merges are compared with obey the laws of three-way merges, on versions of random histories."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -22,7 +22,7 @@ ID, WORD, NUMBER = (
 
 
 def state(*columns: Column, **rows: tuple[int, int]) -> Snapshot:
-    """Rows `r1`, `r2` and so on, each with the stamp of the row and that of its number."""
+    """A snapshot with rows `r1`, `r2` and so on, each with the stamp of the row and that of its number."""
     made = {
         int(name[1:]): Row({1: Cell(int(name[1:]), 1), 2: Cell(f"w{row}", row), 3: Cell(cell, cell)}, row)
         for name, (row, cell) in rows.items()
@@ -52,7 +52,7 @@ BASE = state(r1=SAME, r2=SAME)
     ],
 )
 def test_rows(source: Snapshot, dest: Snapshot, rows: dict[int, int] | None) -> None:
-    """What becomes of a row that is the same, updated, deleted or inserted on each side; None is a conflict."""
+    """Every combination of unchanged, updated, deleted and inserted has its result; None is a conflict."""
     outcome = expected(MergeInputs(BASE, source, dest))
     assert (rows is None) == outcome.must_refuse
     if rows is not None:
@@ -60,7 +60,7 @@ def test_rows(source: Snapshot, dest: Snapshot, rows: dict[int, int] | None) -> 
 
 
 def test_strategies() -> None:
-    """One side wins the rows in conflict, and no others."""
+    """With a strategy, one side wins the rows in conflict, and no others."""
     inputs = MergeInputs(BASE, state(r1=(3, 1), r2=UPDATED), state(r1=(4, 1), r2=SAME, r3=(5, 5)))
     won = {strategy: expected(inputs, strategy).result.rows for strategy in (SOURCE_WINS, DEST_WINS)}
     assert [3, 2, 5] == [won[SOURCE_WINS][uid].stamp for uid in (1, 2, 3)]
@@ -68,7 +68,7 @@ def test_strategies() -> None:
 
 
 def versions(seed: int) -> Iterator[tuple[Made, Made, Made, TableModel]]:
-    """Merge bases and both sides, as a random history has them."""
+    """A merge base and both sides from a random history."""
     one = history(seed)
     model = TableModel(stable=one.stable, tally=Tally())
     try:
@@ -86,7 +86,7 @@ def versions(seed: int) -> Iterator[tuple[Made, Made, Made, TableModel]]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_three_way_laws(seed: int) -> None:
-    """Both ways round is the same; nothing on one side gives the other; the same on both sides gives that."""
+    """A merge is symmetric; with an unchanged side it gives the other side, and of equal sides that side."""
     for base, source, dest, model in versions(seed):
         did, others = (
             model.graph.since(source.within, dest.within),

@@ -1,4 +1,4 @@
-"""Branches that did different things are merged in every order: none is refused, and the rows are the same."""
+"""Branches with independent changes are merged in every order: none is refused, and the rows are the same."""
 
 from itertools import permutations
 from random import Random
@@ -25,7 +25,7 @@ def own(seen: Snapshot, part: str) -> Snapshot:
 
 
 def worked(model: TableModel, part: str, dice: Random) -> None:
-    """Work on a branch that has the name of its partition, on no rows but those."""
+    """Change only the rows of one partition, on a branch with the name of that partition."""
     seen = own(model.graph.head("main").snapshot, part)
     for kind in dice.choices(KINDS, k=dice.randint(1, 4)):
         context = OperationContext(
@@ -45,7 +45,7 @@ def worked(model: TableModel, part: str, dice: Random) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_gives_the_same_rows(seed: int) -> None:
-    """Of three branches with rows of their own, on a table with stable row ids or without."""
+    """Three branches with separate rows give the same rows in any order, with stable row ids or without."""
     dice = Random(seed)
     model = TableModel(stable=seed % 3 != 0, tally=Tally())
     try:
@@ -58,7 +58,7 @@ def test_any_order_gives_the_same_rows(seed: int) -> None:
         found = any_order(model.table, "main", list(permutations(BRANCHES)))
         story = "\n".join(model.told)
         refused = [("; ".join(map(str, error.conflicts)), story) for error in found.values() if error is not None]
-        # Without stable row ids it may be unknown where rows went, in one order sooner than in another.
+        # Without stable row ids it may be unknown where rows were moved, in one order sooner than in another.
         left, _ = needless(refused)
         assert ([], True) == (left, not refused or not model.stable)
     finally:

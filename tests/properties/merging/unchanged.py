@@ -1,4 +1,4 @@
-"""What is stored stays as it is: no work on a table, merges least of all, writes into a file that is there."""
+"""Stored files do not change: no operation on a table, such as a merge, writes to an existing file."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _HINTS = "latest_version_hint.json"
 
 
 def stored(folder: Path) -> dict[str, Stored]:
-    """Every file of a table. Branches are made files of too, but no history here moves or deletes one."""
+    """Every file of a table, including those of branches, since no history here moves or deletes a branch."""
     found, waiting = {}, [str(folder)]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
@@ -27,6 +27,6 @@ def stored(folder: Path) -> dict[str, Stored]:
 
 
 def kept(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> None:
-    """Hold that every file that was there is there, and was not written again."""
+    """Check that every earlier file still exists, and was not written again."""
     changed = [path for path, file in before.items() if after.get(path) != file]
     hold(not changed, "stored files", f"{changed} changed or are gone")

@@ -1,4 +1,4 @@
-"""Versions that say something nobody knows yet: whoever went on regardless would guess."""
+"""Versions with an unknown flag, field or operation: a program that used them anyway would have to guess."""
 
 import os
 import struct
@@ -30,12 +30,12 @@ MANIFESTS: Mapping[str, Callable[[wire.Manifest], object]] = {
     "writer flag": partial(_with_flag, "writer_feature_flags"),
     "field": _with_field,
 }
-"""What a manifest may say."""
+"""The unknown things that a manifest may have."""
 
 
 @contextmanager
 def unknown(uri: str, node: Node, what: str) -> Iterator[None]:
-    """Let a version say something nobody knows, for a while."""
+    """Give a version an unknown flag, field or operation inside the block."""
     path = _manifest(uri, node)
     data, told = path.read_bytes(), path.stat()
     made = None
@@ -54,7 +54,7 @@ def unknown(uri: str, node: Node, what: str) -> Iterator[None]:
 
 
 def _operation(manifest: Path, data: bytes) -> Path:
-    """Write the transaction of a version down as one whose operation nobody knows."""
+    """Write a copy of a version's transaction with an unknown operation."""
     (position,) = struct.unpack("<Q", data[-16:-8])
     (length,) = struct.unpack_from("<I", data, position)
     message = wire.Manifest.FromString(data[position + 4 : position + 4 + length])
