@@ -72,6 +72,7 @@ BACKFILL_ID = "dagster/backfill"
 # What the run read of other runs of its backfill, as JSON: refs of versions, by the URI of the table.
 READ_UNPUBLISHED = "dagster/read_unpublished"
 STEP_KEY = "dagster/step_key"
+OUTPUT = "dagster/output"
 ASSET_KEY = "dagster/asset_key"
 PARTITION_KEYS = "dagster/partition_keys"
 PUBLISHED_BY = "dagster/published_by"

@@ -56,8 +56,11 @@ _WHO_TAGS = (
 )
 # The operations that change no row, such as settings of a table, the fork of a branch and compaction.
 WITHOUT_ROWS = frozenset({"Clone", "CreateIndex", "ReserveFragments", "Rewrite", "UpdateConfig"})
-# Dagster's database and the storage may have different clocks.
-_CLOCKS_DIFFER = timedelta(hours=1)
+# Dagster's database, the workers and the storage may have different clocks. The usual mistake is a clock that runs in
+# local time and counts as UTC, which is less than a day.
+_CLOCKS_DIFFER = timedelta(days=1)
+# How many of the newest runs of a job are searched for one that repeats an earlier one.
+_SEARCHED_RUNS = 500
 
 
 def branch_of(run_id: str) -> str:
@@ -193,14 +196,15 @@ class RunBranch:
     def earlier_attempt(self, properties: Mapping[str, str]) -> "Version | None":
         """Return the version that an earlier attempt of the same step committed, or None.
 
-        An attempt is the same when the step, the asset and the partitions are equal. It may be in this run, before
+        An attempt is the same when the step, the output, the asset and the partitions are equal: two outputs of an op
+        may go to one table. It may be in this run, before
         a retry by Dagster, or in a run that this one continues.
 
         Args:
             properties: The properties of the commit that is about to be made.
         """
         # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
-        same = (md.STEP_KEY, md.ASSET_KEY, md.PARTITION_KEYS)
+        same = (md.STEP_KEY, md.OUTPUT, md.ASSET_KEY, md.PARTITION_KEYS)
         if md.STEP_KEY not in properties:
             return None
         for version in self._own_versions():
@@ -331,6 +335,30 @@ def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
     run = instance.get_run_by_id(run_id or "")
     # The record of an old run may be deleted.
     return run is None or run.is_finished
+
+
+def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
+    """Return the newest run that did all the work of a run again and succeeded, or None.
+
+    Such a run is a re-execution of all steps. It started from `main`, so whatever the earlier run wrote is replaced by
+    what it wrote, and publishing both would add appended rows twice.
+    """
+    records = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+    if not records:
+        return None
+    run = records[0].dagster_run
+    # Not by the tag of the root run, which a re-execution from Python lacks. Dagster returns the newest record first.
+    later = dg.RunsFilter(
+        job_name=run.job_name,
+        statuses=[dg.DagsterRunStatus.SUCCESS],
+        created_after=records[0].create_timestamp,
+    )
+    for found in instance.get_runs(later, limit=_SEARCHED_RUNS):
+        is_related = (found.root_run_id or found.run_id) == (run.root_run_id or run_id)
+        # A chain of one run continues no other run, so the run did all the work itself.
+        if is_related and found.run_id != run_id and [*_ancestry(found, instance)] == [found.run_id]:
+            return found.run_id
+    return None
 
 
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:

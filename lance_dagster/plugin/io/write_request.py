@@ -190,12 +190,13 @@ def _upsert_settings(
 
 
 def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
-    # `RunBranch.earlier_attempt` recognises a commit by the asset, the step and the partitions.
+    # `RunBranch.earlier_attempt` recognises a commit by the asset, the step, the output and the partitions.
     properties = {md.ASSET_KEY: asset}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id
     with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
         properties[md.STEP_KEY] = context.step_key
+        properties[md.OUTPUT] = f"{context.name}[{context.mapping_key}]" if context.mapping_key else context.name
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
     return properties

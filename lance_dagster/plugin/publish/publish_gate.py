@@ -22,7 +22,7 @@ import dagster as dg
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import RunChain, family_of, run_of
+from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, run_of
 
 _PARENTS_OF_A_MERGE = 2
 # How many of the newest evaluations of a check are searched for one of the version: a check that a person executes in
@@ -92,6 +92,13 @@ class AuditLog:
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._events: dict[str, dict[dg.AssetKey, list[_Event]]] = {}
         self._planned: dict[str, set[dg.AssetKey]] = {}
+        self._repeated: dict[str, str | None] = {}
+
+    def repeated_by(self, run_id: str) -> str | None:
+        """Return the newest run that did all the work of a run again and succeeded, or None."""
+        if run_id not in self._repeated:
+            self._repeated[run_id] = repeated_by(run_id, self.instance)
+        return self._repeated[run_id]
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""

@@ -306,13 +306,13 @@ class PublishStep:
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
             later = partial(wait, self.context) if self._is_alone else None
-            return find_by_backfill(empty, backfill, audit, instance=self.instance, beside=beside, wait=later)
+            return find_by_backfill(empty, backfill, audit, log=self.log, beside=beside, wait=later)
         # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
         if not self._is_alone:
             return one
         has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
         within = tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
-        return find_waiting(empty, audit, instance=self.instance, within=within, beside=beside)
+        return find_waiting(empty, audit, log=self.log, within=within, beside=beside)
 
     def _others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
         """Yield the other tables of the publisher, which are published with this one or not at all."""

@@ -3,7 +3,7 @@
 A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or runs
 later, as after a backfill. The branches that passed their audit are published. Of two branches that replace the same
 rows, the newer one supersedes the older one, whether the older one passed or not, so a repaired run takes the place of
-a broken one.
+a broken one. A re-execution of all steps that succeeded supersedes the run that it repeats, whatever it wrote.
 """
 
 import uuid
@@ -96,7 +96,7 @@ def find_waiting(
     publication: Publication,
     audit: Callable[[Version], Sequence[str]],
     *,
-    instance: dg.DagsterInstance,
+    log: AuditLog,
     within: Sequence[str] = (),
     beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
 ) -> Publication:
@@ -105,16 +105,14 @@ def find_waiting(
     Args:
         publication: The table.
         audit: Returns the reasons against a version.
-        instance: The Dagster instance that records runs.
+        log: The event log.
         within: The partitions to publish; a branch that wrote others is left out. Empty for all.
         beside: Returns the other tables that are published with this one, whole or not at all.
     """
     heads = written_heads(publication.table, publication.table.branches.list("run/*"))
     # A run that is not over may write again, and not all of its checks may have run.
-    heads = [head for head in heads if is_over(run_of(head.branch), instance)]
-    return _with(
-        publication, _choose(publication, heads, audit, instance=instance, beside=beside, within=frozenset(within))
-    )
+    heads = [head for head in heads if is_over(run_of(head.branch), log.instance)]
+    return _with(publication, _choose(publication, heads, audit, log=log, beside=beside, within=frozenset(within)))
 
 
 def find_by_backfill(
@@ -122,7 +120,7 @@ def find_by_backfill(
     backfill_id: str,
     audit: Callable[[Version], Sequence[str]],
     *,
-    instance: dg.DagsterInstance,
+    log: AuditLog,
     beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
     wait: Callable[[str], None] | None = None,
 ) -> Publication:
@@ -134,7 +132,7 @@ def find_by_backfill(
         publication: The table.
         backfill_id: The id of the backfill.
         audit: Returns the reasons against a version.
-        instance: The Dagster instance that records runs.
+        log: The event log.
         beside: Returns the other tables that are published with this one, whole or not at all.
         wait: Called with the id of a run that wrote the table and is not over, before anything is audited. None when
             the publisher's own run writes candidates: two such runs would wait for each other.
@@ -146,14 +144,14 @@ def find_by_backfill(
     )
     if wait is not None:
         for run_id in (run_of(head.branch) for head in heads):
-            if run_id and not is_over(run_id, instance):
+            if run_id and not is_over(run_id, log.instance):
                 wait(run_id)
-    choice = _choose(publication, heads, audit, instance=instance, beside=beside)
+    choice = _choose(publication, heads, audit, log=log, beside=beside)
     found = _with(publication, choice)
     if choice.heads or choice.waits:
         return found
     # The publication deletes the branches, so a publisher that is retried finds its result in the log of `main`.
-    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), instance)
+    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), log.instance)
     return replace(found, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
 
 
@@ -213,7 +211,7 @@ def _choose(
     heads: Sequence[Version],
     audit: Callable[[Version], Sequence[str]],
     *,
-    instance: dg.DagsterInstance,
+    log: AuditLog,
     beside: Callable[[], Iterable[tuple[str, LanceTable]]],
     within: frozenset[str] = frozenset(),
 ) -> Choice:
@@ -224,7 +222,7 @@ def _choose(
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for head in reversed(heads):
         one = BranchExtent.of(table, head)
-        newer = next((each.head for each in chosen if each.covers(one)), None)
+        newer = next((each.head for each in chosen if each.covers(one)), None) or _repeated_by(head, log)
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
         elif within and not (one.partitions and one.partitions <= within):
@@ -236,7 +234,7 @@ def _choose(
             # Only a branch that cannot be published is looked for on `main`, which also contains it when a re-execution
             # continued and published it.
             landed = (
-                (table.branches.is_merged(head) or _replaced_since(publication, one, instance)) if reasons else None
+                (table.branches.is_merged(head) or _replaced_since(publication, one, log.instance)) if reasons else None
             )
             if landed is not None:
                 superseded.append(f"{head} is superseded by {landed}; {_advice(head, beside())}")
@@ -247,6 +245,12 @@ def _choose(
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
+
+
+def _repeated_by(head: Version, log: AuditLog) -> str | None:
+    """Return the successful re-execution of all steps of the run that wrote a branch, or None."""
+    repeated = log.repeated_by(run_of(head.branch) or "")
+    return None if repeated is None else f"run {repeated}, which executed all of its steps again"
 
 
 def _advice(head: Version, beside: Iterable[tuple[str, LanceTable]]) -> str:
