@@ -1,4 +1,4 @@
-"""Let time pass for a table: what lies in its folder becomes older, by what it says and by when it was stored."""
+"""Make a table older: change the times inside the files of its folder, and the times at which they were stored."""
 
 import os
 from dataclasses import replace
@@ -28,7 +28,7 @@ def free_names(table: LanceTable) -> None:
 
 
 def say(manifest: Path, ago: timedelta) -> None:
-    """Make a manifest say that it was made earlier than it says."""
+    """Move the time inside a manifest to an earlier one."""
     version, transaction = decode_manifest_file(manifest.read_bytes(), manifest.name)
     assert transaction is not None
     older = replace(version, timestamp=version.timestamp - int(ago.total_seconds() * 1e9))
@@ -36,7 +36,7 @@ def say(manifest: Path, ago: timedelta) -> None:
 
 
 def stored(path: Path, ago: timedelta) -> None:
-    """Make a file look as if it was stored earlier, or later, than it was."""
+    """Change the modification time of a file to an earlier or later one."""
     then = path.stat().st_mtime - ago.total_seconds()
     os.utime(path, (then, then))
 
@@ -48,7 +48,7 @@ def manifest(table: LanceTable, number: int, branch: str = "main") -> Path:
 
 
 def files(table: LanceTable, below: str = "") -> set[str]:
-    """The files of a table, by their paths below it, locks left out."""
+    """The files of a table, by their paths below it, without locks."""
     root = Path(table.uri)
     found = (path for path in (root / below).rglob("*") if path.is_file() and path.name != ".lock")
     return {path.relative_to(root).as_posix() for path in found}

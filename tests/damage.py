@@ -1,4 +1,4 @@
-"""Ways to damage a table, for whatever has to notice: each changes bytes that are never changed by any program."""
+"""Ways to damage a table, for tests of what must detect damage: each changes bytes that no program ever changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -90,22 +90,22 @@ def in_indices(change: Callable[[Sequence[IndexMetadata]], Sequence[IndexMetadat
 
 
 def only_file(table: LanceTable, pattern: str) -> Path:
-    """The first file below the table whose path fits."""
+    """The first file below the table whose path matches."""
     return min(path for path in Path(table.uri).glob(pattern) if path.is_file())
 
 
 def removed(pattern: str) -> Damage:
-    """Delete the first file that fits."""
+    """Delete the first file whose path matches."""
     return lambda table: only_file(table, pattern).unlink()
 
 
 def written(pattern: str, content: bytes) -> Damage:
-    """Write something else into the first file that fits."""
+    """Write other content into the first file whose path matches."""
     return lambda table: only_file(table, pattern).write_bytes(content)
 
 
 def cut(pattern: str) -> Damage:
-    """Take away the second half of the first file that fits."""
+    """Remove the second half of the first file whose path matches."""
 
     def damage(table: LanceTable) -> None:
         path = only_file(table, pattern)

@@ -1,4 +1,4 @@
-"""How much of the long tests is run: a little by `make test`, all of it by `make soak`.
+"""The share of the long tests that is run: a small part by `make test`, all of it by `make soak`.
 
 `make soak` sets two variables of the environment. `LANCE_DAGSTER_SOAK` is the factor by which property tests run longer
 than in `make test`. `LANCE_DAGSTER_SEEDS` is `first:number`, the seeds of the random histories. docs/testing.md says
@@ -25,7 +25,7 @@ FIRST_SEED, SEEDS = map(int, os.environ.get("LANCE_DAGSTER_SEEDS", "1:5000" if F
 
 
 def examples(usual: int) -> int:
-    """The number of examples of a property test: as many as usual, or in a soak a multiple of that."""
+    """The number of examples of a property test: the usual number, or in a soak a multiple of it."""
     return usual * max(1, FACTOR)
 
 
@@ -48,7 +48,7 @@ def _marks(kept: bool) -> "list[pytest.MarkDecorator]":  # noqa: FBT001 - the on
 
 
 def every(number: int) -> Callable[[object], bool]:
-    """Keep the first of every so many cases."""
+    """Keep the first of every n cases."""
     seen = iter(range(1 << 62))
     return lambda _: next(seen) % number == 0
 

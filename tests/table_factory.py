@@ -1,4 +1,4 @@
-"""The table of most tests: rows of a key and a value, and short words to write and read them."""
+"""The table of most tests, with rows of a key and a value, and short functions to write and read them."""
 
 import uuid
 from pathlib import Path
@@ -23,7 +23,7 @@ def entries(key: str, *values: int) -> pa.Table:
 
 
 def new_table(folder: Path, *tables: pa.Table) -> LanceTable:
-    """Make a table under a name of its own, since pylance remembers files by name; one version for each argument."""
+    """Make a table with one version for each argument; its name is unique, since pylance caches files by name."""
     table = LanceTable.create(folder / f"table-{uuid.uuid4().hex[:8]}", SCHEMA)
     for rows in tables:
         table.append(rows)
@@ -47,5 +47,5 @@ def as_pylance(table: LanceTable, branch: str = "main") -> lance.LanceDataset:
 
 
 def context_on(store: Store) -> TableContext:
-    """The parts of a table that lies in a store of the test's choice."""
+    """The context of a table in a store that the test chooses."""
     return TableContext(store, Refs(store), Versions(store), {})

@@ -1,4 +1,4 @@
-"""What works without the extras, and what is said where one is missing."""
+"""What works without the extras, and the error for a missing extra."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def without_extras(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_everything_but_spark_is_there_without_extras(tmp_path: Path) -> None:
-    """The table, the plugin; an I/O manager writes and reads Arrow; a name of Spark says which extra it needs."""
+    """Without extras the table and the plugin work, with Arrow; a name of Spark says which extra it needs."""
     spark = sorted({*lance_dagster.spark.__all__} & {*lance_dagster.__all__})
     done = without_extras(f"""
 import dagster as dg, lance_dagster, pyarrow as pa
@@ -76,7 +76,7 @@ except lance_dagster.MissingExtraError as error:
 
 @pytest.mark.parametrize("uri,code,said", [("s3://b/t", 1, "pip install 'lance-dagster[s3]'\n"), ("", 0, "")])
 def test_the_command_works_without_extras(tmp_path: Path, uri: str, code: int, said: str) -> None:
-    """On local tables; for others it names the extra in one line."""
+    """Without extras the command works on local tables; for others it names the missing extra in one line."""
     table = uri or new_table(tmp_path, entries("a", 1)).uri
     done = without_extras(f"""
 from lance_dagster.cli.main import main
@@ -90,14 +90,14 @@ main(["log", {table!r}])
 
 
 def test_what_is_missing_is_an_import_error() -> None:
-    """So `try: import` and tools that look at all public names understand it."""
+    """A missing extra is an ImportError, which `try: import` and tools that inspect all public names understand."""
     error = MissingExtraError("pyspark", "spark", "Spark")
     assert isinstance(error, ImportError)
     assert ("pyspark", "spark", "pip install 'lance-dagster[spark]'") == (error.package, error.extra, error.hint)
 
 
 def test_a_spark_that_is_too_old_is_refused_by_its_version(tmp_path: Path) -> None:
-    """An import of what it lacks would say less."""
+    """A Spark that is too old is refused with its version, which is clearer than a failed import."""
     (tmp_path / "pyspark.py").write_text('__version__ = "3.5.8"')
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lance_dagster.spark"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Hold the folders of the tests to those of the package, and the groups of workers to the tests."""
+"""Check that the folders of the tests are those of the package, and that the groups of workers name tests."""
 
 import ast
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ def folders(top: Path) -> set[str]:
 
 
 def test_the_folders_of_tests_are_those_of_the_package() -> None:
-    """Whoever knows where something is done finds its tests in the folder of the same name."""
+    """The folders of the tests have the names of the package's folders."""
     assert set() == folders(ROOT / "tests") - folders(ROOT / PACKAGE) - OWN_FOLDERS
 
 
 def test_only_tests_of_the_checkout_lie_on_top() -> None:
-    """A test of a feature lies in the folder of the feature."""
+    """The top folder has only tests of the checkout; tests of a feature are in the folder of the feature."""
     assert OF_THE_CHECKOUT == {path.name for path in (ROOT / "tests").glob("test_*.py")}
 
 
@@ -39,10 +39,10 @@ def users_of(fixture: str) -> Iterator[str]:
 
 
 def test_the_spark_session_is_on_one_worker() -> None:
-    """Every module that uses the session is in its group: a second session would take seconds and a gigabyte."""
+    """Every module that uses the Spark session is in its group: a second session would cost seconds and a gigabyte."""
     assert {path for path, group in GROUPS.items() if group == "spark"} == set(users_of("spark"))
 
 
 def test_groups_are_of_modules_that_exist() -> None:
-    """A module that was moved keeps its group."""
+    """Every module of a group exists, so that a moved module keeps its group."""
     assert [] == [path for path in GROUPS if not (ROOT / path).is_file()]

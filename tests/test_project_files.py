@@ -1,4 +1,4 @@
-"""Hold the project's own machinery together: dependencies, lock, Makefile, generated code."""
+"""Check that the files of the project agree: dependencies, lock, Makefile, generated code."""
 
 import ast
 import filecmp
@@ -44,7 +44,7 @@ def declared() -> dict[NormalizedName, Requirement]:
 
 
 def imported() -> set[NormalizedName]:
-    """The distributions the package imports something from."""
+    """The distributions from which the package imports."""
     owners = packages_distributions()
     own = {architecture.PACKAGE, *sys.stdlib_module_names}
     return {
@@ -61,7 +61,7 @@ def test_every_import_is_declared() -> None:
 
 
 def test_every_requirement_is_used() -> None:
-    """What a user has to install, with or without extras, is imported somewhere, or demanded by something that is."""
+    """Every requirement, including extras, is imported somewhere, or required by a distribution that is."""
     lines = [*PROJECT["dependencies"], *(line for name in EXTRAS for line in PROJECT["optional-dependencies"][name])]
     required = {canonicalize_name(Requirement(line).name) for line in lines} - {canonicalize_name(PROJECT["name"])}
     assert set() == required - imported() - DEMANDED_BY_OTHERS.keys()
@@ -115,7 +115,7 @@ def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
 
 
 def test_generated_code_loads_on_the_oldest_runtime() -> None:
-    """The compiler was not newer than the oldest protobuf that pyproject.toml allows."""
+    """The generated code loads on the oldest protobuf that pyproject.toml allows."""
     floor = next(item.version for item in declared()[NormalizedName("protobuf")].specifier if item.operator == ">=")
     for path in (ROOT / architecture.GENERATED).glob("*_pb2.py"):
         check = next(

@@ -1,4 +1,4 @@
-"""Which tests run on one worker when the suite runs in parallel.
+"""Decide which tests run on one worker when the suite runs in parallel.
 
 Tests of one group share something that costs seconds to make: the Spark session, or a fixture of their module. All of
 a group run on one worker, in their order. Every other test goes to the next worker that is free.

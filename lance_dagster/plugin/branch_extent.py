@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # How many materializations are asked for at once.
 _PAGE = 1000
+_SEVERAL = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +146,24 @@ def newest_materialized(
         if not page.has_more:
             return newest
         cursor = page.cursor
+
+
+def in_order(heads: "Sequence[Version]", asset: dg.AssetKey, instance: dg.DagsterInstance) -> "list[Version]":
+    """Sort the heads of branches by the order in which Dagster recorded their materializations, oldest first.
+
+    The times of commits are those of the workers' clocks. By a clock that is ahead, the older of two branches would
+    supersede the newer one. A head that Dagster has no record of keeps its place.
+    """
+    if len(heads) < _SEVERAL:
+        return list(heads)
+    wanted = {(head.branch, head.number): head for head in heads}
+    newest_first: list[Version] = []
+    page = instance.fetch_materializations(asset, limit=_PAGE)
+    for record in page.records:
+        event = record.asset_materialization
+        named = md.audited_version(event.metadata) if event else None
+        # A repeated report of a version is not a newer version, but nothing came between the two.
+        if named is not None and (head := wanted.pop(named, None)) is not None:
+            newest_first.append(head)
+    known = iter(reversed(newest_first))
+    return [head if (head.branch, head.number) in wanted else next(known) for head in heads]

@@ -354,7 +354,8 @@ def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
         created_after=records[0].create_timestamp,
     )
     for found in instance.get_runs(later, limit=_SEARCHED_RUNS):
-        is_related = (found.root_run_id or found.run_id) == (run.root_run_id or run_id)
+        root = found.root_run_id or found.tags.get(ROOT_RUN_TAG) or found.run_id
+        is_related = root == (run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run_id)
         # A chain of one run continues no other run, so the run did all the work itself.
         if is_related and found.run_id != run_id and [*_ancestry(found, instance)] == [found.run_id]:
             return found.run_id

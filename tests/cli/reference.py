@@ -1,6 +1,6 @@
-"""The reference of the command, as its own help says it: `python -m tests.cli.reference` writes it into docs/cli.md.
+"""The reference of the command, made from its help: `python -m tests.cli.reference` writes it into docs/cli.md.
 
-What is between the marks is written; the rest of the page is kept.
+The text between the marks is replaced; the rest of the page is kept.
 """
 
 from pathlib import Path
@@ -44,7 +44,7 @@ def reference() -> str:
 
 
 def with_reference(page: str) -> str:
-    """The page with the reference as it has to be."""
+    """The page with the current reference."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}{reference()}{END}{rest.partition(END)[2]}"
 

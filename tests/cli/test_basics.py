@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_a_sound_table_is_verified(table: LanceTable) -> None:
-    """Exit code 0, and a line that says how much was looked at."""
+    """`verify` of a valid table exits with 0, and a line says how much was checked."""
     result = run("verify", table.uri)
     assert (0, "") == (result.exit_code, result.stderr)
     assert result.stdout == (
@@ -52,7 +52,7 @@ def test_a_sound_table_is_verified(table: LanceTable) -> None:
 
 
 def test_damage_is_printed_and_told_by_the_exit_code(table: LanceTable) -> None:
-    """Where, what, and what would be right; warnings alone leave the exit code 0."""
+    """Damage is printed with its place and what would be right; warnings alone leave the exit code 0."""
     removed("_versions/latest_version_hint.json")(table)
     result = run("verify", table.uri)
     assert 0 == result.exit_code
@@ -67,7 +67,7 @@ def test_damage_is_printed_and_told_by_the_exit_code(table: LanceTable) -> None:
 
 
 def test_a_report_can_be_read_by_programs(table: LanceTable) -> None:
-    """The same as one JSON document, with the same exit code."""
+    """A report with `--json` is one document with the same content and exit code."""
     sound = json.loads(run("verify", table.uri, "--json").stdout)
     assert (True, [], 5, 2) == (sound["ok"], sound["problems"], sound["versions"], sound["branches"])
     removed("_deletions/*")(table)
@@ -79,7 +79,7 @@ def test_a_report_can_be_read_by_programs(table: LanceTable) -> None:
 
 
 def test_the_log_is_shown(table: LanceTable) -> None:
-    """Newest first, across forks, with what was said about each."""
+    """The log shows versions newest first, across forks, with their messages."""
     lines = run("log", table.uri, "--ref", "run/1").stdout.splitlines()
     assert ["run/1@3", "main@2", "main@1"] == [line.split()[0] for line in lines]
     assert lines[0].endswith("4 rows  (run/1) one more")
@@ -90,7 +90,7 @@ def test_the_log_is_shown(table: LanceTable) -> None:
 
 
 def test_a_version_is_shown(table: LanceTable) -> None:
-    """What made it, from what, and its columns."""
+    """`show` prints the operation, the parents and the columns of a version."""
     shown = run("show", table.uri, "run/1").stdout
     for line in ("version", "run/1@3", "run/1@2", "one more", "key", "value  int64"):
         assert line in shown
@@ -101,7 +101,7 @@ def test_a_version_is_shown(table: LanceTable) -> None:
 
 
 def test_a_version_shows_its_ids(table: LanceTable) -> None:
-    """The commit id always, the content id when it is asked for."""
+    """A version is shown with its commit id, and on request with its content id."""
     facts = dict(line.split(maxsplit=1) for line in run("show", table.uri, "run/1~1").stdout.splitlines()[:6])
     assert ("main@2", table.at("main@2").id) == (facts["version"], facts["id"])
     assert "content" not in facts
@@ -112,7 +112,7 @@ def test_a_version_shows_its_ids(table: LanceTable) -> None:
 
 
 def test_the_log_is_drawn(table: LanceTable) -> None:
-    """With a lane for what was merged, without colours where output is no terminal, and as edges for programs."""
+    """A drawn log has a lane for merged versions, no colours outside of a terminal, and edges in JSON."""
     table.merge("run/1")
     lines = run("log", table.uri, "--graph").stdout.splitlines()
     lanes = [re.match(r"[*|\\/ ]*", line)[0].strip() for line in lines]  # type: ignore[index]  # it always matches
@@ -151,28 +151,28 @@ def test_the_log_is_drawn(table: LanceTable) -> None:
     ],
 )
 def test_the_log_is_filtered(tmp_path: Path, options: list[str], shown: list[str]) -> None:
-    """By what another version contains, who, what and when; in lines and as JSON."""
+    """The log is filtered by the content of another version, person, operation and time, in lines and as JSON."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run/1")
     table.append(entries("r", 1), branch="run/1", message="one more")
     table.append(entries("b", 1), properties={"lance_dagster.committer": "ann", "ticket": "4=2"})
     table.merge("run/1")
     result = run("log", table.uri, *options)
-    # Versions made in the same millisecond may come in either order.
+    # Versions that were made in the same millisecond may come in either order.
     assert (0, sorted(shown)) == (result.exit_code, sorted(line.split()[0] for line in result.stdout.splitlines()))
     documents = json.loads(run("log", table.uri, *options, "--json").stdout)
     assert sorted(shown) == sorted(document["version"] for document in documents)
 
 
 def test_a_time_that_is_none_is_a_wrong_call(table: LanceTable) -> None:
-    """With an example of one."""
+    """An invalid time is a wrong call, and the error has an example of a valid one."""
     result = run("log", table.uri, "--since", "tomorrow")
     assert 2 == result.exit_code
     assert "cannot read the time 'tomorrow': expected a time such as 2026-01-31T00:00Z" in result.stderr
 
 
 def test_a_log_says_where_it_was_cut(table: LanceTable) -> None:
-    """In the line, in what is shown of the version, and for programs."""
+    """The log says where its history was cut off, in its line, in `show` and in JSON."""
     as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
     lines = run("log", table.uri).stdout.splitlines()
     assert ["main@3", "main@2"] == [line.split()[0] for line in lines]
@@ -182,7 +182,7 @@ def test_a_log_says_where_it_was_cut(table: LanceTable) -> None:
 
 
 def test_what_is_shown_leaves_the_terminal_alone(table: LanceTable) -> None:
-    """Whatever somebody wrote into a message."""
+    """Control characters in a message do not reach the terminal."""
     table.append(entries("x", 1), message="\x1b[2Jgone\nsecond line", properties={"key": "\x07"})
     for arguments in (["log", table.uri, "-n", "1"], ["show", table.uri], ["log", table.uri, "--graph"]):
         assert not {"\x1b", "\x07"} & set(run(*arguments).stdout)
@@ -190,7 +190,7 @@ def test_what_is_shown_leaves_the_terminal_alone(table: LanceTable) -> None:
 
 
 def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
-    """As one URI; its ref stands in for the option or the argument."""
+    """One URI can name a table with a version, in place of the option or the argument for the ref."""
     text = table_uri(table.uri, "run/1@3")
     assert run("log", table.uri, "--ref", "run/1@3").stdout == run("log", text).stdout
     assert run("show", table.uri, "run/1@3").stdout == run("show", text).stdout
@@ -205,7 +205,7 @@ def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
 
 
 def test_names_are_listed(table: LanceTable) -> None:
-    """Branches with their newest version and their fork, tags with the version they name."""
+    """Branches are listed with their newest version and their fork, and tags with the version that they name."""
     rows = [line.split() for line in run("branches", table.uri).stdout.splitlines()]
     assert [["main", "main@3"], ["run/1", "run/1@3"]] == [row[:2] for row in rows]
     assert ["from", "main@2"] == rows[1][2:4]
@@ -219,7 +219,7 @@ def test_names_are_listed(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_table_that_is_not_there_is_told(tmp_path: Path, table: LanceTable, command: str) -> None:
-    """So is a storage option that is none, or not for that storage."""
+    """A missing table is an error, as is a storage option that is unknown or not for that storage."""
     missing = run(command, str(tmp_path / "nothing"))
     assert (2, 1) == (missing.exit_code, missing.stderr.count("\n"))
     assert missing.stderr.startswith("lance-dagster: no Lance table at ")
@@ -232,7 +232,7 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path, table: LanceTable, co
 
 
 def test_a_wrong_ref_is_named(table: LanceTable) -> None:
-    """With the nearest name there is."""
+    """The error for a wrong ref has the nearest existing name."""
     for result in (run("log", table.uri, "--ref", "prodution"), run("show", table.uri, "prodution")):
         assert 2 == result.exit_code
         assert (
@@ -242,7 +242,7 @@ def test_a_wrong_ref_is_named(table: LanceTable) -> None:
 
 
 def test_a_damaged_table_is_refused_in_one_line(table: LanceTable) -> None:
-    """Other subcommands than verify say what is damaged, and exit with 1."""
+    """Subcommands other than verify name the damage in one line, and exit with 1."""
     for path in Path(table.uri).glob("_versions/*.manifest"):
         path.write_bytes(b"")
     result = run("log", table.uri)
@@ -251,14 +251,14 @@ def test_a_damaged_table_is_refused_in_one_line(table: LanceTable) -> None:
 
 
 def test_a_secret_is_never_repeated(table: LanceTable) -> None:
-    """Not even one given without its key."""
+    """No output repeats a secret, even one that was given without its key."""
     for arguments in (("-o", "hunter2"), ("-o", "aws_secret_access_key=hunter2"), ("-o", "aws_secret=hunter2")):
         assert "hunter2" not in run("verify", table.uri, *arguments).output
     assert "hunter2" not in run("verify", "s3://b/t", "-o", "aws_secret=hunter2").output
 
 
 def test_a_table_on_s3_is_reached(s3_storage: S3Storage) -> None:
-    """By the options on the command line."""
+    """A table on S3 is reached with the options of the command line."""
     options = [f"{key}={value}" for key, value in s3_storage.storage_options.items()]
     given = [argument for option in options for argument in ("--storage-option", option)]
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
@@ -268,7 +268,7 @@ def test_a_table_on_s3_is_reached(s3_storage: S3Storage) -> None:
 
 
 def test_help_names_every_subcommand() -> None:
-    """Each with a line of its own, and a page that says what TABLE is about."""
+    """The help has a line for each subcommand, and a page for each that explains TABLE."""
     listed = run("--help").stdout
     for command in COMMANDS:
         assert f"\n  {command} " in listed
@@ -277,7 +277,7 @@ def test_help_names_every_subcommand() -> None:
 
 
 def test_the_installed_command_is_this_one() -> None:
-    """The entry point of the project leads to the group tested here."""
+    """The entry point of the project is the command group that is tested here."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, name = scripts["lance-dagster"].partition(":")
     found = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""What the command says where an error says what to call."""
+"""The command's texts for errors that name a method to call."""
 
 import ast
 import pickle
@@ -40,7 +40,7 @@ def methods_named() -> Iterator[str]:
 
 
 def test_every_method_that_errors_name_can_be_typed(table: LanceTable) -> None:
-    """And each is a method of a table, or one of a repository."""
+    """Every method that an error names has a subcommand, and is a method of a table or a repository."""
     assert (set(COMMANDS) | set(REPOSITORY_COMMANDS)) - {"revert"} == set(methods_named())
     assert all(callable(attrgetter(name)(table)) for name in COMMANDS)
     repository = LanceRepository.create(Path(table.uri).parent)
@@ -73,7 +73,7 @@ def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
     ],
 )
 def test_errors_say_what_to_type(table: LanceTable, arguments: tuple[str, ...], typed: str) -> None:
-    """About the table that was typed, on one line."""
+    """An error says in one line what to type for the table that was named."""
     command, *others = (word.replace("TABLE", table.uri) for word in arguments)
     table.append(entries("b", 1))
     result = run(command, table.uri, *others)
@@ -91,7 +91,7 @@ def test_what_is_typed_puts_it_right(table: LanceTable) -> None:
 
 
 def test_python_is_told_what_to_call(table: LanceTable) -> None:
-    """By the same error, which survives pickling."""
+    """The same error tells a Python caller what to call, also after pickling."""
     with pytest.raises(ProtectedError) as caught:
         table.tags.delete("v1")
     said = "give the version another name, or delete the tag with tags.delete('v1', force=True)"
@@ -104,7 +104,7 @@ def test_python_is_told_what_to_call(table: LanceTable) -> None:
 
 
 def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
-    """On one line, whatever it has."""
+    """An error without a remedy is printed unchanged, on one line."""
     assert "wrong: this; that" == error_line(InvalidInputError("wrong:\n  this\n  that"), "t")
     assert "no; `lance-dagster relocate t --from '/an old place'` does it" == error_line(
         InvalidInputError("no", remedy=Remedy("{} does it", Call("maintenance.relocate", ("/an old place",)))), "t"
@@ -112,7 +112,7 @@ def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
 
 
 def test_a_commit_that_may_have_landed_is_looked_for() -> None:
-    """There is no transaction to commit again at a shell."""
+    """After an unknown commit the advice is to look for the version, since a shell has no transaction to repeat."""
     error = CommitStateUnknownError("the answer was lost", "1f", object())
     assert (
         "the answer was lost; check whether the log has it, and repeat it if not; delete nothing meanwhile"

@@ -1,4 +1,4 @@
-"""`lance-dagster diff`: what it prints of two versions, and what it exits with."""
+"""`lance-dagster diff`: its output for two versions, and its exit code."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_three_dots_show_what_the_branch_did(table: LanceTable) -> None:
-    """Fragments by default, counts and rows when asked for."""
+    """Three dots show the changes of the branch: fragments by default, counts and rows on request."""
     result = run(table.uri, "main...run/1", "--stat", "--rows")
     assert (0, "") == (result.exit_code, result.stderr)
     assert [
@@ -53,7 +53,7 @@ def test_three_dots_show_what_the_branch_did(table: LanceTable) -> None:
 
 
 def test_two_dots_and_two_refs_are_the_same(table: LanceTable) -> None:
-    """What turns the one into the other."""
+    """Two dots and two refs both show the changes from one version to the other."""
     dots = run(table.uri, "main..run/1", "--stat")
     assert "1 row added, 2 removed, 1 changed" == dots.stdout.splitlines()[-1]
     assert dots.stdout == run(table.uri, "main", "run/1", "--stat").stdout
@@ -61,7 +61,7 @@ def test_two_dots_and_two_refs_are_the_same(table: LanceTable) -> None:
 
 
 def test_rows_are_limited_and_told_by_a_key(table: LanceTable) -> None:
-    """More than the limit is said; a key and a column can be chosen."""
+    """The output says when there are more rows than the limit; a key and columns can be chosen."""
     result = run(table.uri, "main..run/1", "--rows", "--limit", "1", "--on", "id")
     assert ["   id  name", "-  1   a"] == result.stdout.splitlines()[-3:-1]
     assert "there are more rows; --limit shows them" == result.stdout.splitlines()[-1]
@@ -70,7 +70,7 @@ def test_rows_are_limited_and_told_by_a_key(table: LanceTable) -> None:
 
 
 def test_the_key_is_shown_beside_the_columns_that_were_asked_for(tmp_path: Path) -> None:
-    """Else nobody could tell the rows apart; for people and for programs."""
+    """The key is shown with the chosen columns, in lines and in JSON, so that rows can be told apart."""
     rows = pa.table({"id": [1, 2], "name": ["a", None], "amount": [1, 2]})
     table = LanceTable.create(tmp_path / "t", rows.schema)
     table.append(rows)
@@ -85,7 +85,7 @@ def test_the_key_is_shown_beside_the_columns_that_were_asked_for(tmp_path: Path)
 
 
 def test_a_null_is_no_empty_text(tmp_path: Path) -> None:
-    """Each looks like what it is."""
+    """A null and an empty text are shown differently."""
     rows = pa.table({"id": [1, 2], "name": ["", None]})
     table = LanceTable.create(tmp_path / "t", rows.schema)
     table.append(rows)
@@ -93,7 +93,7 @@ def test_a_null_is_no_empty_text(tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_colours(table: LanceTable) -> None:
-    """Green for what came, red for what went."""
+    """On a terminal added rows are green and removed rows red."""
     shown = run(table.uri, "main..run/1", "--rows", color=True).stdout
     assert "\x1b[32m+  4" in shown
     assert "\x1b[31m-  1" in shown
@@ -101,7 +101,7 @@ def test_a_terminal_shows_colours(table: LanceTable) -> None:
 
 
 def test_json_has_it_all(table: LanceTable) -> None:
-    """One document, with numbers that JSON has no word for as text."""
+    """The JSON document is complete, with numbers such as NaN, which JSON lacks, as text."""
     table.columns.add(pa.field("x", pa.float64()), branch="run/1")
     table.append(pa.table({"id": [7], "name": ["n"], "x": [math.nan]}), branch="run/1")
     found = json.loads(run(table.uri, "main..run/1", "--json", "--stat", "--rows").stdout)

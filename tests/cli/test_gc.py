@@ -1,4 +1,4 @@
-"""`lance-dagster gc`: what it prints, what it deletes, what it exits with."""
+"""`lance-dagster gc`: its output, its deletions, its exit code."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_it_only_says_what_it_would_do(table: LanceTable) -> None:
-    """Unless it is told to delete."""
+    """Without the option to delete, the command only says what it would delete."""
     before = files(table)
     result = run(table.uri, "--older-than", "7d")
     assert (0, "") == (result.exit_code, result.stderr)
@@ -47,7 +47,7 @@ def test_it_only_says_what_it_would_do(table: LanceTable) -> None:
 
 
 def test_it_deletes_when_it_is_told_to(table: LanceTable) -> None:
-    """Twice: nothing is left the second time."""
+    """With the option to delete it deletes, and a second call finds nothing left."""
     result = run(table.uri, "--older-than", "7d", "--grace", "0s", "--delete")
     assert (0, "") == (result.exit_code, result.stderr)
     assert "expired: main@1 to main@3, main@5 to main@6" in result.stdout.splitlines()
@@ -59,7 +59,7 @@ def test_it_deletes_when_it_is_told_to(table: LanceTable) -> None:
 
 
 def test_it_answers_programs(table: LanceTable) -> None:
-    """The report as one document; every file when it is asked for."""
+    """The JSON report is one document, with every file on request."""
     document = json.loads(run(table.uri, "--older-than", "7d", "--json").stdout)
     assert (True, True, False) == (document["ok"], document["dry_run"], document["done"])
     assert {"main": [1, 2, 3, 5, 6]} == document["expired"]
@@ -71,7 +71,7 @@ def test_it_answers_programs(table: LanceTable) -> None:
 
 
 def test_rules_are_given(table: LanceTable) -> None:
-    """For how many, for branches of some name, for files."""
+    """Retention rules can be given for a number of versions, for branches by name, and for files."""
     assert "would expire: main@1 to main@3\n" in run(table.uri, "--older-than", "7d", "--keep-last", "3").stdout
     assert "would expire" not in run(table.uri, "--older-than", "0s", "--branch", "ma*=90d").stdout
     assert "too young" in run(table.uri, "--older-than", "7d", "--grace", "50d").stdout

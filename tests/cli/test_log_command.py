@@ -61,14 +61,14 @@ def test_a_log_says_what_it_does_not_take(table: LanceTable, arguments: list[str
 
 
 def test_a_log_begins_at_the_ref_of_the_table(table: LanceTable) -> None:
-    """Which is given once."""
+    """A log begins at the ref of the table's URI, which must not be given a second time."""
     assert ["left@3", "main@2", "main@1"] == versions_of(table_uri(table.uri, "left"))
     for given in (["main"], ["--ref", "main"]):
         assert "TABLE names the ref 'left' already" in run("log", table_uri(table.uri, "left"), *given).stderr
 
 
 def test_names_are_beside_versions(table: LanceTable) -> None:
-    """Branches at their newest version, tags where they are; not when they are not wanted."""
+    """Versions are shown with the branches and tags that name them, unless names are switched off."""
     for name, at in (("v1", "main@2"), ("stable", "main@2"), ("tip", "main")):
         table.tags.create(name, at)
     newest, second, first = lines_of("log", table.uri)
@@ -80,7 +80,7 @@ def test_names_are_beside_versions(table: LanceTable) -> None:
 
 
 def test_a_damaged_tag_is_no_reason_not_to_show_a_log(table: LanceTable) -> None:
-    """Verify tells of it."""
+    """A damaged tag, which `verify` reports, does not stop the log."""
     table.tags.create("v1", "main@2")
     (Path(table.uri) / "_refs/tags/v1.json").write_bytes(b"{")
     assert lines_of("log", table.uri)[0].endswith("(main) two goes")
@@ -97,7 +97,7 @@ def test_a_log_says_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyP
 
 
 def test_conflicts_name_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The committer, or else the program."""
+    """Conflicts name the committer, or the program if there is none."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
     table.branches.create("right")
     table.update({"value": "11"}, where="value = 1", branch="right")
@@ -109,7 +109,7 @@ def test_conflicts_name_who_committed(table: LanceTable, monkeypatch: pytest.Mon
 
 
 def test_a_version_is_shown_with_what_it_changed(table: LanceTable) -> None:
-    """Beside what it was made from: fragments, counts, rows."""
+    """A version is shown with its changes from its parent: fragments, counts, rows."""
     assert "fragments: 1 changed" in lines_of("show", table.uri, "--diff")
     assert "0 rows added, 1 removed, 0 changed" == lines_of("show", table.uri, "--stat")[-1]
     *_, head, row = lines_of("show", table.uri, "main", "--rows")
@@ -120,13 +120,13 @@ def test_a_version_is_shown_with_what_it_changed(table: LanceTable) -> None:
 
 
 def test_a_merge_is_shown_with_what_it_brought(table: LanceTable) -> None:
-    """Beside its first parent."""
+    """A merge is shown with its changes from its first parent."""
     table.merge("left")
     assert "1 row added, 0 removed, 0 changed" == lines_of("show", table.uri, "--stat")[-1]
 
 
 def test_the_first_version_changed_nothing(table: LanceTable) -> None:
-    """And nobody can tell what one changed that was made from what was cleaned up."""
+    """The first version has no changes, and those of a version whose parent was cleaned up are unknown."""
     assert "it is the first version of the table" == lines_of("show", table.uri, "main@1", "--stat")[-1]
     assert document_of("show", table.uri, "main@1", "--diff")["diff"] is None
     for number in (1, 2):

@@ -124,7 +124,7 @@ def rows(history: History) -> Iterator[tuple[Cells, str, dict[int, dict[int, str
 
 
 def traced(history: History) -> set[tuple[str, str]]:
-    """Who is connected with whom, found out by following each lane from line to line."""
+    """The connections between versions, found by following each lane from line to line."""
     edges: set[tuple[str, str]] = set()
     # Of each lane: where it leads to below, and the version it comes from.
     under_way: dict[int, tuple[int, str]] = {}
@@ -152,5 +152,5 @@ def traced(history: History) -> set[tuple[str, str]]:
 
 @given(histories())
 def test_every_line_leads_to_a_parent(history: History) -> None:
-    """Lanes are whole, and connect a version with its parents and with nothing else."""
+    """Lanes have no gaps, and connect a version with its parents and with nothing else."""
     assert {(name, parent) for name, parents in history for parent in parents} == traced(history)

@@ -1,4 +1,4 @@
-"""The command as a whole: what processes exit with and print, help, completion, colours."""
+"""The command as a whole: exit codes and output of processes, help, completion, colours."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ from tests.forked_program import ROOT, run_on
 from tests.table_factory import contents, entries, new_table
 
 COMMANDS = [command for commands in TOPICS.values() for command in commands]
-# By the words they are called with: each command that is no group.
+# Each command that is not a group, by the words that call it.
 CALLED = {str(command.name): command for command in COMMANDS if not isinstance(command, click.Group)} | {
     f"{group.name} {name}": command
     for group in COMMANDS
@@ -39,7 +39,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_processes_exit_as_told(table: LanceTable) -> None:
-    """0 done, 1 refused, 2 wrongly called; answers on standard output, one line of error on the other."""
+    """Exit codes are 0 done, 1 refused, 2 wrong call; answers go to stdout, and one line of error to stderr."""
     done = interpreter("status", table.uri)
     assert (0, "") == (done.returncode, done.stderr)
     refused = interpreter("merge", table.uri, "run/2")
@@ -55,7 +55,7 @@ def test_processes_exit_as_told(table: LanceTable) -> None:
 
 
 def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
-    """Branches that are merged at the same time are all merged; of two that expect the same of a tag one moves it."""
+    """Concurrent processes merge all of their branches; of two that expect the same version of a tag, one moves it."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     table.tags.create("production", "main@1")
     calls = []
@@ -75,7 +75,7 @@ def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments,code", [(("log",), 0), (("log", "--json"), 0), (("merge", "run/2"), 1)])
 def test_a_reader_that_goes_away_is_no_fault(table: LanceTable, arguments: tuple[str, ...], code: int) -> None:
-    """As `| head -1`: what was done is done, and the exit code says so."""
+    """A reader that closes the pipe, such as `head -1`, does not undo the operation or change the exit code."""
     name, *others = arguments
     command = [sys.executable, "-m", "lance_dagster.cli", name, table.uri, *others]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as started:
@@ -93,7 +93,7 @@ def test_a_reader_that_goes_away_is_no_fault(table: LanceTable, arguments: tuple
     "arguments", [("--help",), ("log", "TABLE"), ("log", "TABLE", "--json"), ("merge", "TABLE", "run/1")]
 )
 def test_a_full_disk_is_one_line(table: LanceTable, arguments: tuple[str, ...]) -> None:
-    """With exit code 1."""
+    """A full disk is one line of error, with exit code 1."""
     call = [table.uri if word == "TABLE" else word for word in arguments]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -109,7 +109,7 @@ def test_a_full_disk_is_one_line(table: LanceTable, arguments: tuple[str, ...]) 
 
 
 def test_help_lists_commands_by_topic() -> None:
-    """Every one once, under its topic."""
+    """The help lists each command once, under its topic."""
     lines = run("--help").stdout.splitlines()
     for topic, commands in TOPICS.items():
         place = lines.index(f"{topic}:")
@@ -121,7 +121,7 @@ def test_help_lists_commands_by_topic() -> None:
 
 @pytest.mark.parametrize("name", CALLED)
 def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
-    """TABLE or ROOT, --json, storage options, -h; and says in one line when there is no table or repository."""
+    """Each command has TABLE or ROOT, --json, storage options and -h; a missing table is one line of error."""
     command, place, what = CALLED[name], _place(name), "repository" if " " in name else "Lance table"
     page = run(*name.split(), "-h")
     assert 0 == page.exit_code
@@ -135,18 +135,18 @@ def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
 
 
 def _place(name: str) -> str:
-    """What a command is about, as its help calls it."""
+    """The name of a command's first argument in its help."""
     return "ROOT" if name == "tables" or " " in name else "TABLE"
 
 
 def _required_options(command: click.Command) -> list[str]:
-    """The options that a command does not do without, as words."""
+    """The required options of a command, as words."""
     required = [each for each in command.params if isinstance(each, click.Option) and each.required]
     return [word for option in required for word in (max(option.opts, key=len), "x")]
 
 
 def _wrong_calls(command: click.Command, begin: list[str]) -> dict[str, list[str]]:
-    """Calls that are wrong, by how their error begins."""
+    """Wrong calls, by the beginning of their error."""
     arguments = [each for each in command.params if isinstance(each, click.Argument)]
     needed = ["x" for each in arguments if each.required][1:]
     required = _required_options(command)
@@ -158,7 +158,7 @@ def _wrong_calls(command: click.Command, begin: list[str]) -> dict[str, list[str
         "option '--storage-option' requires an argument": [*right, "--storage-option"],
         "option '--json' does not take a value": [*right, "--json=yes"],
     }
-    # Nothing is too much for a command that takes any number of names.
+    # A command that takes any number of names cannot get too many.
     if all(each.nargs != -1 for each in arguments):
         calls[""] = [*right, "x", "x", "x"]
     if needed:
@@ -176,7 +176,7 @@ def _wrong_calls(command: click.Command, begin: list[str]) -> dict[str, list[str
 
 @pytest.mark.parametrize("name", CALLED)
 def test_a_wrong_call_is_one_line_and_two(name: str, table: LanceTable) -> None:
-    """Whatever is wrong with it, for people and for programs; it names the subcommand and where to look."""
+    """Any wrong call is one line and exit code 2, also with --json; the line names the subcommand and its help."""
     words_of_name = name.split()
     uri = LanceRepository.create(Path(table.uri).parent).root if " " in name else table.uri
     calls = _wrong_calls(CALLED[name], [*words_of_name, uri])
@@ -200,7 +200,7 @@ def test_a_wrong_call_is_one_line_and_two(name: str, table: LanceTable) -> None:
     ],
 )
 def test_what_is_no_subcommand_is_one_line_and_two(words: list[str], said: str) -> None:
-    """The command itself is named then; without a word it shows its help."""
+    """An unknown subcommand is one line and exit code 2; without a subcommand the command shows its help."""
     result = run(*words)
     assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n"))
     assert result.stderr.lower().startswith(f"lance-dagster: {said}")
@@ -210,7 +210,7 @@ def test_what_is_no_subcommand_is_one_line_and_two(words: list[str], said: str) 
 
 
 def completed(*words: str) -> list[str]:
-    """What a shell offers for the last word."""
+    """The completions that a shell offers for the last word."""
     line = " ".join(("lance-dagster", *words))
     environment = {
         **os.environ,
@@ -224,7 +224,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_a_shell_completes_what_is_typed(table: LanceTable) -> None:
-    """Commands, options, and the branches and tags of the table; nothing of a table that is not there."""
+    """A shell completes commands, options, and branches and tags of the table; none of a missing table."""
     table.tags.create("production", "main@1")
     assert ["merge", "merge-base"] == completed("mer")
     assert ["--into"] == completed("merge", table.uri, "run/1", "--in")
@@ -237,26 +237,26 @@ def test_a_shell_completes_what_is_typed(table: LanceTable) -> None:
 
 
 def test_a_shell_can_be_told() -> None:
-    """The script for it is printed."""
+    """The script for a shell's completion is printed."""
     for shell in ("bash", "zsh", "fish"):
         done = process(environment={**os.environ, "_LANCE_DAGSTER_COMPLETE": f"{shell}_source"})
         assert (0, True) == (done.returncode, "_LANCE_DAGSTER_COMPLETE" in done.stdout)
 
 
 def on_terminal(*arguments: str, **environment: str) -> str:
-    """What the command writes to a terminal."""
+    """The output of the command on a terminal."""
     master, terminal = pty.openpty()
     kept = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     found = b""
 
     def read() -> None:
         nonlocal found
-        # A terminal on Linux ends with an error.
+        # On Linux the end of a terminal's output is an error.
         with suppress(OSError):
             while part := os.read(master, 4096):
                 found += part
 
-    # What is written has to be read meanwhile, or a full terminal would stop the command.
+    # The output has to be read while the command runs, or a full terminal buffer would block it.
     reader = Thread(target=read)
     reader.start()
     name = os.ttyname(terminal)
@@ -268,7 +268,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
 
 
 def test_colours_are_for_terminals(table: LanceTable) -> None:
-    """Unless NO_COLOR is set."""
+    """There are colours only on terminals, and not if NO_COLOR is set."""
     assert "\x1b[31mrows conflict" in on_terminal("merge", table.uri, "run/2")
     plain = on_terminal("merge", table.uri, "run/2", NO_COLOR="1")
     assert "rows conflict" in plain
@@ -277,7 +277,7 @@ def test_colours_are_for_terminals(table: LanceTable) -> None:
 
 
 def test_progress_is_for_terminals(table: LanceTable) -> None:
-    """A bar where something takes long, gone at the end; nothing in files and pipes."""
+    """A progress bar is shown only on terminals, and removed at the end."""
     table.append(entries("b", 1))
     shown = on_terminal("compact", table.uri)
     assert "] 1 of 1" in shown
@@ -286,7 +286,7 @@ def test_progress_is_for_terminals(table: LanceTable) -> None:
 
 
 def test_what_takes_long_is_said_on_terminals(table: LanceTable) -> None:
-    """Where nobody can say how long it takes; gone at the end, and nothing of it in files and pipes."""
+    """An operation of unknown duration is announced only on terminals, and the text is removed at the end."""
     for doing, arguments in (
         ("comparing rows", ("diff", table.uri, "main~1..main", "--stat")),
         ("comparing rows", ("show", table.uri, "main", "--rows")),
@@ -302,7 +302,7 @@ def test_what_takes_long_is_said_on_terminals(table: LanceTable) -> None:
 
 
 def test_what_is_listed_as_json_is_json(table: LanceTable) -> None:
-    """For the commands that other modules test in lines."""
+    """Lists are JSON with --json, for the commands whose lines other modules test."""
     assert ["main@3", "main@2", "main@1"] == [version["version"] for version in document_of("log", table.uri)]
     assert "main@3" == document_of("show", table.uri)["version"]
     assert ["main", "run/1", "run/2"] == [branch["name"] for branch in document_of("branches", table.uri)]
@@ -314,13 +314,13 @@ def test_what_is_listed_as_json_is_json(table: LanceTable) -> None:
 
 
 def widths(shown: str) -> list[int]:
-    """How wide the lines are that stay on a terminal."""
+    """The widths of the lines that remain on a terminal."""
     lines = click.unstyle(shown).replace("\r\n", "\n").split("\n")
     return [len(line.rpartition("\r")[2]) for line in lines]
 
 
 def test_lines_fit_the_terminal(table: LanceTable) -> None:
-    """Tables are cut, sentences wrapped, columns without room are named; a pipe gets all of it."""
+    """On a terminal tables are cut, sentences wrapped and left out columns named; a pipe gets everything."""
     name = f"run/{'0123456789' * 4}"
     table.branches.create(name)
     table.append(entries("a" * 60, 1), branch=name, message="a long message " * 10)

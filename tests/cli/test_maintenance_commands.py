@@ -20,7 +20,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_fragments_are_joined(table: LanceTable) -> None:
-    """In a version of their own; when nothing is worth it, that is told."""
+    """A compaction makes a new version, or says that there is nothing to compact."""
     (line,) = lines_of("compact", table.uri, "-m", "tidy")
     assert "main@4 -> main@6  3 rows  tidy" == line
     assert 1 == len(table.to_lance().get_fragments())
@@ -31,7 +31,7 @@ def test_fragments_are_joined(table: LanceTable) -> None:
 
 
 def test_a_clone_is_made(table: LanceTable, tmp_path: Path) -> None:
-    """That names the files, or has its own."""
+    """A clone refers to the files of its source, or copies them."""
     (line,) = lines_of("clone", table.uri, str(tmp_path / "near"), "--at", "main@3")
     assert f"{tmp_path}/near: main@3, 2 rows, naming the files of main@3" == line
     answer = document_of("clone", table.uri, str(tmp_path / "far"), "--deep")
@@ -42,13 +42,13 @@ def test_a_clone_is_made(table: LanceTable, tmp_path: Path) -> None:
 
 
 def test_a_clone_does_not_take_a_place(table: LanceTable, tmp_path: Path) -> None:
-    """Where a table is already."""
+    """A clone to the place of an existing table is refused."""
     lines_of("clone", table.uri, str(tmp_path / "near"))
     assert 1 == run("clone", table.uri, str(tmp_path / "near")).exit_code
 
 
 def test_a_clone_has_options_of_its_own(table: LanceTable, s3_storage: S3Storage) -> None:
-    """From here to object storage."""
+    """The clone may have its own storage options, as from a local disk to object storage."""
     options = [f"--to-storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
     answer = document_of("clone", table.uri, f"{s3_storage.uri}/copy", "--deep", *options)
     assert 3 == len(contents(LanceTable.open(answer["uri"], s3_storage.storage_options)))
@@ -57,7 +57,7 @@ def test_a_clone_has_options_of_its_own(table: LanceTable, s3_storage: S3Storage
 
 
 def test_a_table_that_was_moved_works_again(table: LanceTable, tmp_path: Path) -> None:
-    """After a dry run that says what would be done."""
+    """A moved table works again after `relocate`, whose dry run says what it would do."""
     new = tmp_path / "moved"
     shutil.move(table.uri, new)
     (line,) = lines_of("relocate", str(new), "--dry-run")
@@ -71,7 +71,7 @@ def test_a_table_that_was_moved_works_again(table: LanceTable, tmp_path: Path) -
 
 
 def test_files_that_are_missing_are_told(table: LanceTable, tmp_path: Path) -> None:
-    """With exit code 1, unless nobody looks."""
+    """Missing files are reported with exit code 1, unless the check is switched off."""
     new = tmp_path / "moved"
     shutil.move(table.uri, new)
     next((new / "data").glob("*.lance")).unlink()
@@ -81,7 +81,7 @@ def test_files_that_are_missing_are_told(table: LanceTable, tmp_path: Path) -> N
 
 
 def test_a_base_path_is_moved(table: LanceTable, tmp_path: Path) -> None:
-    """On every branch that has it."""
+    """A base path is moved on every branch that has it."""
     for place in ("cold", "colder"):
         (tmp_path / place).mkdir()
     table.maintenance.add_base("archive", tmp_path / "cold")
@@ -99,7 +99,7 @@ def test_a_base_path_is_moved(table: LanceTable, tmp_path: Path) -> None:
 
 
 def test_a_compaction_says_what_it_is_for(tmp_path: Path) -> None:
-    """In the log, and beside its version."""
+    """The purpose of a compaction is in the log and in `show`."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     answer = document_of("compact", table.uri, "-m", "nightly", "--property", "ticket=77")
     assert ("main@3", "main@5") == (answer["before"], answer["version"]["version"])
@@ -107,7 +107,7 @@ def test_a_compaction_says_what_it_is_for(tmp_path: Path) -> None:
 
 
 def test_a_place_is_allowed(table: LanceTable, tmp_path: Path) -> None:
-    """For every reader, though this caller's option allows it already, by the command that the refusal names."""
+    """The command that a refusal names allows a place for every reader, even if the caller's option allows it."""
     clone = str(tmp_path / "near")
     table.maintenance.clone(clone)
     for allowance in Path(table.uri, "_refs", "tables").iterdir():
@@ -119,7 +119,7 @@ def test_a_place_is_allowed(table: LanceTable, tmp_path: Path) -> None:
 
 
 def test_digests_are_recorded(table: LanceTable) -> None:
-    """Once, and a file whose bytes changed since is named by `verify --deep`."""
+    """Digests are recorded once, and `verify --deep` names a file whose bytes have changed since."""
     assert {"recorded": 3} == document_of("record-digests", table.uri)
     assert ["0 digests recorded"] == lines_of("record-digests", table.uri, "--ref", "main")
     path = next(Path(table.uri, "data").glob("*.lance"))

@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 @pytest.fixture
 def torn(table: LanceTable) -> LanceTable:
-    """The same, and main contradicts it twice."""
+    """The same table, with two conflicting changes on main."""
     table.config.set({"owner": "ann"}, branch="run/1")
     table.config.set({"owner": "bob"})
     table.update({"value": "value + 20"}, where="value = 2")
@@ -37,7 +37,7 @@ def torn(table: LanceTable) -> LanceTable:
 
 
 def test_a_branch_is_merged(table: LanceTable) -> None:
-    """The version it makes is told; the second time there is nothing to do."""
+    """A merge prints the version that it makes; a second one has nothing to do."""
     (line,) = lines_of("merge", table.uri, "run/1", "-m", "all of it")
     assert "main@2 -> main@3  3 rows  all of it" == line
     assert [("a", 1), ("a", 12), ("r", 1)] == contents(table)
@@ -45,7 +45,7 @@ def test_a_branch_is_merged(table: LanceTable) -> None:
 
 
 def test_a_merge_is_told_to_programs(table: LanceTable) -> None:
-    """Whether a version was made, and which."""
+    """The JSON of a merge says whether a version was made, and which."""
     first, second = (document_of("merge", table.uri, "run/1") for _ in range(2))
     assert (True, "main@2", "main@3", []) == (
         first["made"],
@@ -68,7 +68,7 @@ def test_a_merge_keeps_what_is_said_about_it(table: LanceTable) -> None:
 
 
 def test_a_merge_goes_into_any_branch(table: LanceTable) -> None:
-    """And says so."""
+    """A merge may have any branch as its dest, and says which."""
     table.branches.create("next")
     (line,) = lines_of("merge", table.uri, "run/1", "--into", "next")
     assert line.startswith("next@2 -> next@3  3 rows  merge run/1@5 into next")
@@ -76,7 +76,7 @@ def test_a_merge_goes_into_any_branch(table: LanceTable) -> None:
 
 
 def test_every_conflict_has_a_line(torn: LanceTable) -> None:
-    """Unit, what the source did, what the dest did; one line of error, exit code 1, and nothing is written."""
+    """Each conflict has a line with its unit and both changes; the exit code is 1, and nothing is written."""
     result = run("merge", torn.uri, "run/1")
     assert [
         "config conflict: config key 'owner': run/1@6 set it; main@4 set it differently",
@@ -96,7 +96,7 @@ def test_every_conflict_has_a_line(torn: LanceTable) -> None:
 
 
 def test_rows_in_conflict_are_shown(torn: LanceTable) -> None:
-    """As the merge base has them and as both sides have them, one below the other."""
+    """Rows in conflict are shown as in the merge base and on both sides, one below the other."""
     torn.delete("value = 3")
     torn.update({"key": "NULL", "value": "5"}, where="key = 'a' and value = 1", branch="run/1")
     torn.delete("key = 'a' and value = 1")
@@ -121,7 +121,7 @@ def test_rows_in_conflict_are_shown(torn: LanceTable) -> None:
 
 
 def test_rows_in_conflict_have_colours(torn: LanceTable) -> None:
-    """Cells that are not as the merge base has them."""
+    """Cells of rows in conflict that differ from the merge base are coloured."""
     shown = run("merge", torn.uri, "run/1", "--preview", "--rows", color=True).stdout
     assert "  base    a    2\n" in shown
     assert "  source  a    \x1b[33m12\x1b[0m" in shown

@@ -1,4 +1,4 @@
-"""What happens around the one request that makes a version: others in between, lost answers, pulled plugs."""
+"""Failures around the one request that makes a version: concurrent commits, lost answers, killed processes."""
 
 import json
 import uuid
@@ -87,7 +87,7 @@ def not_sent(_request: Request) -> bool:
 
 @pytest.mark.parametrize("answer", [sent_and_no_answer, sent_and_denied, not_sent])
 def test_a_lost_answer_commits_exactly_once(table: LanceTable, answer: Callable[[Request], bool]) -> None:
-    """Whatever was lost, the object that is there decides, and the rows are there once."""
+    """After a lost answer the stored object decides, and the rows are in the table once."""
     version = through(table, lost(answer)).append(entries("c", 3))
     assert "main@4" == str(version)
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
@@ -108,7 +108,7 @@ def test_a_commit_that_cannot_be_decided_says_so_and_can_be_resumed(table: Lance
 
 
 def test_a_commit_that_landed_unseen_is_found_again(table: LanceTable) -> None:
-    """The version is there, nobody knew, others went on: committing again finds it and adds nothing."""
+    """A commit that landed without an answer is found when it is repeated after others, and adds nothing."""
     landed = ""
 
     def blind(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
@@ -149,7 +149,7 @@ def test_what_was_committed_is_held_as_it_is_read(table: LanceTable) -> None:
 
 
 def test_a_hint_that_cannot_be_written_does_not_fail_the_commit(table: LanceTable) -> None:
-    """The version is there; a caller told otherwise would commit it again."""
+    """A version hint that cannot be written does not fail the commit, which a caller would otherwise repeat."""
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
         if request.key.endswith("hint.json"):
@@ -203,7 +203,7 @@ def test_a_replace_looks_again_when_its_fragment_changed(table: LanceTable) -> N
 
 
 def test_a_replace_of_other_fragments_goes_on_top(table: LanceTable) -> None:
-    """Both changes hold."""
+    """A replace is committed on top of a replace of other fragments, and both changes are kept."""
     other = intruder_at_commit(lambda: table.replace_where("key = 'a'", entries("a", 9)))
     through(table, other).replace_where("key = 'b'", entries("b", 3))
     assert [("a", 9), ("b", 3)] == contents(table)
@@ -240,7 +240,7 @@ def test_a_version_cleaned_up_meanwhile_is_a_conflict_to_retry(table: LanceTable
 
 @pytest.mark.parametrize("writes", range(3))
 def test_a_process_that_dies_leaves_a_whole_table(table: LanceTable, writes: int) -> None:
-    """Before its version is there nothing is, and the next writer notices nothing."""
+    """A process that dies before its version exists leaves the table unchanged for the next writer."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(writes)).append(entries("c", 3))
     landed = [("c", 3)] if writes == 2 else []

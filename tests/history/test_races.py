@@ -1,4 +1,4 @@
-"""Processes that want the same thing at the same moment."""
+"""Processes that do the same operation at the same moment."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def replace(uri: str, key: str) -> list[int]:
 
 
 def create(uri: str, exist_ok: bool) -> bool:  # noqa: FBT001 - a job has no keywords
-    """Create a table; whether it worked."""
+    """Create a table; return whether that succeeded."""
     try:
         LanceTable.create(uri, SCHEMA, exist_ok=exist_ok)
     except AlreadyExistsError:
@@ -41,7 +41,7 @@ def create(uri: str, exist_ok: bool) -> bool:  # noqa: FBT001 - a job has no key
 
 
 def fork(uri: str, exist_ok: bool) -> str | None:  # noqa: FBT001 - same
-    """Create a branch; its id, or None when the name was taken."""
+    """Create a branch; return its id, or None when the name was taken."""
     try:
         return LanceTable.open(uri).branches.create("run", exist_ok=exist_ok).id
     except AlreadyExistsError:
@@ -49,7 +49,7 @@ def fork(uri: str, exist_ok: bool) -> str | None:  # noqa: FBT001 - same
 
 
 def move(uri: str, target: int) -> bool:
-    """Move a tag from version 2 to another; whether it worked."""
+    """Move a tag from version 2 to another; return whether that succeeded."""
     table = LanceTable.open(uri)
     try:
         table.tags.move("production", f"main@{target}", expected=table.at("main@2"))
@@ -59,7 +59,7 @@ def move(uri: str, target: int) -> bool:
 
 
 def merge(uri: str, branch: str) -> str | None:
-    """Merge a branch; the version, or None when it conflicts."""
+    """Merge a branch; return the version, or None when it conflicts."""
     try:
         return str(LanceTable.open(uri).merge(branch))
     except MergeConflictError:

@@ -37,7 +37,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
     ],
 )
 def test_an_expression_names_one_version(table: LanceTable, expression: str, version: str) -> None:
-    """And the printed version names itself."""
+    """An expression names one version, whose text is an expression for it."""
     assert version == str(table.at(expression))
     assert version == str(table.at(version))
 
@@ -76,7 +76,7 @@ def test_a_time_before_the_first_version_names_nothing(table: LanceTable) -> Non
     ],
 )
 def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: str, hint: str) -> None:
-    """Or all, when none is near."""
+    """The error for an unknown name has the nearest names, or all when none is near."""
     with pytest.raises(RefNotFoundError) as caught:
         table.at(expression)
     assert hint == caught.value.hint
@@ -93,14 +93,14 @@ def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: st
     ],
 )
 def test_what_git_would_understand_is_translated(table: LanceTable, expression: str, hint: str) -> None:
-    """As the guide for git users does."""
+    """For an expression of git the error has the translation of the guide for git users."""
     with pytest.raises(RefNotFoundError, match="no branch or tag") as caught:
         table.at(expression)
     assert hint == caught.value.hint
 
 
 def test_a_name_of_the_wrong_kind_is_told(table: LanceTable) -> None:
-    """Branch and tag are asked for apart."""
+    """The error for a name of the wrong kind says of which kind it is."""
     with pytest.raises(RefNotFoundError, match=r"no branch 'production' in "):
         table.at("branch:production")
     with pytest.raises(RefNotFoundError, match=r"no tag 'main' in "):
@@ -139,7 +139,7 @@ TIME = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days
     ],
 )
 def test_what_cannot_be_read_is_pointed_at(table: LanceTable, expression: str, position: int, expected: str) -> None:
-    """With the character and what could stand there."""
+    """A syntax error has the position and what could be there."""
     with pytest.raises(RefSyntaxError) as caught:
         table.at(expression)
     assert (expression, position, expected) == (caught.value.expression, caught.value.position, caught.value.expected)
@@ -153,7 +153,7 @@ def test_a_version_that_is_not_there_is_not_replaced_by_another(table: LanceTabl
 
 
 def test_a_tag_takes_no_number(table: LanceTable) -> None:
-    """It names one version already."""
+    """A tag takes no version number, since it names one version already."""
     with pytest.raises(InvalidInputError, match="'production' is a tag and names main@2; write it without '@1'"):
         table.at("production@1")
     with pytest.raises(InvalidInputError, match=r"write it without '@\{yesterday\}'"):

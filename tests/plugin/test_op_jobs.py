@@ -48,6 +48,24 @@ def ids(lake: LanceResource, table: str, result: dg.ExecuteInProcessResult) -> l
     return sorted(rows)
 
 
+def test_two_outputs_of_an_op_append_to_one_table(lake: LanceResource) -> None:
+    """Neither output is mistaken for a retry of the other one."""
+    append = {**RAW, "lance/write_mode": "append"}
+
+    @dg.op(out={"web": dg.Out(metadata=append), "app": dg.Out(metadata=append)})
+    def fetch() -> Iterator[dg.Output[pa.Table]]:
+        yield dg.Output(pa.table({"id": [1, 2]}), "web")
+        yield dg.Output(pa.table({"id": [3]}), "app")
+
+    @dg.graph
+    def shop() -> None:
+        fetch()
+
+    result = execute(lake, shop)
+    assert result.success, error_of(result)
+    assert [1, 2, 3] == ids(lake, "shop/raw", result)
+
+
 def test_output_of_an_op_has_a_table_of_its_own(lake: LanceResource) -> None:
     """An op writes the table that its output names, on the branch of the run, and the next op reads it there."""
     seen: list[Any] = []

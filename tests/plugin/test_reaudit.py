@@ -2,6 +2,7 @@
 """The published version is the audited one, also when `main` moved since the audit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -20,6 +21,7 @@ from lance_dagster import (
     build_table_checks,
     table_check,
 )
+from lance_dagster.plugin.publish.publish_gate import AuditEvent, AuditLog
 from tests.plugin.shop import failure, recorded
 
 ITEMS, PRODUCTION_ITEMS = dg.AssetKey(["shop", "items"]), dg.AssetKey(["production", "shop", "items"])
@@ -265,3 +267,45 @@ def test_an_override_is_recorded_with_the_version(stall: Stall, instance: dg.Dag
     assert any("in_range_id" in line for line in recorded(instance, PRODUCTION_ITEMS).metadata["lance/ignored"])
     assert stall.publish(instance, "main@2", reason="away").success
     assert "in_range_id" in failure(stall.publish(instance, "main@4", reason="back"))
+
+
+@pytest.mark.parametrize("route", ["ignored", "unchecked"])
+@pytest.mark.parametrize("repository", [True, False])
+def test_what_another_tag_got_in_spite_of_its_checks_does_not_come_along(
+    lake: LanceResource, instance: dg.DagsterInstance, *, route: str, repository: bool
+) -> None:
+    """A day that failed its check and was published for staging does not reach production with the next day."""
+    stall = Stall(lake.model_copy(update={"repository": repository}), [InRange("id", minimum=0)], days=True)
+    items, unchecked = stall.assets[0], route == "unchecked"
+    staging = build_publisher([items], tag="staging", partitions_def=DAYS, unchecked=unchecked)
+    assert stall.run(instance, partition_key="mon").success
+    stall.ids = [-5]
+    bad = stall.run(instance, partition_key="tue")
+    assert not bad.success
+    config = {"ref": f"run/{bad.run_id}", "ignore_failed_checks": not unchecked, "reason": "to look at it"}
+    # The publisher without checks is one of another code location, which does not have them.
+    others = Stall(stall.lake)
+    others.assets = [items, staging] if unchecked else [*stall.assets, staging]
+    options = {"selection": [*staging.keys], "run_config": {"ops": {"publish_staging": {"config": config}}}}
+    assert others.run(instance, partition_key="tue", **options).success
+    stall.ids = [3]
+    assert not stall.run(instance, partition_key="wed").success
+    assert "blocking check" in failure(stall.publish(instance, "main", partition_key="tue"))
+    assert [1] == stall.published()
+
+
+def test_of_two_evaluations_the_later_run_counts_and_in_doubt_the_failed_one(instance: dg.DagsterInstance) -> None:
+    """A worker's clock that is behind does not make an older evaluation that passed the newest one."""
+    log = AuditLog(instance)
+    older, newer = (dg.materialize([_nothing], instance=instance).run_id for _ in range(2))
+    event = AuditEvent(order=(0, 1), at=100.0, asset=ITEMS, check=dg.AssetCheckKey(ITEMS, "c"), metadata={})
+    passed, failed = replace(event, run_id=older), replace(event, run_id=newer, passed=False)
+    assert log.is_later(replace(failed, at=200.0), passed)
+    assert log.is_later(replace(failed, at=50.0), passed)
+    assert not log.is_later(replace(passed, run_id=newer, at=50.0), replace(failed, run_id=older))
+    assert log.is_later(replace(passed, run_id=newer, at=200.0), replace(failed, run_id=older))
+
+
+@dg.asset
+def _nothing() -> None:
+    pass

@@ -1,8 +1,11 @@
 """*Materialize* publishes what waits: the newest audited candidate, every partition, the whole backfill."""
 
+from dataclasses import replace
+
 import dagster as dg
 
 from lance_dagster import InRange, LanceRepository, LanceResource, RowCount, Unique
+from lance_dagster.plugin.branch_extent import in_order
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
 from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
@@ -116,6 +119,41 @@ def test_a_backfill_publishes_what_passed_and_names_what_waits(
     (superseded,) = waits(event, "lance/superseded")
     assert "is superseded by run/" in superseded
     assert "lance/waiting" not in event.metadata
+
+
+def test_a_full_reexecution_supersedes_the_run_that_it_repeats(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Of a run that appended and a re-execution of all its steps, only the second one is published."""
+    stall = Stall(lake, [RowCount(minimum=1)])
+    first = stall.write(instance, 1, 2)
+    again = stall.write(instance, 1, 2, tags={"dagster/root_run_id": first.removeprefix("run/")})
+    published = stall.publish(instance)
+    (event,) = published.asset_materializations_for_node("publish_production")
+    (superseded,) = waits(event, "lance/superseded")
+    assert f"{first}@2 is superseded by {again.replace('/', ' ')}, which executed all of its steps again" in superseded
+    # The branch is still there, and does not wait when the other one is gone.
+    assert stall.publish(instance).success
+    assert ([1, 2], [first]) == (stall.published(), list(stall.table.branches.list("run/*")))
+
+
+def test_a_reexecution_that_failed_supersedes_nothing(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The rows of a run are published when the re-execution of all its steps did not succeed."""
+    stall = Stall(lake, [InRange("id", minimum=0)])
+    first = stall.write(instance, 1)
+    stall.ids = [-1]
+    assert not stall.run(instance, tags={"dagster/root_run_id": first.removeprefix("run/")}).success
+    assert stall.publish(instance).success
+    assert [1] == stall.published()
+
+
+def test_branches_are_ordered_as_dagster_recorded_them(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Branches sort by their materializations and not by the clocks of workers; an unknown one keeps its place."""
+    stall = Stall(lake, [RowCount(minimum=1)])
+    written = [stall.write(instance, number) for number in (1, 2, 3)]
+    first, second, third = map(stall.table.head, written)
+    unknown = replace(second, branch="run/unknown")
+    assert [first, unknown, second, third] == in_order([third, unknown, first, second], ITEMS, instance)
 
 
 def test_a_branch_that_a_published_reexecution_continued_does_not_wait(

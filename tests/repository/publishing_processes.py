@@ -13,7 +13,7 @@ CHANNEL = "production"
 
 
 def publish_runs(root: str, numbers: Sequence[int], tables: Sequence[str], acknowledged: str) -> None:
-    """Publish a run for each number, as a process that was killed before and begins again: a row in each table."""
+    """Publish a run with a row in each table for each number, as a process that starts again after it was killed."""
     repository = LanceRepository.open(root, FAST)
     file = Path(acknowledged)
     done = set(file.read_text().split()) if file.exists() else set()
@@ -26,10 +26,10 @@ def publish_runs(root: str, numbers: Sequence[int], tables: Sequence[str], ackno
 
 
 def publish_run(repository: LanceRepository, number: int, tables: Sequence[str]) -> None:
-    """Write and publish one run, or finish one that was begun."""
+    """Write and publish one run, or finish one that an earlier process began."""
     branch = f"run/{number}"
     for name in tables:
-        # A run that was published and not acknowledged finds its rows on main.
+        # The rows of a run that was published without an acknowledgement are on main.
         if repository.table(name).count_rows(filter=f"id = {number}"):
             continue
         table = repository.fork(name, branch)
@@ -39,7 +39,7 @@ def publish_run(repository: LanceRepository, number: int, tables: Sequence[str])
 
 
 def read_until(root: str, ended: str) -> dict[str, int]:
-    """Read the channel until a file appears; how often it was read, and how many reads saw two commits."""
+    """Read the channel until a file appears; return the number of reads, and how many of them were inconsistent."""
     found = {"reads": 0, "different": 0, "backwards": 0, "torn": 0}
     kept, before, rng = LanceRepository.open(root, FAST), set[int](), random.Random(1)
     while not Path(ended).exists():

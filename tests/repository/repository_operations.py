@@ -1,4 +1,4 @@
-"""Operations over many tables that may be cut short anywhere, and a process that dies while doing one."""
+"""Operations on many tables that may be interrupted anywhere, and a process that dies while doing one."""
 
 import os
 import signal
@@ -20,14 +20,14 @@ _FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What is prepared, and what is done, once or again after it was cut short."""
+    """An operation with its preparation, and with what repeats it after an interruption."""
 
     prepare: Callable[[LanceRepository], object]
     act: Callable[[LanceRepository], object]
 
 
 def one_published(repository: LanceRepository) -> None:
-    """A run of two tables is in the channel."""
+    """Make a repository whose channel has a run of two tables."""
     repository.publish(run(repository, 1, "a", "b"), channel="production")
 
 
@@ -59,7 +59,7 @@ def _folder_moved(repository: LanceRepository) -> None:
 
 
 def _remove(repository: LanceRepository) -> None:
-    # A removal that was done is not there to be done again.
+    # A removal that was done cannot be repeated.
     with suppress(TableNotFoundError):
         repository.remove_table("a")
 
@@ -72,7 +72,7 @@ def _held(repository: LanceRepository) -> None:
 def _forked_and_appended(repository: LanceRepository) -> None:
     for name in ("a", "b"):
         table = repository.fork(name, "run/9")
-        # A step that is done again finds its own rows.
+        # A step that is repeated finds its own rows.
         if not table.count_rows("run/9", filter="id = 9"):
             table.append(rows(9), branch="run/9")
 
@@ -83,9 +83,9 @@ def _removed(repository: LanceRepository) -> None:
 
 
 def _revert(repository: LanceRepository, message: str) -> None:
-    # By its id: a revert that is done again must not revert itself.
+    # The commit is named by its id: a repeated revert must not revert itself.
     repository.revert(next(commit.id for commit in repository.log() if commit.message == message))
-    # It does not say which tables could not follow.
+    # The operation does not report which tables could not follow.
     repository.repair()
 
 
@@ -95,7 +95,7 @@ def _collect(repository: LanceRepository) -> None:
 
 
 def _delete_channel(repository: LanceRepository) -> None:
-    # One that was deleted is not there to be deleted again.
+    # A channel that was deleted cannot be deleted again.
     with suppress(RefNotFoundError):
         repository.channels.delete("production", reason="over")
 
@@ -141,38 +141,38 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def complete(repository: LanceRepository, act: Callable[[LanceRepository], object]) -> None:
-    """Do an operation, and bring the tables up to it where it says that they lag behind."""
+    """Do an operation, and bring up the tables that, by its result, lag behind."""
     done = act(repository)
     if isinstance(done, tuple) and done[-1]:
-        # A release tag: repeated, it makes the tags of the tables.
+        # A release tag that is created again creates the missing tags of the tables.
         act(repository)
     elif getattr(done, "lagging", ()):
         repository.repair()
 
 
 def in_a_folder(name: str) -> faults.Operation:
-    """The operation for the enumeration of faults, which opens the repository itself."""
+    """The operation in the form for the enumeration of faults: it opens the repository itself."""
     return opened_by(lambda folder: LanceRepository.open(folder, FAST), name)
 
 
 def opened_by(open_: Callable[[Path], LanceRepository], name: str) -> faults.Operation:
-    """The same, with a function that opens the repository."""
+    """The operation in that form, with a function that opens the repository."""
 
     def act(folder: Path) -> None:
         complete(open_(folder), OPERATIONS[name].act)
 
-    # Older versions of a branch name the files of their table by its former place.
+    # Older versions of a branch have the paths of the table's former place.
     tables = () if name == "move a table" else ("a.lance", "b.lance", "c.lance")
     drafts = {
         "fork and append": ("a.lance run/9", "b.lance run/9"),
-        # Commits find a moved table by its id as soon as its new place is known, and then by its new name.
+        # Commits find a moved table by its id as soon as its new place is registered, and then under its new name.
         "move a table": ("main", "channel production"),
     }.get(name, ())
     return faults.Operation(act=act, atomic=False, reads=True, drafts=drafts, tables=tables)
 
 
 def fresh(folder: Path, operation: str) -> LanceRepository:
-    """A repository that an operation is about to be done to."""
+    """Make a repository for an operation."""
     repository = new_repository(folder, "a", "b", "c")
     OPERATIONS[operation].prepare(repository)
     return repository

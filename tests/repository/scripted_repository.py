@@ -1,4 +1,4 @@
-"""A repository whose every request a script sees, and everything that can be read of a repository."""
+"""A repository that passes every request to a script, and functions that read the whole state of a repository."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def new_repository(root: Path | str, *names: str, options: Mapping[str, str] = F
 
 
 def run(repository: LanceRepository, number: int, *names: str) -> str:
-    """A branch with one row more in each table."""
+    """Make a branch with one more row in each table."""
     branch = f"run/{number}"
     for name in names:
         repository.fork(name, branch).append(rows(number), branch=branch)
@@ -47,10 +47,10 @@ def run(repository: LanceRepository, number: int, *names: str) -> str:
 
 
 class ScriptedRegistry(Registry):
-    """A register whose tables lie in stores that follow the script."""
+    """A registry whose tables are in stores that follow the script."""
 
     def context(self, name: str) -> TableContext:
-        """Return the context of a table, on a store of its own."""
+        """Return the context of a table, with a separate store."""
         if name not in self._open:
             uri = super().context(name).uri
             assert isinstance(self.store, ScriptedStore)
@@ -59,7 +59,7 @@ class ScriptedRegistry(Registry):
 
 
 class Ordered(LocalStore):
-    """A local folder that lists in order, as object stores do."""
+    """A local folder whose listings are sorted, like those of object stores."""
 
     ordered_listing = True
 
@@ -73,22 +73,22 @@ def scripted(root: str, script: Script, open_root: Callable[[str], Store] = open
     """The repository at a root, opened anew, with every request going through a script."""
     repository = LanceRepository(root, FAST)
     store = ScriptedStore(open_root(root), script)
-    # Nothing public takes a store.
+    # No public function takes a store.
     repository._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST))  # noqa: SLF001
     return repository
 
 
 class Plug:
-    """Lets a number of requests through, then the process is dead: every further one of any thread fails."""
+    """A script that lets a number of requests through; then every request fails, as if the process had died."""
 
     def __init__(self, number: int, counts: Callable[[Request], bool]) -> None:
-        """Take how many of the requests that count are made."""
+        """Take the number of counted requests that are made."""
         self.left, self.counts, self.pulled = number, counts, False
-        # Tables are staged by several threads.
+        # The lock is needed because tables are staged by several threads.
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> Any:  # noqa: ANN401 - what the verb answers
-        """Make the request, unless the plug is out."""
+        """Send the request, unless the number is exceeded."""
         with self._lock:
             if self.counts(request):
                 self.left -= 1
@@ -99,13 +99,13 @@ class Plug:
 
 
 def ids(repository: LanceRepository, ref: str) -> Ids:
-    """The ids in each table, as a ref has them."""
+    """The ids in each table at a ref."""
     view = repository.at(ref)
     return {name: in_order(view[name].read()) for name in view}
 
 
 def seen(repository: LanceRepository) -> dict[str, object]:
-    """Everything that readers can tell of a repository: by its refs, by the tables' own, and the history of both."""
+    """Everything that readers see of a repository: by its refs, by the refs of its tables, and the history of both."""
     again = LanceRepository.open(repository.root, FAST)
     found: dict[str, object] = {"tables": again.tables(), "log": [commit.message for commit in again.log()]}
     found["main"] = ids(again, "main")
@@ -122,13 +122,13 @@ def seen(repository: LanceRepository) -> dict[str, object]:
 
 
 def readable(repository: LanceRepository, channel: str = "production") -> Ids | None:
-    """What a reader of a channel sees; None where there is no such channel."""
+    """The rows that a reader of a channel sees; None if there is no such channel."""
     try:
         return ids(LanceRepository.open(repository.root, FAST), channel)
     except RefNotFoundError:
         return None
     except VersionNotFoundError:
-        # Between the move of a folder, by the tools of the storage, and the registration of its new place.
+        # This is between the move of a folder by a storage client and the registration of its new place.
         assert (Path(repository.root) / "moved.lance").exists()
         return None
 

@@ -1,4 +1,4 @@
-"""Tables that exist become part of a repository, and readers of their tags see the same rows as before."""
+"""Existing tables become part of a repository, and readers of their tags see the same rows as before."""
 
 import shutil
 from contextlib import suppress
@@ -17,7 +17,7 @@ TAG = "production"
 
 
 def table(root: Path, name: str, *, tagged: bool = False, ahead: bool = False) -> LanceTable:
-    """A table of one row, with a tag there, and with a row more on main."""
+    """A table with one row that is tagged, and with one more row on main."""
     made = LanceTable.create(root / f"{name}.lance", rows().schema, storage_options=FAST)
     made.append(rows(1))
     if tagged:
@@ -28,12 +28,12 @@ def table(root: Path, name: str, *, tagged: bool = False, ahead: bool = False) -
 
 
 def adopt_all(root: str, _: int) -> list[str]:
-    """Adopt all tables, as one of several processes; the tables that this one took in."""
+    """Adopt all tables, as one of several processes; return the tables that this one has adopted."""
     return list(LanceRepository.open(root, FAST).adopt().tables)
 
 
 def test_a_channel_begins_where_the_tags_are(tmp_path: Path) -> None:
-    """Tables are on main at their newest version, and in the channel at their tag or not at all."""
+    """After an adoption, main has tables at their newest version, and the channel has them at their tag, if any."""
     table(tmp_path, "shop/orders", tagged=True, ahead=True)
     table(tmp_path, "shop/lines", tagged=True)
     table(tmp_path, "raw")
@@ -49,7 +49,7 @@ def test_a_channel_begins_where_the_tags_are(tmp_path: Path) -> None:
 
 
 def test_an_adoption_can_be_repeated(tmp_path: Path) -> None:
-    """What is part of the repository stays as it is, also when its main or its tag moved on since."""
+    """A repeated adoption does not change tables of the repository, even if their main or tag has moved since."""
     orders = table(tmp_path, "orders", tagged=True)
     repository = LanceRepository.create(tmp_path, FAST)
     first = repository.adopt()
@@ -61,7 +61,7 @@ def test_an_adoption_can_be_repeated(tmp_path: Path) -> None:
 
 
 def test_a_table_that_comes_later_joins_the_channel(tmp_path: Path) -> None:
-    """Its tag brings it into the channel that exists, and the other tables of the channel stay where they are."""
+    """A table that is adopted later joins the existing channel at its tag, and the other tables do not move."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel=TAG)
     repository.publish(run(repository, 2, "a"))
@@ -83,7 +83,7 @@ def test_a_publication_without_news_does_not_move_the_channel_to_main(tmp_path: 
 
 
 def test_a_held_tag_holds_the_channel(tmp_path: Path) -> None:
-    """What somebody stopped stays stopped, with the reason, and a release of the channel frees the tag."""
+    """The channel is held with the reason of a held tag, and a release of the channel releases the tag."""
     orders = table(tmp_path, "orders", tagged=True, ahead=True)
     orders.tags.hold(TAG, reason="doubled rows")
     repository = LanceRepository.create(tmp_path, FAST)
@@ -112,7 +112,7 @@ def test_a_tag_of_a_branch_is_kept_by_a_fork(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_adopted_is_named(tmp_path: Path) -> None:
-    """A search leaves a copy, a damaged table and a tag without a version, and takes the rest; by name it refuses."""
+    """A search skips and names a copy, a damaged table and a tag without a version; by name they are refused."""
     table(tmp_path, "orders", tagged=True)
     repository = LanceRepository.create(tmp_path, FAST)
     repository.adopt()
@@ -135,7 +135,7 @@ def test_what_cannot_be_adopted_is_named(tmp_path: Path) -> None:
 
 
 def test_a_removed_table_stays_removed(tmp_path: Path) -> None:
-    """A search does not bring it back; its name does, and so does the name it was moved to."""
+    """A removed table is adopted again by its name, or the name that it was moved to, but not by a search."""
     repository = new_repository(tmp_path, "a", "b")
     repository.remove_table("a")
     assert ((), ["a"]) == (repository.adopt().tables, repository.discover())
@@ -148,7 +148,7 @@ def test_a_removed_table_stays_removed(tmp_path: Path) -> None:
 
 
 def test_a_deleted_channel_does_not_come_back(tmp_path: Path) -> None:
-    """Tags that a channel left behind are not adopted."""
+    """Tags that a deleted channel left behind do not create the channel again."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel=TAG)
     repository.channels.delete(TAG, reason="no longer")
@@ -158,7 +158,7 @@ def test_a_deleted_channel_does_not_come_back(tmp_path: Path) -> None:
 
 
 def test_three_processes_adopt_at_once(tmp_path: Path) -> None:
-    """Each table is taken in once, and the channel has one entry with all of them."""
+    """When three processes adopt at once, each table is adopted once, and the channel has one entry with all."""
     names = [f"t{number}" for number in range(6)]
     for name in names:
         table(tmp_path, name, tagged=True, ahead=name == "t0")
@@ -171,7 +171,7 @@ def test_three_processes_adopt_at_once(tmp_path: Path) -> None:
 
 
 def test_an_adoption_that_died_is_finished(tmp_path: Path) -> None:
-    """Dead before any request that writes, and done again: the tables and the channel are there once."""
+    """An adoption that died before any writing request, and is repeated, has the tables and the channel once."""
     for step in range(100):
         root = tmp_path / str(step)
         table(root, "a", tagged=True, ahead=True)
@@ -190,7 +190,7 @@ def test_an_adoption_that_died_is_finished(tmp_path: Path) -> None:
 
 
 def test_an_adoption_is_linear(tmp_path: Path) -> None:
-    """Each table costs the same number of requests, however many there are; nothing to adopt costs next to none."""
+    """Each table costs the same number of requests, however many there are; an adoption of nothing costs very few."""
     found = {}
     for count in (2, 4, 8):
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Channels are created on purpose, held and rolled back with the tags of their tables, and deleted without loss."""
+"""Channels are created explicitly, held and rolled back with the tags of their tables, and deleted without loss."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ TAG = "production"
 
 
 def published(root: Path, times: int) -> LanceRepository:
-    """A repository of two tables that was published some times, the second table only once."""
+    """A repository of two tables with several publications, the second table only in one of them."""
     repository = new_repository(root, "a", "b")
     for number in range(1, times + 1):
         repository.publish(run(repository, number, *(("a", "b") if number == 1 else ("a",))), channel=TAG)
@@ -37,7 +37,7 @@ def holds(repository: LanceRepository) -> list[str | None]:
 
 
 def test_a_misspelt_channel_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    """Nothing is merged, promoted or created."""
+    """A misspelt channel is refused with the nearest name, and nothing is merged, promoted or created."""
     repository = published(tmp_path, 1)
     branch = run(repository, 2, "a")
     for act in (
@@ -56,7 +56,7 @@ def test_a_misspelt_channel_is_refused_with_the_nearest_name(tmp_path: Path) -> 
 
 
 def test_a_publication_does_not_overrun_a_rollback(tmp_path: Path) -> None:
-    """What was rolled back while it was published, without a hold, stays withdrawn until somebody promotes it."""
+    """Rows that were rolled back while they were published stay withdrawn until a person promotes them."""
     repository = published(tmp_path, 2)
     branch = run(repository, 3, "a")
 
@@ -78,7 +78,7 @@ def test_a_publication_does_not_overrun_a_rollback(tmp_path: Path) -> None:
 
 
 def test_a_promotion_does_not_overrun_a_publication(tmp_path: Path) -> None:
-    """What `main` names is asked after the channel, so the channel never goes back to what `main` named before."""
+    """A promotion reads the channel before `main`, so it does not move the channel back over another publication."""
     repository = published(tmp_path, 1)
     branch, meanwhile = run(repository, 2, "a"), iter([True])
 
@@ -92,7 +92,7 @@ def test_a_promotion_does_not_overrun_a_publication(tmp_path: Path) -> None:
 
 
 def test_a_repeated_publication_brings_main_up(tmp_path: Path) -> None:
-    """The first one could not, ended its branch all the same, and its process died before it could say so."""
+    """A repeated publication brings main up when the first one could not, although that ended the run's branch."""
     repository = published(tmp_path, 1)
     branch = run(repository, 2, "a")
 
@@ -108,7 +108,7 @@ def test_a_repeated_publication_brings_main_up(tmp_path: Path) -> None:
 
 
 def test_a_channel_is_created_on_purpose(tmp_path: Path) -> None:
-    """By name, once; or with the publication or promotion that says so."""
+    """A channel is created by name, once, or by a publication or promotion that asks for it."""
     repository = published(tmp_path, 2)
     repository.channels.create("staging", f"{TAG}~1", reason="review")
     assert [1] == ids(repository, "staging")["a"]
@@ -121,7 +121,7 @@ def test_a_channel_is_created_on_purpose(tmp_path: Path) -> None:
 
 
 def test_a_hold_and_a_release_reach_the_tags(tmp_path: Path) -> None:
-    """Programs that promote a single table are refused while the channel is held, in every table of it."""
+    """While a channel is held, the tag of each of its tables is held too, until the release."""
     repository = published(tmp_path, 2)
     repository.channels.hold(TAG, reason="audit", who="Ada")
     assert ["audit", "audit"] == holds(repository)
@@ -132,7 +132,7 @@ def test_a_hold_and_a_release_reach_the_tags(tmp_path: Path) -> None:
 
 
 def test_a_held_channel_is_rolled_back_further(tmp_path: Path) -> None:
-    """It stays held, for the new reason, and its tags go with it; forwards, or without a hold, it is refused."""
+    """A held channel can be rolled back further, with its tags and the new reason; other moves are refused."""
     repository = published(tmp_path, 3)
     first = repository.head(f"{TAG}~2").id
     repository.channels.rollback(TAG, reason="wrong")
@@ -150,7 +150,7 @@ def test_a_held_channel_is_rolled_back_further(tmp_path: Path) -> None:
 
 
 def test_a_hold_of_one_table_is_left_to_its_holder(tmp_path: Path) -> None:
-    """A tag that a person held for a reason of its own stays held, and is named while it lags."""
+    """A tag that a person held separately stays held, and is reported while it lags behind."""
     repository = published(tmp_path, 1)
     repository.table("a").tags.hold(TAG, reason="by hand")
     done = repository.publish(run(repository, 2, "a", "b"), channel=TAG)
@@ -159,7 +159,7 @@ def test_a_hold_of_one_table_is_left_to_its_holder(tmp_path: Path) -> None:
 
 
 def test_a_repair_brings_holds_up(tmp_path: Path) -> None:
-    """A process that died between the hold of a channel, or its release, and the tags left them as they were."""
+    """A repair holds or releases the tags after a process died between the channel's hold or release and the tags."""
     repository = published(tmp_path, 1)
     plug = Plug(0, lambda request: request.writes and "_refs/tags" in request.key)
     with pytest.raises(PlugPulledError):
@@ -175,7 +175,7 @@ def test_a_repair_brings_holds_up(tmp_path: Path) -> None:
 
 
 def test_a_deleted_channel_is_kept_for_a_while(tmp_path: Path) -> None:
-    """Its history stays, and what it named lately stays readable; a channel of the name goes on after its numbers."""
+    """History and recent commits of a deleted channel stay readable; a new one of its name continues the numbers."""
     repository = published(tmp_path, 2)
     old = repository.head(TAG).id
     repository.channels.create("staging", TAG)
@@ -194,7 +194,7 @@ def test_a_deleted_channel_is_kept_for_a_while(tmp_path: Path) -> None:
 
 
 def test_a_held_channel_is_not_deleted(tmp_path: Path) -> None:
-    """What somebody stopped is not gone around."""
+    """A held channel cannot be deleted, which would bypass the hold."""
     repository = published(tmp_path, 1)
     repository.channels.hold(TAG, reason="audit")
     with pytest.raises(ProtectedError, match="audit"):

@@ -1,4 +1,4 @@
-"""A collection deletes what no ref needs, and what a ref comes to need meanwhile stays."""
+"""A collection deletes commits that no ref needs, and keeps those that a ref comes to need meanwhile."""
 
 import json
 import os
@@ -35,7 +35,7 @@ Prepare = Callable[[Path], LanceRepository]
 
 
 def backdate(paths: Iterable[Path]) -> None:
-    """Make files two days older, with the times that files of tags and branches hold themselves."""
+    """Make files two days older, including the times inside the files of tags and branches."""
     for path in paths:
         if path.parent.parent.name == "_refs":
             found = json.loads(path.read_text())
@@ -46,7 +46,7 @@ def backdate(paths: Iterable[Path]) -> None:
 
 
 def published(root: Path, times: int) -> LanceRepository:
-    """A repository of one table that was published some times."""
+    """A repository of one table with several publications."""
     repository = new_repository(root, "a")
     for number in range(1, times + 1):
         repository.publish(run(repository, number, "a"), channel="production")
@@ -59,7 +59,7 @@ def branches(repository: LanceRepository) -> set[str]:
 
 
 def test_what_refs_name_stays(tmp_path: Path) -> None:
-    """Nothing goes that a branch, a channel or a release tag names; everything else goes, in the tables too."""
+    """Commits that a branch, channel or release tag names stay; all others are deleted, with their table versions."""
     repository = published(tmp_path, 5)
     repository.tags.create("v2", "production~3")
     done = repository.collect(ALL, dry_run=False)
@@ -71,7 +71,7 @@ def test_what_refs_name_stays(tmp_path: Path) -> None:
 
 
 def test_the_last_promotions_stay(tmp_path: Path) -> None:
-    """The promotions that the retention asks for stay readable, after the files of the table were collected too."""
+    """The promotions that the retention keeps stay readable, even after a garbage collection of the table."""
     repository = published(tmp_path, 6)
     repository.collect(CommitRetention(promotions=3, keep_for=timedelta(0), grace=timedelta(0)), dry_run=False)
     repository.table("a").maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
@@ -82,7 +82,7 @@ def test_the_last_promotions_stay(tmp_path: Path) -> None:
 
 
 def test_young_commits_stay(tmp_path: Path) -> None:
-    """By default nothing of the last day goes."""
+    """By default no commit of the last day is deleted."""
     repository = published(tmp_path, 3)
     assert () == repository.collect(dry_run=False).commits
     assert () == repository.collect(CommitRetention(promotions=1, keep_for=timedelta(0)), dry_run=False).commits
@@ -90,7 +90,7 @@ def test_young_commits_stay(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_deletes_nothing(tmp_path: Path) -> None:
-    """A dry run, which is the default, says what would go."""
+    """A dry run, which is the default, reports what would be deleted, and deletes nothing."""
     repository = published(tmp_path, 3)
     found = repository.collect(ALL)
     assert (3, 3) == (len(found.commits), len(branches(repository)))
@@ -99,7 +99,7 @@ def test_a_dry_run_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_is_marked_is_not_promoted(tmp_path: Path) -> None:
-    """A channel that is moved to a commit which a collection has marked goes back, with a clear error."""
+    """A channel that is moved to a commit that a collection has marked is moved back, with an error."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
@@ -110,7 +110,7 @@ def test_a_commit_that_is_marked_is_not_promoted(tmp_path: Path) -> None:
 
 
 def test_a_channel_that_began_with_a_marked_commit_is_none(tmp_path: Path) -> None:
-    """The new channel is deleted again, so that no reader finds it."""
+    """A new channel whose first commit is marked is deleted again, so that no reader finds it."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
@@ -121,7 +121,7 @@ def test_a_channel_that_began_with_a_marked_commit_is_none(tmp_path: Path) -> No
 
 
 def test_a_branch_that_a_person_made_stays(tmp_path: Path) -> None:
-    """A name that only begins like those that hold versions for commits is no reason to delete it."""
+    """A person's branch is kept, although its name begins like those that hold versions for commits."""
     repository = published(tmp_path, 1)
     repository.table("a").branches.create("published/by-hand")
     repository.collect(ALL, dry_run=False)
@@ -129,7 +129,7 @@ def test_a_branch_that_a_person_made_stays(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
-    """A release tag whose commit a collection has marked is withdrawn, with the same error."""
+    """A release tag whose commit a collection has marked is deleted again, with an error."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
@@ -167,7 +167,7 @@ def test_a_commit_that_a_process_remembers_is_not_promoted(tmp_path: Path) -> No
 
 
 def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> None:
-    """A version of main that only a collected commit names loses its tag."""
+    """A version of main loses its tag when the only commit that names it is collected."""
     repository = new_repository(tmp_path, "a")
     for number in range(3):
         repository.table("a").append(rows(number))
@@ -179,7 +179,7 @@ def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> 
 
 
 def test_a_branch_without_a_commit_goes(tmp_path: Path) -> None:
-    """What a refused publication left behind is deleted by the next collection."""
+    """The next collection deletes the branches that a refused publication left behind."""
     repository = new_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
 
@@ -203,7 +203,7 @@ def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_collection_is_linear(tmp_path: Path) -> None:
-    """Each commit that goes costs the same number of requests, and with nothing to collect only commits are read."""
+    """Each deleted commit costs the same number of requests; with nothing to collect only commits are read."""
     found, idle = {}, {}
     for times in (3, 6, 12):
         repository = published(tmp_path / str(times), times)
@@ -214,7 +214,7 @@ def test_a_collection_is_linear(tmp_path: Path) -> None:
 
 
 def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
-    """A chain of versions beside main, because another program conflicts with each of them, is deleted whole."""
+    """A chain of branches, forked from each other because another program conflicts with each, is deleted whole."""
     repository = new_repository(tmp_path, "a")
     repository.table("a").append(rows(0))
     repository.commit("begin")
@@ -230,14 +230,14 @@ def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
 
 
 def with_new_version(root: Path) -> LanceRepository:
-    """A table whose main has a version that is not committed yet."""
+    """Make a table whose main has a version that is not committed yet."""
     repository = new_repository(root, "a")
     repository.table("a").append(rows(1))
     return repository
 
 
 def with_old_tag(root: Path) -> LanceRepository:
-    """The same, two days after a process that was about to commit the version died."""
+    """Make such a table, two days after the process died that was about to commit the version."""
     repository = with_new_version(root)
     with pytest.raises(PlugPulledError):
         scripted(repository.root, Plug(0, _stores_a_commit)).commit("died")
@@ -250,7 +250,7 @@ def _stores_a_commit(request: Request) -> bool:
 
 
 def read_after_garbage(root: Path) -> list[int]:
-    """The ids that the commit has, once the table has a later version and lost the files that nothing names."""
+    """The ids of the commit, after the table got a later version and its garbage was collected."""
     table = LanceRepository.open(root, FAST).table("a")
     table.append(rows(9))
     table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
@@ -258,7 +258,7 @@ def read_after_garbage(root: Path) -> list[int]:
 
 
 def with_old_branch(root: Path) -> LanceRepository:
-    """A run, two days after a process that was about to publish it died."""
+    """A run branch, two days after the process died that was about to publish it."""
     repository = new_repository(root, "a")
     run(repository, 1, "a")
     with pytest.raises(PlugPulledError):
@@ -270,13 +270,13 @@ def with_old_branch(root: Path) -> LanceRepository:
 @pytest.mark.parametrize("at", ["commit", "every request"])
 @pytest.mark.parametrize("prepare", [with_new_version, with_old_tag])
 def test_a_version_that_is_about_to_be_committed_stays(tmp_path: Path, prepare: Prepare, at: str) -> None:
-    """A collection while the commit is stored leaves the tag of its version, an old one too, and so its files."""
+    """A collection during a commit keeps the tag of the version, even an old one, and so the version's files."""
     _collected_meanwhile(tmp_path, prepare, lambda repository: repository.commit("first"), at)
 
 
 @pytest.mark.parametrize("at", thinned(["commit", "every request"], kept=lambda at: at == "commit"))
 def test_a_run_that_is_published_long_after_an_attempt_died(tmp_path: Path, at: str) -> None:
-    """A collection meanwhile deletes what the attempt left, and nothing of the publication."""
+    """A collection during a publication deletes what a dead attempt left, and nothing of the publication."""
     _collected_meanwhile(tmp_path, with_old_branch, lambda repository: repository.publish("run/1"), at)
 
 
@@ -302,7 +302,7 @@ def _collected_meanwhile(folder: Path, prepare: Prepare, act: Callable[[LanceRep
 
 @pytest.mark.parametrize("at", ["walk _refs/tags", "compare_and_delete"])
 def test_a_tag_that_is_used_again_while_a_collection_looks_stays(tmp_path: Path, at: str) -> None:
-    """The commit is made after the collection read the old tag, or just before it deletes it."""
+    """An old tag stays when a commit uses it after the collection read it, or just before it deletes it."""
     repository = with_old_tag(tmp_path)
     done: list[object] = []
 
@@ -317,7 +317,7 @@ def test_a_tag_that_is_used_again_while_a_collection_looks_stays(tmp_path: Path,
 
 
 def test_a_run_of_several_days_reads_one_commit(tmp_path: Path) -> None:
-    """A collection leaves what the run sees by the channel, although the channel has moved on."""
+    """A run of several days still reads its pinned commit after a collection, although the channel has moved on."""
     repository = published(tmp_path, 1)
     view = repository.pinned("run 1", "production")
     repository.publish(run(repository, 2, "a"), channel="production")
@@ -327,7 +327,7 @@ def test_a_run_of_several_days_reads_one_commit(tmp_path: Path) -> None:
 
 
 def test_versions_of_tables_that_were_removed_go(tmp_path: Path) -> None:
-    """Once no commit names them; not those of another table that was made at the place."""
+    """The versions of a removed table are deleted when no commit names them."""
     repository = published(tmp_path, 2)
     repository.remove_table("a")
     repository.channels.promote("production")
@@ -336,7 +336,7 @@ def test_versions_of_tables_that_were_removed_go(tmp_path: Path) -> None:
 
 
 def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:
-    """Two collections at once: a mark is taken back by the one that put it, so the other one must not rely on it."""
+    """A collection ignores the marks of another one at work, which may take them back."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     backdate((tmp_path / "_repository" / "commits").iterdir())
@@ -350,7 +350,7 @@ def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_a_release_of_another_process_is_not_withdrawn(tmp_path: Path) -> None:
-    """Only the tag that this call made; the collection saw the other one, and keeps the commit."""
+    """Only a release tag that the call itself made is withdrawn, and not an equal one of another process."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     repository.tags.create("v1", old)
@@ -367,7 +367,7 @@ def logs_of_branches(root: Path) -> list[str]:
 
 
 def test_logs_of_branches_that_ended_go(tmp_path: Path) -> None:
-    """Not where something is left to publish; the name can be used again, also by a process that read the log."""
+    """The log of an ended branch is deleted unless something waits; the name can be used again, also by old readers."""
     repository = published(tmp_path, 2)
     run(repository, 3, "a")
     assert 0 == repository.collect(OLD, dry_run=False).entries
@@ -389,7 +389,7 @@ def test_logs_of_branches_that_ended_go(tmp_path: Path) -> None:
 
 
 def test_runs_that_ended_cost_nothing(tmp_path: Path) -> None:
-    """Neither a collection nor a look at the status makes a request for each run that there was."""
+    """Neither a collection nor the status makes a request for each past run."""
     found = []
     for times in (3, 6):
         repository = published(tmp_path / str(times), times)
@@ -400,7 +400,7 @@ def test_runs_that_ended_cost_nothing(tmp_path: Path) -> None:
 
 
 def test_the_status_says_how_much_waits_for_a_collection(tmp_path: Path) -> None:
-    """Commits that are older than what is kept, without those that the refs may need."""
+    """The status counts commits that are older than the retention and that no ref needs."""
     repository = published(tmp_path, 1)
     logs = RefLogs(opened(repository.root))
     for number in range(40):

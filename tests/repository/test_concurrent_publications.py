@@ -26,7 +26,7 @@ SECONDS = 3600 if FACTOR else 300
 
 
 def checked(repository: LanceRepository, numbers: Sequence[int], tables: Sequence[str] = TABLES) -> None:
-    """Every run is in each of its tables once, whichever way the table is read, and nothing lags behind."""
+    """Check that every run is once in each of its tables, however the table is read, and that nothing lags behind."""
     for ref in ("main", "production"):
         found = ids(repository, ref)
         assert {name: sorted(numbers) for name in tables} == {name: found[name] for name in tables}
@@ -41,7 +41,7 @@ def checked(repository: LanceRepository, numbers: Sequence[int], tables: Sequenc
 def test_readers_see_one_commit_while_publishers_are_killed(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Four processes publish runs of five tables and are killed again and again; two others read all the time."""
+    """Readers see whole commits, while four processes publish runs of five tables and are killed repeatedly."""
     repository = new_repository(tmp_path / "repository", *TABLES)
     ended, context, rng = tmp_path / "ended", ready_processes(), random.Random(7)
     shares = [range(1 + first, 1 + PUBLISHERS * RUNS, PUBLISHERS) for first in range(PUBLISHERS)]
@@ -81,7 +81,7 @@ def test_readers_see_one_commit_while_publishers_are_killed(
     again = LanceRepository.open(repository.root, FAST)
     assert () == again.repair()
     checked(again, numbers)
-    # What was published is in the history exactly once, and the tags of the tables follow.
+    # Each publication is in the history exactly once, and the tags of the tables follow.
     messages = [commit.message for commit in again.log() if commit.message.startswith("publish")]
     assert sorted(f"publish run/{number}" for number in numbers) == sorted(messages)
     for name in TABLES:
@@ -94,7 +94,7 @@ def test_readers_see_one_commit_while_publishers_are_killed(
     ids=["the same tables", "disjoint tables", "one table in common"],
 )
 def test_two_publishers_at_once(tmp_path: Path, tables: list[tuple[str, ...]]) -> None:
-    """Both succeed; of the tables that both changed, the second one merges again."""
+    """Two concurrent publications both succeed; the second one merges the tables again that both changed."""
     repository = new_repository(tmp_path, *TABLES)
     race(publish_once, [(repository.root, number, names) for number, names in enumerate(tables, start=1)])
     expected = {name: [number for number, names in enumerate(tables, start=1) if name in names] for name in TABLES}
@@ -105,7 +105,7 @@ def test_two_publishers_at_once(tmp_path: Path, tables: list[tuple[str, ...]]) -
 
 
 def test_eight_publishers_at_once(tmp_path: Path) -> None:
-    """None of eight gives up, and each run is there once."""
+    """None of eight concurrent publishers gives up, and each run is published once."""
     repository = new_repository(tmp_path, "a", "b")
     race(publish_once, [(repository.root, number, ("a", "b")) for number in range(1, 9)])
     again = LanceRepository.open(repository.root, FAST)

@@ -1,4 +1,4 @@
-"""Publications and rollbacks of many tables whose process is killed, or that are not told how they ended."""
+"""Publications and rollbacks of many tables whose process is killed, or that lose the answer to a write."""
 
 import signal
 import uuid
@@ -39,7 +39,7 @@ _PATIENCE = 120
 
 
 class Either(NamedTuple):
-    """What readers of the channel may see, and what there is to see after an operation."""
+    """The states that readers of the channel may see, and the whole state after an operation."""
 
     before: Ids | None
     after: Ids | None
@@ -47,7 +47,7 @@ class Either(NamedTuple):
 
 
 def undisturbed(folder: Path, operation: str) -> Either:
-    """What an operation does when nothing goes wrong."""
+    """The states of an operation that is not interrupted."""
     repository = fresh(folder / f"undisturbed-{uuid.uuid4().hex[:8]}", operation)
     before = readable(repository)
     OPERATIONS[operation].act(repository)
@@ -55,12 +55,12 @@ def undisturbed(folder: Path, operation: str) -> Either:
 
 
 def finished(repository: LanceRepository, operation: str, either: Either) -> None:
-    """Readers see a whole commit; done again, the operation is done once, and nothing is wrong."""
+    """Check that readers see a whole commit, and that a repetition completes the operation once, without a problem."""
     assert readable(repository) in (either.before, either.after, *([None] if operation == "move a table" else []))
     OPERATIONS[operation].act(LanceRepository.open(repository.root, FAST))
     assert either.all_after == seen(repository)
     if operation == "move a table":
-        # Older versions of a branch name the files of their table by its former place.
+        # Older versions of a branch have the paths of the table's former place.
         return
     for name in repository.tables():
         report = repository.table(name).maintenance.verify(deep=DEEP)
@@ -68,7 +68,7 @@ def finished(repository: LanceRepository, operation: str, either: Either) -> Non
 
 
 def before_the_branch_ends(*, mark: int, act: Callable[[], object]) -> Callable[[Request], object]:
-    """Let somebody in, just before the file of the run's branch is marked for the first or the second time."""
+    """Call a function just before the file of the run's branch is marked for the first or the second time."""
     left = [mark]
 
     def script(request: Request) -> object:
@@ -82,7 +82,7 @@ def before_the_branch_ends(*, mark: int, act: Callable[[], object]) -> Callable[
 
 
 def test_rows_that_arrive_as_the_branch_ends_are_kept(tmp_path: Path) -> None:
-    """They were acknowledged after the publication looked at the branch; the next one publishes them."""
+    """Rows that arrive while a publication ends the branch are kept, and the next publication publishes them."""
     repository = new_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
     late = before_the_branch_ends(mark=1, act=lambda: repository.table("a").append(rows(2), branch=branch))
@@ -94,7 +94,7 @@ def test_rows_that_arrive_as_the_branch_ends_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_publication_goes_on_with_the_end_of_a_branch(tmp_path: Path) -> None:
-    """Its process died between the two marks of the branch."""
+    """A repeated publication completes the end of a branch when its process died between the two marks."""
     repository = new_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
 
@@ -109,7 +109,7 @@ def test_a_publication_goes_on_with_the_end_of_a_branch(tmp_path: Path) -> None:
 
 
 def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
-    """A publication whose entry was or was not put says so, and can be repeated."""
+    """A publication that cannot know whether its entry was put raises "unknown", and can be repeated."""
     either = undisturbed(tmp_path, "publish")
     repository = fresh(tmp_path / "unknown", "publish")
 
@@ -129,7 +129,7 @@ def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
 def test_a_process_is_killed_before_any_change_to_the_disk(
     tmp_path: Path, operation: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """A real process, dead at once wherever it opens, links, renames or deletes a file."""
+    """A process may be killed before any change that it makes to the disk."""
     either, stride = undisturbed(tmp_path, operation), 1 if FACTOR else 23
     for step in count(len(operation) % stride, stride):
         repository = fresh(tmp_path / str(step), operation)
@@ -145,7 +145,7 @@ def test_a_process_is_killed_before_any_change_to_the_disk(
 
 
 def test_a_fork_that_died_blocks_no_publication(tmp_path: Path) -> None:
-    """A mark of a table whose branch was never made is passed over: nothing was written there."""
+    """A mark of a fork that died before its branch was made does not block a publication."""
     repository = new_repository(tmp_path, "a", "b")
     run(repository, 1, "a")
     with pytest.raises(PlugPulledError):
@@ -157,7 +157,7 @@ def test_a_fork_that_died_blocks_no_publication(tmp_path: Path) -> None:
 
 
 def test_a_revert_that_died_after_its_commit_is_finished(tmp_path: Path) -> None:
-    """Done again, it finds its commit, and main of the tables follows."""
+    """A repeated revert that died after its commit finds that commit, and main of the tables follows."""
     repository = new_repository(tmp_path, "a")
     wrong = repository.publish(run(repository, 1, "a")).commit
     entered: list[Request] = []
@@ -178,7 +178,7 @@ def test_a_revert_that_died_after_its_commit_is_finished(tmp_path: Path) -> None
 
 
 def test_a_fork_that_died_does_not_change_a_publication_that_is_repeated(tmp_path: Path) -> None:
-    """It is still the commit of that publication that the channel gets, and nothing that came to main later."""
+    """The channel gets the commit of the repeated publication, and not a later one, despite the mark of a dead fork."""
     repository = new_repository(tmp_path, "a", "b")
     first = repository.publish(run(repository, 1, "a")).commit
     repository.publish(run(repository, 2, "a"))
@@ -189,7 +189,7 @@ def test_a_fork_that_died_does_not_change_a_publication_that_is_repeated(tmp_pat
 
 
 def test_tags_follow_the_newest_move(tmp_path: Path) -> None:
-    """A process that was overtaken between its move of a channel and that of the tags leaves the newer tags."""
+    """A process that was overtaken between its moves of a channel and of the tags does not move newer tags back."""
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     first = repository.publish(run(repository, 2, "a"))
@@ -209,7 +209,7 @@ def test_tags_follow_the_newest_move(tmp_path: Path) -> None:
 
 
 def test_another_strategy_is_not_answered_by_what_was_staged(tmp_path: Path) -> None:
-    """A publication that died is repeated with another strategy: it is the second one that decides."""
+    """When a publication that died is repeated with another strategy, the second strategy decides."""
     repository = new_repository(tmp_path, "a")
     repository.table("a").append(rows(7))
     repository.commit("start")
@@ -228,7 +228,7 @@ def test_another_strategy_is_not_answered_by_what_was_staged(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("writes", range(3))
 def test_a_repository_that_was_half_made_is_none(tmp_path: Path, writes: int) -> None:
-    """Its creator died: nobody opens it, and the next call makes it."""
+    """A repository whose creator died cannot be opened, and the next creation completes it."""
 
     class Scripted(LanceRepository):
         def __init__(self, root: Path, options: Mapping[str, str] | None = None) -> None:

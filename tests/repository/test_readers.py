@@ -1,4 +1,4 @@
-"""Whoever may only read: a read-only folder, and a role without any right to write to a bucket."""
+"""Users who may only read: of a read-only folder, and with a role that may not write to a bucket."""
 
 import os
 import tempfile
@@ -69,7 +69,7 @@ WRITES: Mapping[str, Callable[[LanceRepository], object]] = {
 
 
 def prepared(repository: LanceRepository) -> dict[str, object]:
-    """Make tables, publish, release and leave something to do; what a reader finds then."""
+    """Make tables, publish, release and leave something to do; return what a reader finds then."""
     for name in ("a", "b"):
         repository.create_table(name, rows().schema)
     repository.commit("start")
@@ -83,7 +83,7 @@ def prepared(repository: LanceRepository) -> dict[str, object]:
 
 
 def tried(root: str, connection: Connection, user: int) -> None:
-    """Do everything as another user, who may read the folder; send what came of it."""
+    """Do every operation as another user, who may read the folder; send the results."""
     if user:
         os.setuid(user)
     repository = LanceRepository.open(root, FAST)
@@ -98,21 +98,21 @@ def tried(root: str, connection: Connection, user: int) -> None:
 
 @pytest.fixture
 def readable_folder() -> Iterator[Path]:
-    """A folder that every user of the machine may read, unlike those of tests."""
+    """A folder that every user of the machine may read, unlike the temporary folders of tests."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder) / "lake"
 
 
 def test_a_folder_that_is_read_only(readable_folder: Path) -> None:
-    """Everything can be read, the status too, and each write is one error that names the file and the reason."""
+    """Everything can be read, including the status, and each write is one error that names the file and the reason."""
     repository = LanceRepository.create(readable_folder, FAST)
     expected = prepared(repository)
     for path in (readable_folder, *readable_folder.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     context = ready_processes()
     receiver, sender = context.Pipe(duplex=False)
-    # The permissions of files do not bind the administrator.
+    # File permissions do not restrict root.
     process = context.Process(target=tried, args=(repository.root, sender, 0 if os.geteuid() else NOBODY))
     process.start()
     sender.close()

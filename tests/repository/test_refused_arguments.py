@@ -20,7 +20,7 @@ from lance_dagster import (
 from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run, scripted
 from tests.store.scripted import Request
 
-# What a caller gives who does not look at the signatures.
+# Wrong values of arguments, as from a caller who ignores the signatures.
 NO_TEXT: Any = 3
 WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "commit with a property": lambda lake: lake.commit("x", properties={"n": NO_TEXT}),
@@ -56,13 +56,13 @@ def lake(tmp_path: Path) -> LanceRepository:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_value_is_refused_before_it_is_stored(lake: LanceRepository, name: str) -> None:
-    """Stored, some of these could not be read: every reader of the channel would get an error for ever."""
+    """A wrong value is refused before it is stored, since readers of the channel could not read some of them."""
     root = Path(lake.root)
     before = sorted(root.rglob("*"))
     with pytest.raises(InvalidInputError):
         WRONG[name](lake)
     if name != "commit with a property":
-        # The version to be committed has got its tag by then.
+        # The version to be committed has its tag by then.
         assert before == sorted(root.rglob("*"))
     again = LanceRepository.open(root, FAST)
     assert ([7], []) == (ids(again, "main")["orders"], ids(again, "production")["orders"])
@@ -70,21 +70,21 @@ def test_a_wrong_value_is_refused_before_it_is_stored(lake: LanceRepository, nam
 
 
 def test_a_table_that_an_audit_reads_has_to_be_there(lake: LanceRepository) -> None:
-    """Left out because it is misspelt, the audit would pass without a look at it."""
+    """A misspelt table in `reads` is refused, because the audit would otherwise pass without it."""
     with pytest.raises(RefNotFoundError, match=r"no committed table 'order' .* did you mean 'orders'"):
         lake.publish("run/1", reads=["order"])
     assert {"run/1": ("orders",)} == lake.status().waiting
 
 
 def test_a_misspelt_table_of_a_published_branch_is_refused(lake: LanceRepository) -> None:
-    """A branch that is gone counts as published, so the name is looked up before the branch."""
+    """A misspelt table is refused even if the branch is deleted and so counts as published."""
     lake.publish("run/1")
     with pytest.raises(RefNotFoundError, match=r"no table 'order' .* did you mean 'orders'"):
         lake.publish("run/1", tables=["order"])
 
 
 def test_a_table_with_other_columns_is_not_opened(lake: LanceRepository) -> None:
-    """Rows of the given schema would not fit it; and one that nobody registered stays so."""
+    """`create_table` refuses an existing table with another schema, and does not register it."""
     assert lake.table("orders").uri == lake.create_table("orders", rows().schema).uri
     LanceTable.create(f"{lake.root}/lines.lance", rows().schema)
     for name in ("orders", "lines"):
@@ -96,13 +96,13 @@ def test_a_table_with_other_columns_is_not_opened(lake: LanceRepository) -> None
 
 
 def test_names_of_what_commits_hold_are_not_for_runs(lake: LanceRepository) -> None:
-    """A fork is refused; and a branch that a person gave such a name in the table is not collected."""
+    """A fork is refused whose name has the prefix of the branches that hold versions for commits."""
     with pytest.raises(InvalidRefNameError, match="commits hold"):
         lake.fork("orders", "published/by-hand")
 
 
 def test_rows_that_came_late_are_published_by_a_repeated_publication(lake: LanceRepository) -> None:
-    """They were committed to the branch after it was looked at, so the first publication keeps the branch."""
+    """A publication keeps a branch that got rows meanwhile, and a repeated publication publishes them."""
     table = lake.table("orders")
 
     def script(request: Request) -> object:
@@ -119,14 +119,14 @@ def test_rows_that_came_late_are_published_by_a_repeated_publication(lake: Lance
 
 
 def test_a_table_that_is_moved_to_where_it_is_stays_registered(lake: LanceRepository) -> None:
-    """Nothing is done."""
+    """A move of a table to its own name changes nothing."""
     before = lake.head()
     lake.move_table("orders", "orders")
     assert (["orders"], before) == (lake.tables(), lake.head())
 
 
 def test_rows_of_a_table_that_was_removed_are_named(lake: LanceRepository) -> None:
-    """They cannot be published with the others, and the caller is told so; then the branch ends."""
+    """A publication reports the rows of a removed table, which it cannot publish, and then ends the branch."""
     lake.create_table("lines", rows().schema)
     lake.commit("lines")
     run(lake, 1, "lines")
@@ -145,7 +145,7 @@ def test_rows_of_a_table_that_was_removed_are_named(lake: LanceRepository) -> No
 
 
 def test_a_branch_goes_on_while_a_table_of_it_waits(lake: LanceRepository) -> None:
-    """A publication of a part can be repeated, and the name stays taken until the rest is published."""
+    """A partial publication can be repeated, and the branch name stays taken until the rest is published."""
     lake.create_table("lines", rows().schema)
     lake.fork("lines", "half").append(rows(3), branch="half")
     lake.fork("orders", "half").append(rows(3), branch="half")
@@ -160,7 +160,7 @@ def test_a_branch_goes_on_while_a_table_of_it_waits(lake: LanceRepository) -> No
 
 
 def test_two_publications_of_parts_end_the_branch(lake: LanceRepository) -> None:
-    """Each of them finds that a table of the other one waits, and the name is free all the same."""
+    """Two concurrent partial publications free the branch name, though each finds that a table of the other waits."""
     lake.create_table("lines", rows().schema)
     for name in ("lines", "orders"):
         lake.fork(name, "half").append(rows(3), branch="half")
@@ -179,7 +179,7 @@ def test_two_publications_of_parts_end_the_branch(lake: LanceRepository) -> None
 
 
 def test_two_publications_of_one_conflict_say_what_is_in_conflict(lake: LanceRepository) -> None:
-    """Both are refused; that the other one deletes their branch at the same moment is no error of its own."""
+    """Two publications of one conflict report the conflict, and not that the other one deletes their staged branch."""
     table = lake.fork("orders", "run/3")
     table.update({"price": "2"}, where="id = 7", branch="run/3")
     table.update({"price": "3"}, where="id = 7")

@@ -1,4 +1,4 @@
-"""Places and names where a repository or a table would be part of another one are refused, and leave nothing behind."""
+"""Places and names that would make a repository or table part of another one are refused, and leave nothing behind."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, r
 
 
 def test_a_repository_inside_another_one(tmp_path: Path) -> None:
-    """Its tables would belong to both; a folder that is not searched for tables may have one of its own."""
+    """A repository inside another one is refused, except in a folder that is not searched for tables."""
     repository = new_repository(tmp_path, "shop/orders")
     with pytest.raises(InvalidInputError, match="lies inside the repository at"):
         LanceRepository.create(tmp_path / "shop" / "eu", FAST)
@@ -22,14 +22,14 @@ def test_a_repository_inside_another_one(tmp_path: Path) -> None:
 
 
 def test_a_repository_around_another_one_leaves_its_tables(tmp_path: Path) -> None:
-    """Tables of a repository further below are not found, and so not adopted."""
+    """A repository around another one does not find, and so does not adopt, the tables of the inner one."""
     new_repository(tmp_path / "eu", "orders")
     LanceTable.create(tmp_path / "raw.lance", SCHEMA, storage_options=FAST)
     assert ["raw"] == LanceRepository.create(tmp_path, FAST).discover()
 
 
 def test_a_table_inside_a_table(tmp_path: Path) -> None:
-    """Neither created nor adopted, and nothing is written."""
+    """A table inside a table is neither created nor adopted, and nothing is written."""
     repository = new_repository(tmp_path, "orders")
     for act in (
         lambda: repository.create_table("orders.lance/lines", SCHEMA),
@@ -42,7 +42,7 @@ def test_a_table_inside_a_table(tmp_path: Path) -> None:
 
 
 def test_a_channel_called_main(tmp_path: Path) -> None:
-    """`main` is the branch of the repository and of each table."""
+    """A channel cannot be called `main`, which is the branch of the repository and of each table."""
     repository = new_repository(tmp_path, "orders")
     for act in (
         lambda: repository.channels.create("main"),
@@ -54,7 +54,7 @@ def test_a_channel_called_main(tmp_path: Path) -> None:
 
 
 def test_branches_channels_and_releases_share_no_name(tmp_path: Path) -> None:
-    """In all directions: an expression names a ref without its kind. Nothing is written."""
+    """No two refs of any kinds share a name, as expressions name a ref without its kind; nothing is written."""
     repository = new_repository(tmp_path, "orders")
     repository.fork("orders", "nightly")
     repository.channels.create("stable", "main")
@@ -73,7 +73,7 @@ def test_branches_channels_and_releases_share_no_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channel", ["main", "v1", "nightly"])
 def test_a_channel_that_cannot_be_is_refused_before_the_publication(tmp_path: Path, channel: str) -> None:
-    """A refusal after the commit would leave main ahead of the channel."""
+    """An impossible channel is refused before the commit, which would otherwise leave main ahead of the channel."""
     repository = new_repository(tmp_path, "orders")
     repository.tags.create("v1")
     repository.fork("orders", "nightly")
@@ -84,7 +84,7 @@ def test_a_channel_that_cannot_be_is_refused_before_the_publication(tmp_path: Pa
 
 
 def test_a_refused_fork_leaves_nothing_that_waits(tmp_path: Path) -> None:
-    """Where a tag has the name, no branch waits for a publication; a branch that other tables have goes on."""
+    """A fork that is refused because of a tag leaves no waiting branch; the branch of other tables stays."""
     repository = new_repository(tmp_path, "a", "b")
     repository.table("a").tags.create("nightly", "main")
     with pytest.raises(AlreadyExistsError, match="nightly"):
@@ -98,7 +98,7 @@ def test_a_refused_fork_leaves_nothing_that_waits(tmp_path: Path) -> None:
 
 
 def test_the_status_lists_run_branches_of_all_tables(tmp_path: Path) -> None:
-    """Those that a run made in the tables itself, beside those that were forked."""
+    """The status lists the branches that a run made in the tables itself, and those that the repository forked."""
     repository = new_repository(tmp_path, "a", "b", "c")
     for name in ("a", "c"):
         repository.table(name).branches.create("run/7")

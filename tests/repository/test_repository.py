@@ -1,4 +1,4 @@
-"""Many tables of one repository: a publication is seen whole or not at all, and can be taken back."""
+"""Many tables of one repository: readers see a publication whole or not at all, and it can be reverted."""
 
 import shutil
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def new_repository(root: Path, *names: str) -> LanceRepository:
 
 
 def ids(repository: LanceRepository, ref: str) -> dict[str, list[int]]:
-    """The ids in each table, as a ref has them."""
+    """The ids in each table at a ref."""
     view = repository.at(ref)
     return {name: sorted(found for found in view[name].read()["id"].to_pylist() if found is not None) for name in view}
 
@@ -53,7 +53,7 @@ def test_a_publication_moves_all_tables(tmp_path: Path) -> None:
 
 
 def test_other_readers_see_it_by_main_and_by_the_tag(tmp_path: Path) -> None:
-    """Pylance reads what was published on main and by the tag that is called like the channel."""
+    """Pylance reads the published rows on main and at the tag with the name of the channel."""
     repository = new_repository(tmp_path, "orders")
     repository.publish(run(repository, 1, "orders"), channel="production")
     dataset = lance.dataset(str(tmp_path / "orders.lance"))
@@ -117,7 +117,7 @@ def test_a_rollback_goes_back_for_all_tables_and_holds(tmp_path: Path) -> None:
 
 
 def test_a_held_channel_goes_further_back_and_never_forward(tmp_path: Path) -> None:
-    """A second rollback for another reason goes back from there; one that would go forward, or free it, is refused."""
+    """A rollback with another reason goes back from there; one that goes forward, or releases the hold, is refused."""
     repository = new_repository(tmp_path, "a")
     for number in (1, 2, 3):
         repository.publish(run(repository, number, "a"), channel="production")
@@ -135,7 +135,7 @@ def test_a_held_channel_goes_further_back_and_never_forward(tmp_path: Path) -> N
 
 
 def test_the_entries_after_one_are_read_by_their_numbers(tmp_path: Path) -> None:
-    """A program that watches a channel sees each entry once, oldest first, and none of a channel that never was."""
+    """A program that watches a channel sees each entry once, oldest first, and none of an unknown channel."""
     repository = new_repository(tmp_path, "a")
     assert () == repository.channels.entries_after("production", 0)
     for number in (1, 2, 3):
@@ -170,7 +170,7 @@ def test_the_history_says_who_and_why(tmp_path: Path) -> None:
     ],
 )
 def test_ref_expressions(tmp_path: Path, ref: str, expected: list[int]) -> None:
-    """A channel is followed back by its promotions, without those that were rolled back; a branch by first parents."""
+    """`~n` follows a channel back by its promotions, without rolled back ones, and a branch by first parents."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     repository.publish(run(repository, 2, "a"), channel="production")
@@ -184,7 +184,7 @@ def test_ref_expressions(tmp_path: Path, ref: str, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("ref", ["staging", "production~9", "production@77", "production@{2020-01-01}", "main~9", "v1"])
 def test_refs_that_name_nothing(tmp_path: Path, ref: str) -> None:
-    """A ref without a commit is refused by name."""
+    """A ref without a commit is an error that names it."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     with pytest.raises(RefNotFoundError, match=r"no .* in"):
@@ -192,7 +192,7 @@ def test_refs_that_name_nothing(tmp_path: Path, ref: str) -> None:
 
 
 def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) -> None:
-    """A step back from a rollback leads nowhere, and the error says how the withdrawn commit is named."""
+    """A step back from a rollback does not lead to the withdrawn commit, and the error says how to name its entry."""
     repository = new_repository(tmp_path, "a")
     for number in (1, 2):
         repository.publish(run(repository, number, "a"), channel="production")
@@ -203,7 +203,7 @@ def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) ->
 
 
 def test_a_release_tag_never_moves(tmp_path: Path) -> None:
-    """A release tag names one commit for ever, and each table has an immutable tag of that name."""
+    """A release tag names one commit permanently, and each table has an immutable tag of that name."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     tag, lagging = repository.tags.create("v1", "production", message="first")
@@ -238,7 +238,7 @@ def test_commits_of_other_programs_are_committed_on_request(tmp_path: Path) -> N
 
 
 def test_a_foreign_commit_does_not_stop_a_publication(tmp_path: Path) -> None:
-    """What another program committed to main of a table becomes part of the next publication of that table."""
+    """A foreign commit on main of a table becomes part of the next publication of that table."""
     repository = new_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
     lance.write_dataset(rows(9), str(tmp_path / "a.lance"), mode="append")
@@ -247,7 +247,7 @@ def test_a_foreign_commit_does_not_stop_a_publication(tmp_path: Path) -> None:
 
 
 def test_a_moved_table_keeps_its_history(tmp_path: Path) -> None:
-    """After its folder was moved, a table is read under its new name, now and in earlier commits."""
+    """After its folder was moved, a table is read under its new name, at present and in earlier commits."""
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     (tmp_path / "a.lance").rename(tmp_path / "moved.lance")
@@ -270,7 +270,7 @@ def test_a_copied_folder_is_not_the_same_table(tmp_path: Path) -> None:
 
 
 def test_a_removed_table_stays_in_older_commits(tmp_path: Path) -> None:
-    """A table that was removed is in no new commit, and older commits still read it."""
+    """A removed table is in no new commit, and can still be read in older commits."""
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.remove_table("b")
@@ -278,7 +278,7 @@ def test_a_removed_table_stays_in_older_commits(tmp_path: Path) -> None:
 
 
 def test_an_audit_sees_what_will_be_published(tmp_path: Path) -> None:
-    """An audit is given the merged versions, and what it refuses is not published."""
+    """An audit gets the merged versions, and nothing is published that it refuses."""
     repository = new_repository(tmp_path, "a")
     first, second = run(repository, 1, "a"), run(repository, 2, "a")
     repository.publish(first, channel="production")
@@ -311,7 +311,7 @@ def test_an_audit_is_repeated_when_a_table_that_it_reads_moved(tmp_path: Path) -
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    """A root without a repository, a table that is not there and an unusable name are refused by name."""
+    """A root without a repository, a missing table and an unusable name are errors that name them."""
     with pytest.raises(NotFoundError, match="no repository at"):
         LanceRepository.open(tmp_path)
     repository = new_repository(tmp_path, "a")
@@ -325,7 +325,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_branch_name_can_be_used_again(tmp_path: Path) -> None:
-    """A branch that was published and is forked again is published again, with the tables of the second time."""
+    """A branch that is forked again after its publication is published again, with its tables of the second time."""
     repository = new_repository(tmp_path, "a", "b")
     repository.fork("a", "nightly").append(rows(1), branch="nightly")
     repository.publish("nightly", channel="production")
@@ -335,7 +335,7 @@ def test_a_branch_name_can_be_used_again(tmp_path: Path) -> None:
 
 
 def test_rows_after_the_publication_are_not_deleted(tmp_path: Path) -> None:
-    """A branch that got rows after it was looked at is kept, and named."""
+    """A branch that got rows during its publication is kept, and reported."""
     repository = new_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
 
@@ -351,7 +351,7 @@ def test_rows_after_the_publication_are_not_deleted(tmp_path: Path) -> None:
 
 
 def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
-    """A revert takes back what one publication did to each of its tables, and keeps what came later."""
+    """A revert undoes the changes of one publication in each of its tables, and keeps later changes."""
     repository = new_repository(tmp_path, "a", "b")
     repository.commit("start")
     repository.publish(run(repository, 1, "a", "b"))
@@ -381,7 +381,7 @@ def test_a_table_that_is_reverted_is_not_registered(tmp_path: Path) -> None:
 
 
 def test_a_publication_of_many_tables_fits_on_a_screen() -> None:
-    """Printed or shown, it names a few of its tables and says how many there are."""
+    """The text of a publication of many tables names a few of them and their number."""
     at = TableVersion(id="0" * 32, branch="published/0123456789abcdef", version=2, commit_id="0" * 64, lands=2)
     tables = {f"shop/t{number:03}": at for number in range(100)}
     commit, _ = new_commit(tables, (), author="Ada", message="publish run/1", properties={})
@@ -396,7 +396,7 @@ def test_a_publication_of_many_tables_fits_on_a_screen() -> None:
 
 
 def test_a_removal_is_reverted(tmp_path: Path) -> None:
-    """The table is registered again and its version has a tag of its own, since only old commits named it."""
+    """The revert of a removal registers the table again, and tags its version, which only old commits named."""
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a"))
     repository.revert(repository.remove_table("a").id)
@@ -406,7 +406,7 @@ def test_a_removal_is_reverted(tmp_path: Path) -> None:
 
 
 def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path: Path) -> None:
-    """A revert keeps what came later; the revert of the removal itself names the table again."""
+    """A revert does not bring back a table that was removed later, which only the revert of the removal does."""
     repository = new_repository(tmp_path, "a", "b")
     repository.commit("start")
     wrong = repository.publish(run(repository, 1, "a", "b")).commit
@@ -418,7 +418,7 @@ def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path
 
 
 def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
-    """A table that was moved since is changed under its new name, and another one at its former place is not."""
+    """A revert changes a table that was moved since under its new name, and not another table at its former place."""
     repository = new_repository(tmp_path, "a")
     repository.commit("start")
     wrong = repository.publish(run(repository, 1, "a")).commit
@@ -470,7 +470,7 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_table_leaves_no_branch(tmp_path: Path) -> None:
-    """A fork of a table that is not there is refused, and no branch waits for a publication afterwards."""
+    """A fork of a missing table is refused, and leaves no branch that waits for a publication."""
     repository = new_repository(tmp_path, "a")
     with pytest.raises(TableNotFoundError, match="no Lance table at"):
         repository.fork("b", "run/1")
@@ -478,7 +478,7 @@ def test_a_misspelt_table_leaves_no_branch(tmp_path: Path) -> None:
 
 
 def test_only_tables_of_the_repository_are_removed(tmp_path: Path) -> None:
-    """A name that the repository does not know is refused."""
+    """The removal of a table that is not in the repository is refused."""
     repository = new_repository(tmp_path, "a")
     with pytest.raises(TableNotFoundError, match="has no table 'b'"):
         repository.remove_table("b")
@@ -487,7 +487,7 @@ def test_only_tables_of_the_repository_are_removed(tmp_path: Path) -> None:
 
 
 def test_the_status_names_a_table_that_is_gone(tmp_path: Path) -> None:
-    """A folder that was deleted or moved is a line of the status, and the other tables are still told about."""
+    """The status names a table whose folder was deleted or moved, and still reports on the other tables."""
     repository = new_repository(tmp_path, "a", "b")
     repository.commit("start")
     shutil.rmtree(tmp_path / "a.lance")
@@ -497,7 +497,7 @@ def test_the_status_names_a_table_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
-    """`in` answers for any name, and a name it does not have is refused with those it has."""
+    """`in` answers for any name, and the error for a missing table has the names of the existing ones."""
     view = new_repository(tmp_path, "a").at("main")
     assert ("a" in view, view.get("a")) == (False, None)
     with pytest.raises(TableNotFoundError, match="has no table 'a'; its tables: none"):
@@ -505,7 +505,7 @@ def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
 
 
 def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
-    """A publication that settled a conflict with another program's commit is taken back with that commit."""
+    """The revert of a publication that resolved a conflict with a foreign commit also reverts that commit."""
     repository = new_repository(tmp_path, "a")
     repository.table("a").append(rows(1, 2))
     repository.commit("start")
@@ -521,7 +521,7 @@ def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", ["read", "fork"])
 def test_a_table_that_another_process_made_again_is_opened_anew(tmp_path: Path, use: str) -> None:
-    """A process that lives on goes on with the new table, whose versions have the numbers of those that it cached."""
+    """A running process opens a table anew that another process made again with the version numbers that it cached."""
     repository = new_repository(tmp_path, "a")
     repository.table("a").append(rows(1))
     repository.commit("first")
@@ -540,7 +540,7 @@ def test_a_table_that_another_process_made_again_is_opened_anew(tmp_path: Path, 
 
 
 def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
-    """Readers get an error and not the rows of the new table; dropped and adopted, it is a table of its own."""
+    """Readers of a table that was made again get an error, not its rows; removed and adopted, it is a new table."""
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.table("a").append(rows(2))

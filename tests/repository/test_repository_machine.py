@@ -1,4 +1,4 @@
-"""Any sequence of operations over many tables does what a plain model of it does."""
+"""Any sequence of operations on many tables has the result of a plain model."""
 
 import shutil
 import tempfile
@@ -28,7 +28,7 @@ State = dict[str, Rows]
 
 @dataclass(slots=True)
 class Change:
-    """What a run did to one table: rows it added, the price it gave row 0, and how often that had changed before."""
+    """The change of a run in one table: the added rows, the price of row 0, and how often that had changed before."""
 
     added: dict[int, int] = field(default_factory=dict)
     price: int | None = None
@@ -37,11 +37,11 @@ class Change:
 
 @dataclass(slots=True)
 class Model:
-    """What a repository has, as plain values. Commits are called by their numbers."""
+    """The state of a repository as plain values. Commits are identified by numbers."""
 
     main: State
     commits: list[State]
-    # What the newest commit names; `main` may be ahead of it, by commits of other programs.
+    # The versions in the newest commit; `main` may be ahead of it by commits of other programs.
     head: State
     prices: dict[str, int]
     runs: dict[str, dict[str, Change]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Model:
     held: bool = False
     releases: dict[str, State] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
-    # How many of the promotions before the present one can be read, after a collection.
+    # How many of the promotions before the present one can still be read after a collection.
     readable: int = 0
 
     def commit(self, changed: State) -> int:
@@ -61,7 +61,7 @@ class Model:
         return len(self.commits) - 1
 
     def promote(self, commit: int) -> None:
-        """Let the channel name a commit that it does not contain."""
+        """Move the channel to a commit that it does not contain."""
         if not self.promotions or self.promotions[-1] < commit:
             self.promotions.append(commit)
             self.readable += 1
@@ -74,7 +74,7 @@ class Repository(RuleBasedStateMachine):
     """A repository of three tables, and the model."""
 
     def __init__(self) -> None:
-        """Each table has a row that runs may change."""
+        """Create the tables, each with a row that runs may change."""
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         names = ("a", "b", "c")
@@ -87,7 +87,7 @@ class Repository(RuleBasedStateMachine):
         self.number = 0
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """Delete all files."""
         shutil.rmtree(self.folder)
 
     @property
@@ -134,7 +134,7 @@ class Repository(RuleBasedStateMachine):
     @precondition(lambda self: self.model.runs)
     @rule(run=picks, promoted=st.booleans())
     def publish(self, run: int, promoted: bool) -> None:  # noqa: FBT001 - same
-        """A run is published whole, or refused with a conflict in each table that has one."""
+        """A run is published whole, or refused with the conflicts of all its tables."""
         branch, model = self.branch(run), self.model
         changes = model.runs[branch]
         conflicts = {name for name, change in changes.items() if change.price and change.seen != model.prices[name]}
@@ -177,7 +177,7 @@ class Repository(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        """What other programs committed becomes a commit of the repository."""
+        """Foreign commits become a commit of the repository."""
         self.repository.commit("all")
         self.model.commit({name: self.model.main[name] for name in self.model.head})
 
@@ -195,7 +195,7 @@ class Repository(RuleBasedStateMachine):
     @precondition(lambda self: self.model.promotions)
     @rule(hold=st.booleans())
     def roll_back(self, hold: bool) -> None:  # noqa: FBT001 - same
-        """The channel names what it named before, as long as it did."""
+        """The channel is moved back to an earlier promotion, if there is one."""
         model, number = self.model, self.next()
         # A held channel goes further back, and is held there.
         refused = model.held and not hold
@@ -206,7 +206,7 @@ class Repository(RuleBasedStateMachine):
         try:
             self.repository.channels.rollback(CHANNEL, reason=f"wrong {number}", hold=hold)
         except RefNotFoundError:
-            # A collection deletes what is older than it was told to keep, unless something else names it.
+            # A collection deletes commits that are older than its retention, unless another ref names them.
             assert model.readable == 1
             return
         model.promotions.pop()
@@ -229,13 +229,13 @@ class Repository(RuleBasedStateMachine):
 
     @rule()
     def repair(self) -> None:
-        """Nothing lags behind after each operation, so there is nothing to repair."""
+        """A repair finds nothing, because nothing lags behind after an operation."""
         assert () == self.repository.repair()
 
     @precondition(lambda self: self.model.promotions)
     @rule(table=picks)
     def tag_moved_by_another_program(self, table: int) -> None:
-        """A tag that another program moved is named, and brought back."""
+        """A tag that another program moved is reported, and moved back."""
         name, view = self.table(table), self.repository.at(CHANNEL)
         if name not in view:
             return
@@ -249,7 +249,7 @@ class Repository(RuleBasedStateMachine):
 
     @rule(table=picks)
     def move(self, table: int) -> None:
-        """A folder gets another name, and the table with it; runs of it go on."""
+        """A folder is renamed, and its table with it; runs on the table continue."""
         name, new, model = self.table(table), f"t{self.next()}", self.model
         (self.folder / "r" / f"{name}.lance").rename(self.folder / "r" / f"{new}.lance")
         self.repository.move_table(name, new)
@@ -263,7 +263,7 @@ class Repository(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.head) > 1)
     @rule(table=picks)
     def remove(self, table: int) -> None:
-        """A table is no longer part of the repository."""
+        """A table is removed from the repository."""
         name, model = self.table(table), self.model
         if any(name in changes for changes in model.runs.values()):
             return
@@ -275,7 +275,7 @@ class Repository(RuleBasedStateMachine):
     @precondition(lambda self: self.model.removed)
     @rule()
     def adopt(self) -> None:
-        """The tables come back, as they are now."""
+        """Removed tables are adopted in their present state."""
         names, model = sorted(self.model.removed), self.model
         self.repository.adopt(names)
         model.removed.clear()
@@ -283,7 +283,7 @@ class Repository(RuleBasedStateMachine):
 
     @rule()
     def tag(self) -> None:
-        """A release tag names the newest commit for ever."""
+        """A release tag is created for the newest commit."""
         name = f"v{self.next()}"
         _, lagging = self.repository.tags.create(name)
         assert () == lagging
@@ -291,7 +291,7 @@ class Repository(RuleBasedStateMachine):
 
     @rule(promotions=st.integers(1, 3))
     def collect(self, promotions: int) -> None:
-        """What no ref names goes, and the last promotions stay; files of tables go at once."""
+        """Commits that no ref names are deleted, except the last promotions; garbage of tables is deleted too."""
         now = timedelta(0)
         repository = self.repository
         repository.collect(CommitRetention(promotions=promotions, keep_for=now, grace=now), dry_run=False)
@@ -301,7 +301,7 @@ class Repository(RuleBasedStateMachine):
 
     @invariant()
     def readers_see_the_model(self) -> None:
-        """By the repository, by pylance on `main`, and by the tags of the tables."""
+        """The repository, pylance on `main`, and the tags of the tables give the rows of the model."""
         repository, model = self.repository, self.model
         assert model.head == _state(repository, "main")
         for name in model.head:
@@ -312,7 +312,7 @@ class Repository(RuleBasedStateMachine):
         for back in range(model.readable):
             state = model.commits[model.promotions[-1 - back]]
             found = _state(repository, f"{CHANNEL}~{back}")
-            # Tables that were moved since have their old names there.
+            # Older commits have the old names of tables that were moved since.
             assert state == found
         if model.promotions:
             view = repository.at(CHANNEL)
@@ -332,7 +332,7 @@ def _rows(dataset: lance.LanceDataset) -> Rows:
 
 @pytest.mark.scaled
 def test_a_repository_does_what_the_model_does() -> None:
-    """Runs, publications, conflicts, commits of other programs, promotions, rollbacks, moved tables and collections."""
+    """After any runs, conflicts, foreign commits, rollbacks, moves and collections, readers see the model's rows."""
     run_state_machine_as_test(
         Repository,
         settings=settings(
@@ -342,14 +342,14 @@ def test_a_repository_does_what_the_model_does() -> None:
             suppress_health_check=list(HealthCheck),
             derandomize=not FACTOR,
             database=None,
-            # A shorter example would take minutes to find; the steps of the failing one are printed.
+            # Shrinking would take minutes; the steps of the failing example are printed.
             phases=[Phase.generate],
         ),
     )
 
 
 def test_the_tag_of_a_table_that_was_moved_is_released(tmp_path: Path) -> None:
-    """The commit of the channel names the table by its former name, and a promotion moves the tag again."""
+    """A promotion moves the tag of a moved table again, though the channel's commit has its former name."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel=CHANNEL)
     repository.channels.hold(CHANNEL, reason="wait")
@@ -361,7 +361,7 @@ def test_the_tag_of_a_table_that_was_moved_is_released(tmp_path: Path) -> None:
 
 
 def test_a_table_that_was_moved_and_then_removed_is_read_in_old_commits(tmp_path: Path) -> None:
-    """The commits from before name the table by its first name, which no register has any more."""
+    """Old commits read a table that was moved and then removed, though no registry has its first name any more."""
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a"), channel=CHANNEL)
     (tmp_path / "a.lance").rename(tmp_path / "moved.lance")
@@ -371,7 +371,7 @@ def test_a_table_that_was_moved_and_then_removed_is_read_in_old_commits(tmp_path
 
 
 def test_a_channel_behind_collected_commits(tmp_path: Path) -> None:
-    """The status does not count what is gone, and a late publisher does not move the channel back."""
+    """The status does not count collected commits, and a late publisher does not move the channel back."""
     repository = new_repository(tmp_path, "a")
     first = repository.publish(run(repository, 1, "a"), channel=CHANNEL).commit
     repository.tags.create("v1")

@@ -1,4 +1,4 @@
-"""`RepositoryNamespace`: what speaks Lance namespaces reads the tables of a repository at one commit."""
+"""`RepositoryNamespace`: clients of Lance namespaces read the tables of a repository at one commit."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def rows(*ids: int) -> pa.Table:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> LanceRepository:
-    """Tables in nested folders, twice published, once promoted."""
+    """A repository of tables in nested folders with two publications, one of them promoted."""
     made = LanceRepository.create(tmp_path)
     names = ("shop/orders", "shop/eu/lines", "customers")
     for name in names:
@@ -54,7 +54,7 @@ def read(namespace: lance_namespace.LanceNamespace, *table: str) -> list[int]:
 
 
 def test_folders_are_namespaces(repository: LanceRepository) -> None:
-    """Each level lists its tables and the namespaces below; a name without tables is none."""
+    """Each level lists its tables and the namespaces below it; a name without tables is not a namespace."""
     namespace = connect(repository, "main")
     assert ["shop"] == namespace.list_namespaces(ListNamespacesRequest(id=[])).namespaces
     assert ["eu"] == namespace.list_namespaces(ListNamespacesRequest(id=["shop"])).namespaces
@@ -88,14 +88,14 @@ def test_pylance_reads_every_table_at_the_commit(repository: LanceRepository) ->
 
 
 def test_a_connection_stays_at_its_commit(repository: LanceRepository) -> None:
-    """What is promoted after the connection was made is seen by the next connection."""
+    """A connection does not see later promotions, which only the next connection sees."""
     before = connect(repository, "production")
     repository.channels.promote("production")
     assert ([1], [1, 2]) == (read(before, "customers"), read(connect(repository, "production"), "customers"))
 
 
 def test_a_version_that_is_not_on_main_is_read(repository: LanceRepository) -> None:
-    """A table whose main went on beside the repository is read as the commit has it, without the other commit."""
+    """A table whose main got a foreign commit is read at the repository's version, without the foreign rows."""
     repository.fork("customers", "run/3").append(rows(3), branch="run/3")
     uri = repository.table("customers").uri
 
@@ -123,7 +123,7 @@ def test_a_table_is_described_with_its_version(repository: LanceRepository) -> N
 
 
 def test_nothing_is_written(repository: LanceRepository) -> None:
-    """Every operation that would write is refused, and what pylance tries all the same changes no version."""
+    """Every writing operation is refused, and pylance's attempts to write change no version."""
     namespace = connect(repository, "production")
     reading = {"list_", "describe_", "namespace_", "table_", "count_", "query_", "get_", "explain_", "analyze_"}
     writing = [
@@ -142,7 +142,7 @@ def test_nothing_is_written(repository: LanceRepository) -> None:
 
 
 def test_a_wrong_connection_says_why(tmp_path: Path) -> None:
-    """A root without a repository is named."""
+    """The error for a root without a repository names the root."""
     with pytest.raises(ValueError, match="no repository at"):
         lance_namespace.connect(CLASS, {"root": str(tmp_path)})
 

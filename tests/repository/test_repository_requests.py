@@ -1,4 +1,4 @@
-"""How many requests each operation over many tables makes; docs/repository.md has the same table."""
+"""The number of requests of each operation on many tables; docs/repository.md has the same table."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "repository.md"
 
 
 class Counting:
-    """Counts requests, of all threads."""
+    """A script that counts the requests of all threads."""
 
     def __init__(self) -> None:
-        """Begin at none."""
+        """Start at zero."""
         self.made: list[str] = []
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> object:
-        """Count the request, if it is one on an object store, which has no folders."""
+        """Count the request, unless it is about a folder, which object stores do not have."""
         if request.verb not in ("sync_folder", "prune"):
             with self._lock:
                 self.made.append(f"{request.verb} {request.key}")
@@ -34,14 +34,14 @@ class Counting:
 
 
 def made_by(repository: LanceRepository, act: Callable[[LanceRepository], object]) -> int:
-    """How many requests a process makes that has just started."""
+    """The number of requests of a process that has just started."""
     counting = Counting()
     act(scripted(repository.root, counting))
     return len(counting.made)
 
 
 def published(repository: LanceRepository, number: int, *names: str) -> int:
-    """How many requests the publication of a run of some tables makes."""
+    """The number of requests of the publication of a run of some tables."""
     branch = run(repository, number, *names)
     return made_by(repository, lambda again: again.publish(branch, channel="production"))
 
@@ -94,7 +94,7 @@ def counted(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_every_operation_takes_its_number_of_requests(tmp_path: Path) -> None:
-    """The numbers are those of the page."""
+    """Every operation takes the number of requests that the page has."""
     _, _, table = PAGE.read_text().partition("| operation | requests |\n|---|---|\n")
     assert table.partition("\n\n")[0] == "\n".join(f"| {name} | {made} |" for name, made in counted(tmp_path))
 
@@ -116,11 +116,11 @@ def test_a_long_history_costs_no_request(tmp_path: Path, ref: str) -> None:
 
 
 def test_earlier_publications_cost_no_request(tmp_path: Path) -> None:
-    """The twelfth publication of a table makes as many requests as the third, whatever the others left behind."""
+    """The twelfth publication of a table makes as many requests as the third, whatever the earlier ones left behind."""
     repository = new_repository(tmp_path, "a", "b")
     found = [published(repository, number, "a", "b") for number in range(1, 13)]
     assert found[2] == found[11]
-    # Now and then, a merge looks which records it can leave out.
+    # Some merges look for records that they can leave out.
     assert max(found) < found[2] + 30
 
 
@@ -135,7 +135,7 @@ def test_tables_that_are_not_touched_cost_nothing(tmp_path: Path) -> None:
 
 
 def test_a_channel_far_behind_costs_the_status_nothing(tmp_path: Path) -> None:
-    """How many commits behind `main` it is takes one read, and not one for each of them."""
+    """The status reads once how many commits a channel is behind `main`, and not once for each commit."""
     repository = new_repository(tmp_path, "a")
     repository.channels.create("production")
     found = []

@@ -1,4 +1,4 @@
-"""One text for a table of a repository at a ref, in Python and on the command line."""
+"""URIs of a table of a repository at a ref, in Python and on the command line."""
 
 from pathlib import Path
 
@@ -45,5 +45,5 @@ def test_what_a_uri_cannot_open(repository: LanceRepository, tmp_path: Path) -> 
 
 
 def test_commands_for_one_version_take_it(repository: LanceRepository) -> None:
-    """A command that shows one version of a table shows the one that the repository names."""
+    """A command for one version of a table uses the version that the repository names."""
     assert ["id", "1"] == [line.strip() for line in lines_of("head", repository.uri("shop/orders", "production"))][:2]

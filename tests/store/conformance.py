@@ -1,4 +1,4 @@
-"""What every store has to do; the test of a provider inherits it and gives a `store` fixture."""
+"""The contract of every store; the test class of a provider inherits it and has a `store` fixture."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ class StoreConformance:
     """Whether the provider obeys the condition of a deletion; None where that depends on its release."""
 
     def test_nothing_is_there_at_first(self, store: Store) -> None:
-        """Reading what does not exist is an answer, not an error."""
+        """A read of a missing object returns None and is not an error."""
         assert store.get("a/b") is None
         assert store.get_with_etag("a/b") is None
         assert [] == store.list("a")
@@ -26,7 +26,7 @@ class StoreConformance:
 
     @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 4096], ids=["empty", "byte", "megabyte"])
     def test_what_was_put_is_read(self, store: Store, data: bytes) -> None:
-        """Bytes come back whole, whatever their number."""
+        """An object is read as it was put, whatever its size."""
         store.put("a/b", data)
         assert data == store.get("a/b")
 
@@ -44,20 +44,20 @@ class StoreConformance:
         assert b"2" == store.get("a/b")
 
     def test_put_if_absent_writes_once(self, store: Store) -> None:
-        """The second writer of a name is told, and changes nothing."""
+        """The second writer of a name learns that it lost, and changes nothing."""
         assert store.put_if_absent("a/b", b"1")
         assert not store.put_if_absent("a/b", b"2")
         assert b"1" == store.get("a/b")
 
     def test_a_name_is_free_again_after_delete(self, store: Store) -> None:
-        """Deleting an object is what makes its name free, and nothing else."""
+        """A name can be used again only after its object was deleted."""
         store.put_if_absent("a/b", b"1")
         store.delete("a/b")
         assert store.get("a/b") is None
         assert store.put_if_absent("a/b", b"2")
 
     def test_a_swap_needs_the_tag_of_what_is_there(self, store: Store) -> None:
-        """A tag is good once: after the swap the object has another."""
+        """A compare-and-swap needs the present etag, which changes with each swap."""
         store.put("refs/tags/a", b"1")
         _, tag = store.get_with_etag("refs/tags/a") or (b"", "")
         assert store.compare_and_swap("refs/tags/a", b"2", tag)
@@ -67,7 +67,7 @@ class StoreConformance:
         assert store.compare_and_swap("refs/tags/a", b"4", newer)
 
     def test_a_swap_does_not_bring_back_what_was_deleted(self, store: Store) -> None:
-        """An object that is gone does not match any tag."""
+        """A compare-and-swap of a deleted object fails with any etag."""
         store.put("refs/tags/a", b"1")
         _, tag = store.get_with_etag("refs/tags/a") or (b"", "")
         store.delete("refs/tags/a")
@@ -75,7 +75,7 @@ class StoreConformance:
         assert store.get("refs/tags/a") is None
 
     def test_a_swap_where_nothing_ever_was_fails(self, store: Store) -> None:
-        """Not even the folder has to be there to say no."""
+        """A compare-and-swap of an object that never existed fails, even without its folder."""
         assert not store.compare_and_swap("refs/tags/a", b"2", "0" * 32)
 
     def test_a_listing_is_sorted_and_of_one_folder(self, store: Store) -> None:
@@ -86,34 +86,34 @@ class StoreConformance:
         assert ["e"] == store.list("a/d")
 
     def test_folders_are_listed_apart_from_files(self, store: Store) -> None:
-        """Sorted, those directly in a folder only."""
+        """Folders are listed sorted, and only those directly in a folder."""
         for key in ("b/x/1", "a/1", "a/y/z/2", "file"):
             store.put(key, b"")
         assert (("a", "b"), ("y",), ()) == (store.folders(""), store.folders("a"), store.folders("nothing"))
 
     def test_a_listing_can_be_cut(self, store: Store) -> None:
-        """The limit takes the first names of the order."""
+        """A limited listing has the first names in the order."""
         for name in ("c", "a", "d", "b"):
             store.put(f"x/{name}", b"1")
         assert ["a", "b"] == store.list("x", limit=2)
         assert ["a", "b", "c", "d"] == store.list("x", limit=9)
 
     def test_sizes_are_those_of_the_files_of_one_folder(self, store: Store) -> None:
-        """What lies below is not part of it; a folder that is not there is empty."""
+        """Sizes leave out files in subfolders; a missing folder is empty."""
         for key, data in (("a/b", b"1"), ("a/c", b""), ("a/d/e", b"123"), ("f", b"12")):
             store.put(key, data)
         assert {"b": 1, "c": 0} == store.sizes("a")
         assert {} == store.sizes("x")
 
     def test_the_folder_itself_is_listed_by_an_empty_name(self, store: Store) -> None:
-        """Some places hold files and no folders."""
+        """An empty name lists the root folder itself."""
         store.put("a", b"1")
         store.put("b/c", b"1")
         assert ["a"] == store.list("")
         assert {"a": 1} == store.sizes("")
 
     def test_a_file_is_fetched_and_sent(self, store: Store, tmp_path: Path) -> None:
-        """Through a local file, for stores that do not reach each other."""
+        """A file is downloaded to and uploaded from a local file, for copies between unrelated stores."""
         store.put("a/b", b"rows")
         assert store.download("a/b", tmp_path / "file")
         assert b"rows" == (tmp_path / "file").read_bytes()
@@ -145,12 +145,12 @@ class StoreConformance:
         assert [] == store.list("data")
 
     def test_copying_nothing_is_told(self, store: Store) -> None:
-        """Whoever needs the file has to know that it was not there."""
+        """A copy of a missing file is reported to the caller."""
         assert not store.copy_from(f"{store.uri}/tree/b/data/x.lance", "data/x.lance")
         assert store.get("data/x.lance") is None
 
     def test_only_the_object_that_was_read_is_deleted(self, store: Store) -> None:
-        """Another one of the name stays, where the store says so."""
+        """A conditional deletion keeps another object of the name, where the store supports conditions."""
         if not store.deletes_conditionally():
             assert self.deletes_conditionally is None
             return
@@ -190,14 +190,14 @@ class StoreConformance:
         assert ["a/.tmp1"] == [entry.key for entry in store.walk("")]
 
     def test_the_clock_is_the_one_that_stamps(self, store: Store) -> None:
-        """And asking it leaves nothing behind."""
+        """The store's clock agrees with the times of its objects, and reading it leaves no object behind."""
         store.put("a", b"")
         (entry,) = store.walk("")
         assert abs(store.now() - entry.modified) < 60
         assert ["a"] == [found.key for found in store.walk("")]
 
     def test_many_are_deleted_and_their_neighbours_stay(self, store: Store) -> None:
-        """More than one request can take; what is not there does not matter."""
+        """More objects than fit into one request are deleted; missing ones are no error."""
         for number in range(self.many):
             store.put(f"a/{number}", b"", durable=False)
         store.delete_many([f"a/{number}" for number in range(1, self.many)] + ["a/x", "b/c"])

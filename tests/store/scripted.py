@@ -1,4 +1,4 @@
-"""A store that asks a script before every request: how a test lets somebody in, loses an answer or pulls the plug."""
+"""A store that calls a script before every request, so a test can add a rival, lose an answer or kill a process."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ WRITES = frozenset({"put", "put_if_absent", "compare_and_swap", "copy_from", "up
 
 
 class PlugPulledError(Exception):
-    """The process dies here; no code is written to handle it."""
+    """The process dies here; no code of the package handles this error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Request:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes something."""
+        """Whether the request changes anything."""
         return self.verb in WRITES
 
     @property
     def commits(self) -> bool:
-        """Whether it is the put of a manifest."""
+        """Whether the request is the put of a manifest."""
         return self.verb == "put_if_absent" and "_versions/" in self.key
 
 
@@ -152,7 +152,7 @@ class ScriptedStore:
         self._ask("prune", folder, lambda: self._below.prune(folder))
 
     def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[bool]:  # noqa: ARG002 - there is none
-        """None: a script lets somebody in while a turn lasts, who would wait for its end."""
+        """Take no turn: a rival that a script lets in during a turn would wait for its end."""
         return nullcontext(enter_result=False)
 
     def refuse_links(self, folder: str) -> None:
@@ -168,7 +168,7 @@ class ScriptedStore:
 
 
 def obedient(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
-    """Do what is asked."""
+    """Send the request."""
     return request.send()
 
 
@@ -204,7 +204,7 @@ def answer_lost_at_write(number: int) -> Script:
 
 
 def intruder_at_commit(intrude: Callable[[], object], *, times: int = 1) -> Script:
-    """Let somebody else commit just before each of the first manifests is put."""
+    """Let another writer commit just before each of the first manifests is put."""
     left = times
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers

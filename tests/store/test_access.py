@@ -1,4 +1,4 @@
-"""The policies of docs/guides/access.md, enforced by a server: what each role can do, and how a refusal reads."""
+"""The policies of docs/guides/access.md, enforced by a server: the rights of each role, and the errors of refusals."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def role(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
 
 @pytest.fixture
 def uri() -> str:
-    """A place of the test's own."""
+    """A place that only this test uses."""
     return f"s3://lake/{uuid.uuid4().hex}/orders.lance"
 
 
@@ -88,7 +88,7 @@ REFUSED: Mapping[str, Callable[[LanceTable], object]] = {
 
 @pytest.mark.parametrize("change", REFUSED)
 def test_a_run_cannot_change_what_readers_see(role: Role, uri: str, change: str) -> None:
-    """One error that names the permission; main, tags and branches are as before."""
+    """A run cannot change main, tags or other branches: it gets one error that names the permission."""
     publisher = LanceTable.create(uri, SCHEMA, storage_options=role("publisher"))
     publisher.append(entries("a", 1))
     publisher.tags.create("production", "main@1")

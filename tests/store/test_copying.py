@@ -24,7 +24,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, s3_storage: S3Storage
 
 @pytest.mark.parametrize("stores", PAIRS, indirect=True)
 def test_a_file_is_copied_whole(stores: tuple[Store, Store]) -> None:
-    """Whatever lies in between."""
+    """A file is copied whole between any two stores."""
     source, dest = stores
     data = bytes(range(256)) * 40_000
     source.put("data/x.lance", data)
@@ -36,7 +36,7 @@ def test_a_file_is_copied_whole(stores: tuple[Store, Store]) -> None:
 
 @pytest.mark.parametrize("stores", PAIRS, indirect=True)
 def test_a_folder_is_copied_file_by_file(stores: tuple[Store, Store]) -> None:
-    """Under the same names."""
+    """A folder is copied file by file, under the same names."""
     source, dest = stores
     source.put("x/1.blob", b"1")
     source.put("x/2.blob", b"2")
@@ -50,7 +50,7 @@ VERBS = ["copy_from", "upload", "upload", "copy_from", "upload"]
 
 @pytest.mark.parametrize("stores,verb", list(zip(PAIRS, VERBS, strict=True)), indirect=["stores"])
 def test_bytes_travel_only_where_they_have_to(stores: tuple[Store, Store], verb: str) -> None:
-    """A server copies its own objects itself."""
+    """Objects of one server are copied by the server, without a transfer."""
     asked: list[str] = []
 
     def script(request: Request) -> object:

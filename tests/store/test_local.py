@@ -70,7 +70,7 @@ def test_no_swap_is_lost_between_processes(tmp_path: Path) -> None:
 
 
 def test_no_temporary_file_stays(tmp_path: Path) -> None:
-    """Neither a win nor a loss leaves a file behind."""
+    """Neither a successful nor a refused put leaves a temporary file behind."""
     store = LocalStore(str(tmp_path))
     store.put_if_absent("a/b", b"1")
     store.put_if_absent("a/b", b"2")
@@ -79,7 +79,7 @@ def test_no_temporary_file_stays(tmp_path: Path) -> None:
 
 
 def test_temporary_files_of_others_are_not_listed(tmp_path: Path) -> None:
-    """A writer that was killed leaves a file that is no object."""
+    """The temporary file of a killed writer is not listed as an object."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/.tmp123").write_bytes(b"half")
     assert [] == LocalStore(str(tmp_path)).list("a")
@@ -108,7 +108,7 @@ def test_a_write_that_fails_names_the_file(tmp_path: Path, verb: str) -> None:
 
 
 def test_an_object_is_no_folder_and_a_folder_no_object(tmp_path: Path) -> None:
-    """Asking for the one where the other is finds nothing."""
+    """A folder cannot be read as an object, nor an object listed as a folder."""
     store = LocalStore(str(tmp_path))
     store.put("a/b", b"1")
     assert store.get("a") is None
@@ -155,7 +155,7 @@ def test_durability_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_durability_that_is_none_is_refused(tmp_path: Path) -> None:
-    """The message says which there are."""
+    """The error for an unknown durability names the known ones."""
     with pytest.raises(InvalidInputError, match=r"'disk'.*'power'.*'process'"):
         open_store(tmp_path, {"durability": "disk"})
     with pytest.raises(InvalidInputError, match="'power'"):
@@ -277,7 +277,7 @@ def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> N
 
 
 def test_an_upload_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    """Neither the older object is lost, nor is half a copy left."""
+    """An upload that fails keeps the older object, and leaves no partial copy."""
     store = LocalStore(str(tmp_path / "store"))
     store.put("data/a", b"older")
     with pytest.raises(StoreError, match=r"cannot copy .*gone to"):
@@ -320,7 +320,7 @@ def test_the_next_writer_does_not_wait_for_the_last_sync(tmp_path: Path) -> None
 @pytest.mark.parametrize("job", ["create", "delete", "rename", "rename to it", "reset", "append"])
 @pytest.mark.parametrize("outside", [True, False])
 def test_no_change_is_made_behind_a_link(tmp_path: Path, job: str, *, outside: bool) -> None:
-    """What the folder of a branch is linked to stays as it is, and the link is named."""
+    """Nothing is changed behind a symbolic link in place of a branch's folder, and the error names the link."""
     table, other = (new_table(tmp_path, entries("a", 1)) for _ in range(2))
     table.branches.create("kept")
     table.branches.create("linked")
@@ -373,7 +373,7 @@ def test_every_verb_names_what_the_system_refused(tmp_path: Path) -> None:
 
 
 def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:
-    """Whoever comes second waits and is told; a turn that does not end holds others up for a while only."""
+    """A second writer waits for its turn, but only for a limited time, and commits correctly without it."""
     table = new_table(tmp_path, entries("a", 1))
     first, second = LocalStore(table.uri), LocalStore(table.uri)
     order = []

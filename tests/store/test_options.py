@@ -1,4 +1,4 @@
-"""Spellings of URIs and words for credentials."""
+"""Spellings of URIs, and names of storage options."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from lance_dagster.store.options import base_options, s3fs_options, table_option
     ],
 )
 def test_a_place_has_one_spelling(given: str | Path, canonical: str) -> None:
-    """However it is written, and written again."""
+    """Every spelling of a place is normalized to one, and normalizing it again changes nothing."""
     assert canonical == canonical_uri(given)
     assert canonical == canonical_uri(canonical)
 
@@ -56,7 +56,7 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_a_uri_that_is_none_is_refused(given: str, said: str) -> None:
-    """Each with what is wrong."""
+    """An invalid URI is refused, and the error says what is wrong."""
     with pytest.raises(InvalidInputError, match=said):
         canonical_uri(given)
 
@@ -96,7 +96,7 @@ def test_options_are_understood_with_and_without_prefix() -> None:
     ],
 )
 def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], style: str) -> None:
-    """A host name per bucket exists only where somebody set it up."""
+    """A custom endpoint is addressed by path, since it need not have a host name per bucket."""
     assert {"addressing_style": style} == s3fs_options(options)["config_kwargs"]["s3"]
 
 
@@ -113,7 +113,7 @@ def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], styl
     ],
 )
 def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said: str) -> None:
-    """Each with what would be right."""
+    """An option without effect is refused, and the error says what would be right."""
     with pytest.raises(InvalidInputError, match=said):
         s3fs_options(options)
 
@@ -131,7 +131,7 @@ def test_a_plain_endpoint_of_the_environment_is_refused(monkeypatch: pytest.Monk
 
 
 def test_listings_are_never_remembered() -> None:
-    """Other writers make objects meanwhile."""
+    """Listings are not cached, because other writers create objects."""
     assert s3fs_options({})["use_listings_cache"] is False
 
 
@@ -145,7 +145,7 @@ def test_a_base_path_has_the_tables_options_and_its_own() -> None:
 
 
 def test_a_local_table_takes_options_for_its_bases_alone(tmp_path: Path) -> None:
-    """A key of its own would be of no effect."""
+    """A local table takes options only for its bases, since an option of its own would have no effect."""
     assert str(tmp_path) == open_store(tmp_path, {"base_1.region": "a"}).uri
     with pytest.raises(InvalidInputError, match="a local table takes no storage options"):
         open_store(tmp_path, {"region": "a"})

@@ -92,7 +92,7 @@ def live_a_whole_life(storage: S3Storage) -> None:
 
 
 def test_a_table_lives_a_whole_life(storage: S3Storage) -> None:
-    """On each provider."""
+    """A table works through its whole life on each provider."""
     live_a_whole_life(storage)
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_answer_is_a_store_error(uri: str) -> None:
     ],
 )
 def test_what_would_not_work_is_refused(uri: str, options: dict[str, str], said: str) -> None:
-    """Before anything is sent, each with what would be right."""
+    """Settings that cannot work are refused before a request is sent, with what would be right."""
     with pytest.raises(InvalidInputError, match=said):
         open_store(uri, options)
 
@@ -172,7 +172,7 @@ def test_credentials_come_from_the_environment(storage: S3Storage) -> None:
 
 
 def run_alone(program: str, *arguments: str, **environment: str) -> None:
-    """Run a program in a process of its own, which has to succeed."""
+    """Run a program in a separate process, which has to succeed."""
     command = [sys.executable, "-W", "ignore", "-c", program, *arguments]
     done = subprocess.run(
         command,

@@ -68,7 +68,7 @@ def test_a_wrong_key_is_a_store_error(s3_storage: S3Storage) -> None:
 
 
 def test_options_are_checked_before_anything_is_sent() -> None:
-    """An option that pylance does not know it ignores, and the request then fails much later."""
+    """Options are checked before a request is sent, since pylance would ignore an unknown one."""
     with pytest.raises(InvalidInputError, match="unknown storage option 'aws_secret_acces_key'"):
         open_store("s3://bucket/table", {"aws_secret_acces_key": SECRET})
 
@@ -176,7 +176,7 @@ def test_a_lost_answer_is_no_server_that_ignores_conditions(s3_storage: S3Storag
 
 
 def test_a_server_that_never_answers_is_not_called_one_that_ignores_conditions(s3_storage: S3Storage) -> None:
-    """Nothing was learnt of it, and nothing is written."""
+    """A server without answers is not said to ignore conditions, and nothing is written."""
 
     def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:  # noqa: ARG001 - all alike
         raise OSError("no route to the server")

@@ -1,4 +1,4 @@
-"""Where names stand beside main."""
+"""The status of branches and tags relative to main."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_branches_and_tags_stand_somewhere(tmp_path: Path) -> None:
 
 
 def test_a_squashed_branch_counts_as_merged(tmp_path: Path) -> None:
-    """Until it goes on."""
+    """A squash-merged branch counts as merged until it has new commits."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("one")
     table.append(entries("b", 1), branch="one")
@@ -51,7 +51,7 @@ def test_a_squashed_branch_counts_as_merged(tmp_path: Path) -> None:
 
 
 def test_a_name_without_its_version_is_listed(tmp_path: Path) -> None:
-    """As one whose version is gone."""
+    """A branch or tag without its version is listed as such."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     table.tags.create("old", "main@2")
     as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)

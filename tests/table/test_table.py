@@ -49,7 +49,7 @@ def test_a_table_is_created_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_schema_that_cannot_be_stored_creates_nothing(tmp_path: Path, schema: pa.Schema, said: str) -> None:
-    """Not even a folder."""
+    """A schema that cannot be stored creates nothing, not even a folder."""
     with pytest.raises(InvalidInputError, match=said):
         LanceTable.create(tmp_path / "t", schema)
     assert not (tmp_path / "t").exists()
@@ -57,7 +57,7 @@ def test_a_schema_that_cannot_be_stored_creates_nothing(tmp_path: Path, schema: 
 
 @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir, Path.touch], ids=["nothing", "an empty folder", "a file"])
 def test_a_place_without_a_table_is_told(tmp_path: Path, make: object) -> None:
-    """With what to do."""
+    """The error for a place without a table says what to do."""
     if callable(make):
         make(tmp_path / "t")
     with pytest.raises(TableNotFoundError, match=r"no Lance table at .*/t; check the path; LanceTable.create and"):
@@ -93,7 +93,7 @@ def test_a_damaged_version_is_named(tmp_path: Path) -> None:
 
 
 def test_old_versions_are_read_as_they_were(tmp_path: Path) -> None:
-    """Whatever happened since."""
+    """Old versions are read unchanged, whatever happened since."""
     table = new_table(tmp_path, entries("a", 1))
     table.replace_where("key = 'a'", entries("a", 2))
     table.overwrite(pa.table({"other": [1]}))
@@ -103,7 +103,7 @@ def test_old_versions_are_read_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_dataset_of_pylance_is_pinned_to_its_version(tmp_path: Path) -> None:
-    """It does not follow the branch."""
+    """A dataset of pylance stays at its version and does not follow the branch."""
     table = new_table(tmp_path, entries("a", 1))
     pinned = table.to_lance("main")
     table.append(entries("b", 2))

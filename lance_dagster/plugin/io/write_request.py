@@ -196,7 +196,7 @@ def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) ->
         properties[md.RUN_ID] = context.run_id
     with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
         properties[md.STEP_KEY] = context.step_key
-        properties[md.OUTPUT] = f"{context.name}[{context.mapping_key}]" if context.mapping_key else context.name
+        properties[md.OUTPUT] = context.name
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
     return properties

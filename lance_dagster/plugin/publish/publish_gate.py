@@ -67,7 +67,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
+class AuditEvent:
     """A materialization of the asset, or (when `check` is set) an evaluation of one of its checks."""
 
     order: tuple[int, int]
@@ -77,6 +77,7 @@ class _Event:
     metadata: Mapping[str, object]
     passed: bool = True
     description: str = ""
+    run_id: str = ""
 
 
 class AuditLog:
@@ -90,7 +91,7 @@ class AuditLog:
         """Start without events; those of a run are read when they are first needed."""
         self.instance = instance
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
-        self._events: dict[str, dict[dg.AssetKey, list[_Event]]] = {}
+        self._events: dict[str, dict[dg.AssetKey, list[AuditEvent]]] = {}
         self._planned: dict[str, set[dg.AssetKey]] = {}
         self._repeated: dict[str, str | None] = {}
 
@@ -110,12 +111,12 @@ class AuditLog:
             self._families[key] = family_of(run_id, self.instance, chain.run_ids)
         return self._families[key]
 
-    def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[_Event]:
+    def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
         """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first."""
         # Some event logs, such as SQLite's with a file for each run, count storage ids per run. These ids order only
         # events of the same run, so the position of the run is compared first.
         return [
-            replace(event, order=(place, event.order[1]))
+            replace(event, order=(place, event.order[1]), run_id=run_id)
             for place, run_id in enumerate(run_ids)
             for event in self._of_run(run_id).get(asset, ())
         ]
@@ -134,15 +135,31 @@ class AuditLog:
         planned = set().union(*(self._planned_by(run_id) for run_id in family))
         return [asset for asset in assets if asset in planned - made]
 
+    def is_later(self, one: AuditEvent, other: AuditEvent) -> bool:
+        """Return whether an evaluation counts instead of another one, of another run, because it came later.
+
+        Storage ids of events of different runs cannot be compared, and the times of events are those of the workers'
+        clocks. The order in which Dagster recorded the runs depends on no clock, but runs may overlap. Where the two
+        orders disagree, the evaluation that failed counts.
+        """
+        records = self.instance.get_run_records(dg.RunsFilter(run_ids=[one.run_id, other.run_id]))
+        numbers = {record.dagster_run.run_id: record.storage_id for record in records}
+        by_time = one.at > other.at
+        if one.run_id not in numbers or other.run_id not in numbers:
+            # The record of a run may be deleted.
+            return by_time
+        by_run = numbers[one.run_id] > numbers[other.run_id]
+        return by_run if by_run == by_time else not one.passed
+
     def _planned_by(self, run_id: str) -> set[dg.AssetKey]:
         self._of_run(run_id)
         return self._planned[run_id]
 
-    def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[_Event]]:
+    def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[AuditEvent]]:
         if run_id not in self._events:
             planning = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
             kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION, planning}
-            found: dict[dg.AssetKey, list[_Event]] = {}
+            found: dict[dg.AssetKey, list[AuditEvent]] = {}
             planned = self._planned.setdefault(run_id, set())
             for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
                 entry = record.event_log_entry
@@ -195,8 +212,7 @@ def reasons_against(
         of_family = [event for event in after if event.check == check]
         newest = max(of_family, key=lambda event: event.order, default=None)
         alone = _evaluated_alone(check, subject, family, log.instance)
-        # By time, since storage ids of different runs cannot be compared.
-        if alone and alone.at > (newest or last).at:
+        if alone is not None and (newest is None or log.is_later(alone, newest)):
             newest = alone
         reasons += _failed(check, subject, newest)
     return reasons
@@ -218,13 +234,13 @@ def tables_read(
     newest = max(evaluations, key=lambda event: event.order, default=None)
     alone = _evaluated_alone(check, subject, family, log.instance)
     # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
-    if alone is not None and (newest is None or alone.at > newest.at):
+    if alone is not None and (newest is None or log.is_later(alone, newest)):
         newest = alone
     found = None if newest is None else md.plain(newest.metadata.get(md.READ))
     return found if isinstance(found, Mapping) else None
 
 
-def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) -> Iterator[str]:
+def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None) -> Iterator[str]:
     """Yield the reason against the version that the newest evaluation of a check gives, if it gives one.
 
     Only the newest evaluation counts: a check that failed, and passed when it was re-executed, is no reason.
@@ -243,7 +259,7 @@ def _failed(check: dg.AssetCheckKey, subject: Subject, newest: _Event | None) ->
 
 def _evaluated_alone(
     check: dg.AssetCheckKey, subject: Subject, family: Collection[str], instance: dg.DagsterInstance
-) -> _Event | None:
+) -> AuditEvent | None:
     """Return the newest evaluation of exactly this version by a run outside of the family."""
     # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
     for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_SEARCHED):
@@ -257,22 +273,22 @@ def _evaluated_alone(
         if found is None or md.PUBLISHED_BY in found.metadata:
             continue
         if md.audited_version(found.metadata) == (subject.branch, subject.number):
-            return found
+            return replace(found, run_id=record.run_id)
     return None
 
 
-def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> _Event | None:
+def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent | None:
     if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
         made = event.step_materialization_data.materialization
-        return _Event(order, at, made.asset_key, None, made.metadata)
+        return AuditEvent(order, at, made.asset_key, None, made.metadata)
     found = event.asset_check_evaluation_data
     # As in Dagster: a blocking check that fails with severity WARN does not stop the downstream assets.
     passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
     key = found.asset_check_key
-    return _Event(order, at, key.asset_key, key, found.metadata, passed, found.description or "")
+    return AuditEvent(order, at, key.asset_key, key, found.metadata, passed, found.description or "")
 
 
-def _branch(event: _Event) -> str | None:
+def _branch(event: AuditEvent) -> str | None:
     return md.text(event.metadata, md.BRANCH)
 
 

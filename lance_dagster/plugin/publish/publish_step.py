@@ -387,7 +387,8 @@ class PublishStep:
         subject = Subject.of(one.candidate, version)
         if not isinstance(subject, str):
             log, chain = self.log, self.chain
-            return one, reasons_against(subject, self.checks, log=log, chain=chain, unchecked=self.unchecked)
+            reasons = reasons_against(subject, self.checks, log=log, chain=chain, unchecked=self.unchecked)
+            return (one, reasons) if reasons or not one.chosen else self.reaudit.audit_chosen(one, version)
         if version.branch == MAIN:
             return self.reaudit.audit_main(one, version, subject)
         return one, [subject]

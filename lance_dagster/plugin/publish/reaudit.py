@@ -12,8 +12,8 @@ These are audited again:
 - several sources, as after a backfill: they are merged one after another into one preview and published at once
 - a source whose checks read another table, when that table is at another version now, or is published with the source
   at another version
-- a source whose checks saw only its own partitions, when `main` has foreign commits (made by neither a run nor a
-  publisher) after the tag's version
+- a source whose checks saw only its own partitions, when `main` has commits after the tag's version that these checks
+  did not let pass: of other programs, or published for another tag without the checks or in spite of them
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
 In a repository, checks that read other tables are also evaluated at each attempt to commit, when the commit would name
@@ -29,12 +29,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import dagster as dg
 
 from lance_dagster.errors import MergeConflictError, NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
@@ -44,8 +44,8 @@ from lance_dagster.plugin.checks.bound_check import BoundCheck, describe_asset
 from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other
 from lance_dagster.plugin.checks.table_check import CheckOutcome
 from lance_dagster.plugin.publish.publication import Publication, in_turns, merge_properties, named_conflicts
-from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, tables_read
-from lance_dagster.plugin.publish.rollback import drop_branch, is_rollback
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, tables_read
+from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import PREVIEWS, WITHOUT_ROWS, RunChain, is_written, preview_branch
 from lance_dagster.table import LanceTable
@@ -137,7 +137,7 @@ class Reaudit:
         """
         if one.planned is None:
             return one, []
-        foreign = foreign_commits(one.table, one.previous, one.base)
+        foreign = self.unaudited(one, one.base)
         others = _others(one, all_of)
         reasons, record = self._evaluate(one, one.planned, keys=_partitions(one), foreign=foreign, others=others)
         return _with_record(one, record, reasons), reasons
@@ -157,6 +157,19 @@ class Reaudit:
         reasons, record = self._evaluate(one, version, keys=(), foreign=[version], others={})
         # When every check passes here, it no longer matters that no run audited the version.
         return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
+
+    def audit_chosen(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
+        """Evaluate every blocking check on a version of `main` that passed its own audit, where it has other commits.
+
+        The rows of commits before it come along with it, and its own audit need not have seen them.
+        """
+        others = self.unaudited(one, version)
+        if not others:
+            return one, []
+        listed = ", ".join(map(str, others))
+        return self.audit_main(
+            one, version, f"{one.name}: {version} contains {listed}, which its checks did not let pass"
+        )
 
     def names_read(self, found: Iterable[Publication]) -> dict[dg.AssetKey, str]:
         """Return the names in the repository of the other tables that blocking checks read, by asset."""
@@ -191,6 +204,38 @@ class Reaudit:
                 outcome = self._outcome(one, bound, key, version=version, keys=_partitions(one), others=others)
                 reasons += [_failed(one, key, outcome, version)] if outcome.blocks else []
         return reasons
+
+    def unaudited(self, one: Publication, until: Version | None) -> list[Version]:
+        """Return the commits of `main` after the tag's version that the checks of this publisher did not let pass.
+
+        These are the commits of other programs, and those that another publisher made, for another tag, without these
+        checks or in spite of them.
+
+        Args:
+            one: The table, with the tag as it was read.
+            until: The version to stop at; None for the head of `main`.
+        """
+        tag = one.previous
+        # Another program may have put the tag on a branch; then every commit of `main` is examined.
+        after = tag.ref if tag is not None and tag.branch == MAIN else None
+        versions = one.table.log(until or MAIN, after=after)
+        return [each for each in versions if _is_foreign(each) or self._was_let_through(one, each)]
+
+    def _was_let_through(self, one: Publication, version: Version) -> bool:
+        """Return whether a publisher put a version on `main` without the approval of all checks of this publisher."""
+        version = audited_behind(one.table, version)
+        checks = [check for check in self.checks if check.asset_key == one.candidate]
+        if not checks or version.operation in WITHOUT_ROWS or not version.parents:
+            return False
+        record = recorded_audit(version)
+        if record.get("ignored"):
+            return True
+        # A plain check that the other publisher accepted as stale, or that saw the same rows, is in the event log.
+        missing = [check for check in checks if check.name not in record.get("checks", ())]
+        subject = Subject.of(one.candidate, version)
+        return bool(missing) and (
+            isinstance(subject, str) or bool(reasons_against(subject, missing, log=self.log, chain=self.chain))
+        )
 
     def drop(self, publications: Iterable[Publication]) -> None:
         """Delete the preview branches of publications."""
@@ -241,7 +286,7 @@ class Reaudit:
         # The usual case takes one small file: the branch was forked from the version that the tag names.
         if fork is not None and one.previous is not None and fork == one.previous.ref:
             return False
-        return bool(foreign_commits(one.table, one.previous, None))
+        return bool(self.unaudited(one, None))
 
     def _evaluate(
         self,
@@ -334,25 +379,15 @@ def recorded_reasons(version: Version) -> list[str] | None:
 
     A merge commit is made only after the checks passed on its content, or when a person overrode them.
     """
+    record = recorded_audit(version)
+    return [str(reason) for reason in record.get("ignored", ())] if record else None
+
+
+def recorded_audit(version: Version) -> dict[str, Any]:
+    """Return the record of the audit of the preview that a version of `main` was published from; empty without one."""
     text = version.properties.get(md.AUDITED_AGAIN)
-    if text is None:
-        return None
-    found = json.loads(text)
-    return [str(reason) for reason in found.get("ignored", ())] if isinstance(found, dict) else ["unreadable record"]
-
-
-def foreign_commits(table: LanceTable, tag: Tag | None, until: Version | None) -> list[Version]:
-    """Return the commits of `main` after the tag's version that neither a run nor a publisher made, newest first.
-
-    Args:
-        table: The table.
-        tag: The tag; None when the table was never published.
-        until: The version to stop at; None for the head of `main`.
-    """
-    # Another program may have put the tag on a branch; then every commit of `main` is examined.
-    after = tag.ref if tag is not None and tag.branch == MAIN else None
-    versions = table.log(until or MAIN, after=after)
-    return [version for version in versions if _is_foreign(version)]
+    found = {} if text is None else json.loads(text)
+    return found if isinstance(found, dict) else {"ignored": ["unreadable record"]}
 
 
 def _has_new_rows(one: Publication) -> bool:

@@ -17,7 +17,7 @@ from lance_dagster.errors import ConflictError, InvalidInputError, TableNotFound
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_extent import BranchExtent, newest_materialized, written_heads
+from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
 from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.publication import Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
@@ -220,7 +220,7 @@ def _choose(
     waits: list[str] = []
     superseded: list[str] = []
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
-    for head in reversed(heads):
+    for head in reversed(in_order(heads, publication.candidate, log.instance)):
         one = BranchExtent.of(table, head)
         newer = next((each.head for each in chosen if each.covers(one)), None) or _repeated_by(head, log)
         if newer is not None:
