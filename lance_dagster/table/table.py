@@ -7,6 +7,7 @@ versions are not affected. Operations on branches, tags, columns, settings and f
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import pyarrow as pa
@@ -448,7 +449,9 @@ class LanceTable:
                 table itself. Give the target's `base` on to the `StagedFiles` made of them.
         """
         head = self._context.head(branch)
-        return write.target(self._context, schema or schema_of(head), head, base)
+        target = write.target(self._context, schema or schema_of(head), head, base)
+        # For Spark only: it takes longer to find out than a small append has to spare.
+        return replace(target, stored_row_bytes=write.stored_row_bytes(head))
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
         """Commit a transaction, or find the version it made when it landed before.
