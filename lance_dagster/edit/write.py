@@ -304,11 +304,10 @@ def target(context: TableContext, schema: pa.Schema, head: State, base: str | No
         file_version=head.manifest.file_version,
         storage_options=context.storage_options if place is None else options_of(context, place),
         base=None if place is None else place.path,
-        stored_row_bytes=_stored_row_bytes(head),
     )
 
 
-def _stored_row_bytes(head: State) -> int:
+def stored_row_bytes(head: State) -> int:
     """Return about how many bytes a row takes in the data files of a version; 0 when it has none."""
     # The newest fragments suffice for an estimate, and a manifest may have very many.
     newest = head.manifest.fragments[-8:]

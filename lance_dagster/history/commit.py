@@ -33,7 +33,9 @@ Races:
 A writer that keeps losing gives up by the clock, not by a count of attempts: the winner of a race has the head at hand
 and tends to win again, so a fixed number of attempts would fail early on a busy table. For the same reason writers on
 local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Neither is needed for
-anything above: a turn may be given to two.
+anything above: a turn may be given to two. An append there looks for the newest version only in its turn: one that was
+the newest before is mostly not so any more, and a listing of many versions takes longer than the rest of a commit. The
+writer that is next reads meanwhile what has landed so far, by number, so that little is left to read in its turn.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
@@ -51,7 +53,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 
 from lance_dagster.__about__ import __version__
 from lance_dagster.datafiles import SMALL_FILE_BYTES
@@ -66,9 +67,9 @@ from lance_dagster.errors import (
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction, encoded
 from lance_dagster.format.model import Manifest, WriterVersion
-from lance_dagster.format.transaction import COMMITTER, Append, Clone, Restore, Transaction, Update
+from lance_dagster.format.transaction import COMMITTER, Append, Restore, Transaction, Update
 from lance_dagster.history.ancestry import VersionRef
-from lance_dagster.history.rebase import rebased
+from lance_dagster.history.rebase import Landed
 from lance_dagster.history.refs.branch_fence import BranchFence
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
@@ -76,7 +77,6 @@ from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import together
 from lance_dagster.transactions.apply import apply
 from lance_dagster.transactions.commit_id import commit_id
-from lance_dagster.transactions.conflicts import Compatibility, RowChange, classify
 
 WRITER = WriterVersion(library="lance_dagster", version=__version__)
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"
@@ -161,7 +161,10 @@ def commit_transaction(
         ProtectedError: The branch is protected and takes only merges.
     """
     transaction = _with_committer(transaction)
-    look = partial(versions.newest_few, branch)
+    landed = Landed(versions, branch, transaction)
+    # Where the newest version is looked for in the turn of the writer, it would be looked for twice.
+    late = read is not None and landed.looks_in_turn
+    look = list[int] if late else partial(versions.newest_few, branch)
     # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
     if read is not None:
@@ -170,65 +173,23 @@ def commit_transaction(
         newest, (_, staged) = together(versions.store, look, beside)
     else:
         newest, staged = look(), b""
-        landed = _find(versions, branch, transaction, newest)
-        if landed is not None:
-            return landed
+        found = landed.find(newest)
+        if found is not None:
+            return found
         refuse()
         check()
-    # Each version is classified once, however often the race for the next number is lost.
-    classified = transaction.read_version
-    overlapping: list[RowChange] = []
 
     def propose(head: State) -> Proposal | State:
-        nonlocal classified
-        if transaction.read_version > head.number:
-            raise _branch_replaced(versions, str(head), transaction)
-        landed = range(classified + 1, head.number + 1)
-        # The last of them is the head, which was read already.
-        for number, state in zip(landed, chain(versions.find_many(branch, landed[:-1]), [head]), strict=False):
-            found = _classify_landed(versions, VersionRef(branch, number), transaction, state)
-            if isinstance(found, State):
-                return found
-            if found is not None:
-                overlapping.append(found)
-        classified = head.number
-        ready = _rebased(versions, transaction, head, overlapping) if overlapping else transaction
+        found = landed.catch_up(head)
+        if found is not None:
+            return found
+        ready = landed.rebased(head)
         return Proposal(ready, next_manifest(versions, head, ready))
 
     # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
-    head = read if read is not None and newest[:1] == [read.number] else None
+    head = read if read is not None and (late or newest[:1] == [read.number]) else None
     head = head or _head(versions, branch, transaction.read_version, newest)
-    return commit(versions, branch, propose, head, staged=staged)
-
-
-def _branch_replaced(versions: Versions, landed: str, transaction: Transaction) -> CommitConflictError:
-    """Return the error for a transaction that was made from a deleted branch of the same name."""
-    return CommitConflictError(
-        f"cannot commit {transaction.operation_name} to {landed} of {versions.store.uri}: it was made from "
-        f"version {transaction.read_version} of a branch of that name which was deleted",
-        landed,
-        # A retry would apply the change to another branch than the one it was made for.
-        retryable=False,
-    )
-
-
-def _rebased(versions: Versions, transaction: Transaction, head: State, landed: Sequence[RowChange]) -> Transaction:
-    """Rebase a transaction over the row changes that touched the same fragments."""
-    try:
-        base = versions.load(head.branch, transaction.read_version)
-    except VersionNotFoundError:
-        # Cleaned up: without its deletion vectors nobody can tell which rows the transaction itself removed.
-        ready = None
-    else:
-        ready = rebased(versions, transaction, landed, base=base, head=head)
-    if ready is None:
-        raise CommitConflictError(
-            f"cannot commit {transaction.operation_name} to {head.branch} of {versions.store.uri}: "
-            "others changed the same rows meanwhile",
-            str(head),
-            retryable=True,
-        )
-    return ready
+    return commit(versions, branch, propose, head, staged=staged, landed=landed)
 
 
 def next_manifest(versions: Versions, head: State, transaction: Transaction) -> Manifest:
@@ -240,7 +201,13 @@ def next_manifest(versions: Versions, head: State, transaction: Transaction) -> 
 
 
 def commit(
-    versions: Versions, branch: str, propose: Propose, head: State | None = None, *, staged: bytes = b""
+    versions: Versions,
+    branch: str,
+    propose: Propose,
+    head: State | None = None,
+    *,
+    staged: bytes = b"",
+    landed: Landed | None = None,
 ) -> State:
     """Commit what `propose` returns as the next version of a branch; propose again while other writers are first.
 
@@ -248,8 +215,9 @@ def commit(
         versions: The versions of the table.
         branch: The name of the branch.
         propose: Proposes the next version for the newest one.
-        head: The newest version, when the caller has just read it.
+        head: The newest version, when the caller has just read it; with `landed.looks_in_turn`, any that it has read.
         staged: A transaction that `_stage` made ready already, which `propose` may return.
+        landed: What landed since the transaction read the table, where `propose` looks at that.
 
     Raises:
         CommitConflictError: Other writers were first until the deadline passed, or the branch was deleted meanwhile.
@@ -257,44 +225,60 @@ def commit(
     """
     started = time.monotonic()
     fence, branch_id = BranchFence(Refs(versions.store), branch), None
+    meanwhile = landed.look_ahead if landed is not None else partial(_look_ahead, versions, branch, propose)
+    late = staged != b"" and landed is not None and landed.looks_in_turn
     attempts, known, newest = 0, 0, list[int]()
     while True:
         before = time.monotonic()
         head = head or _head(versions, branch, known, newest)
-        proposal = propose(head)
-        if isinstance(proposal, State):
-            return proposal
+        ready = None if late else _made_ready(versions, branch, propose, head, staged=staged)
+        if isinstance(ready, State):
+            return ready
         # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
-        quick = time.monotonic() - before < _QUICK_SECONDS
+        quick = ready is None or time.monotonic() - before < _QUICK_SECONDS
         # As much as possible is done before and after the turn, since other writers wait for as long as it takes.
-        staged = _stage(versions, branch, proposal.transaction, staged)
-        turn = versions.store.turn(branch, partial(_look_ahead, versions, branch, propose))
-        with turn if quick else nullcontext(enter_result=False) as waited:
-            if waited:
+        with versions.store.turn(branch, meanwhile) if quick else nullcontext(enter_result=False) as waited:
+            if waited or ready is None:
                 # Others were ahead, so there is a newer head.
-                head = _head(versions, branch, head.number)
-                proposal = propose(head)
-                if isinstance(proposal, State):
-                    return proposal
-                staged = _stage(versions, branch, proposal.transaction, staged)
+                head = _newer(versions, branch, head)
+                ready = _made_ready(versions, branch, propose, head, staged=ready.staged if ready else staged)
+                if isinstance(ready, State):
+                    return ready
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id)
-            landed = _put(versions, branch, proposal, staged, pause=partial(_pause, attempts + 1, before))
-        if isinstance(landed, State):
-            landed = replace(landed, before=head.number)
-            versions.committed(landed)
-            _sync(versions, landed, proposal.transaction)
-            path = versions.manifest_path(branch, landed.number)
-            fence.check_after_put(branch_id, landed, _with_committer(proposal.transaction), path)
-            _write_hint(versions, branch, landed.number)
-            return landed
+            put = _put(versions, branch, ready.proposal, ready.staged, pause=partial(_pause, attempts + 1, before))
+        transaction = ready.proposal.transaction
+        if isinstance(put, State):
+            put = replace(put, before=head.number)
+            versions.committed(put)
+            _sync(versions, put, transaction)
+            path = versions.manifest_path(branch, put.number)
+            fence.check_after_put(branch_id, put, _with_committer(transaction), path)
+            _write_hint(versions, branch, put.number)
+            return put
         if time.monotonic() - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
-        attempts += 1
+        attempts, late = attempts + 1, False
         # The version of another writer has the number that was lost.
-        head, known, newest = None, proposal.manifest.version, landed
+        head, known, newest, staged = None, ready.proposal.manifest.version, put, ready.staged
         if not newest:
             _pause(attempts, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A proposal, and its transaction as `_stage` encoded it."""
+
+    proposal: Proposal
+    staged: bytes
+
+
+def _made_ready(versions: Versions, branch: str, propose: Propose, head: State, *, staged: bytes) -> _Ready | State:
+    """Propose the version after a head and make ready what it needs; return the version that has the change already."""
+    proposal = propose(head)
+    if isinstance(proposal, State):
+        return proposal
+    return _Ready(proposal, _stage(versions, branch, proposal.transaction, staged))
 
 
 def _pause(attempts: int, since: float) -> None:
@@ -331,6 +315,13 @@ def _head(versions: Versions, branch: str, known: int, newest: Sequence[int] | N
     while (following := versions.find(branch, later.number + 1)) is not None:
         later = following
     return later
+
+
+def _newer(versions: Versions, branch: str, head: State) -> State:
+    """Read the newest version of a branch again; `head` itself where nothing was committed since."""
+    newest = versions.newest_few(branch)
+    # A number is never given again.
+    return head if newest[:1] == [head.number] else _head(versions, branch, head.number, newest)
 
 
 def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MAIN) -> State | None:
@@ -526,76 +517,3 @@ def _unsynced_files(transaction: Transaction) -> list[str]:
         case _:
             return []
     return [f"{layout.DATA}/{file.path}" for file in files if file.size <= SMALL_FILE_BYTES]
-
-
-def _find(versions: Versions, branch: str, transaction: Transaction, newest: Sequence[int]) -> State | None:
-    """Look for a transaction among the versions that were committed since it read the table, newest first."""
-    if not newest or newest[0] <= transaction.read_version:
-        return None
-    for number in reversed(versions.numbers(branch)):
-        if number <= transaction.read_version:
-            return None
-        state = versions.load(branch, number)
-        if state.transaction is not None and state.transaction.uuid == transaction.uuid:
-            return _confirmed(versions, state, transaction)
-    return None
-
-
-def _confirmed(versions: Versions, state: State, transaction: Transaction) -> State:
-    """Return a version that a transaction made, if it belongs to the branch that has the name.
-
-    Raises:
-        CommitConflictError: The version is below the branch's first one, so a late writer put it on a deleted branch.
-    """
-    if state.number < _first_number(versions, state.branch):
-        raise _branch_replaced(versions, str(state), transaction)
-    # The attempt that put it may have ended, or failed, before its name was synced.
-    versions.store.sync_folder(layout.versions_folder(state.branch))
-    return state
-
-
-def _first_number(versions: Versions, branch: str) -> int:
-    """Return the number of a branch's first version, 0 for `main` and for an unknown branch."""
-    found = None if branch == layout.MAIN else Refs(versions.store).branch(branch)
-    return 0 if found is None else found.first
-
-
-def _classify_landed(
-    versions: Versions, place: VersionRef, transaction: Transaction, state: State | None
-) -> State | RowChange | None:
-    """Classify a version that was committed since a transaction read the table; `state` is None when it is gone.
-
-    Returns:
-        The version, when it is this transaction; the landed row change, when both removed rows of the same fragments
-        and the deletion vectors have to be rebased; None when the two are compatible.
-
-    Raises:
-        CommitConflictError: The version conflicts with the transaction.
-    """
-    if state is None:
-        # Committed and cleaned up since the transaction read the table: what it did cannot be looked up any more.
-        landed, who = None, "an unknown writer"
-        if transaction.read_version < _first_number(versions, place.branch):
-            raise _branch_replaced(versions, str(place), transaction)
-    else:
-        landed = state.transaction
-        who = (landed.properties.get(COMMITTER) if landed else None) or state.writer
-        if landed is not None and landed.uuid == transaction.uuid:
-            # Another process commits the same transaction and was faster.
-            return _confirmed(versions, state, transaction)
-        if landed is not None and isinstance(landed.operation, Clone) and place.branch != layout.MAIN:
-            # A fork after the version that was read: the branch was deleted and its name given to another one.
-            raise _branch_replaced(versions, str(state), transaction)
-    # A version of unknown content may contradict the transaction; doing the work again from the head is safe.
-    verdict = Compatibility.RETRYABLE if landed is None else classify(transaction, landed)
-    if verdict is Compatibility.COMPATIBLE:
-        return None
-    if verdict is Compatibility.REBASE and landed is not None and isinstance(landed.operation, RowChange):
-        return landed.operation
-    did = landed.operation_name if landed else "a change of unknown kind"
-    raise CommitConflictError(
-        f"cannot commit {transaction.operation_name} to {place.branch} of {versions.store.uri}: "
-        f"{who} committed {did} as {place} meanwhile",
-        str(place),
-        verdict is Compatibility.RETRYABLE,
-    )

@@ -1,4 +1,7 @@
-"""Deletion vectors in the store, and the rebase of row changes whose deletion vectors overlap.
+"""What was committed since a transaction read the table; deletion vectors in the store, and their rebase.
+
+Each version that landed meanwhile is read and classified once (`transactions.conflicts`), however often the race for
+the next number is lost. Row changes whose deletion vectors overlap are rebased.
 
 A deletion vector holds all deleted rows of a fragment, so a vector that was made from an older version would bring
 back rows that were deleted since, and delete rows that a revert brought back. A change means only the rows it adds to
@@ -12,19 +15,35 @@ change has to be made again from the head, as it has when the fragment has other
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 
 from pyroaring import BitMap
 
-from lance_dagster.errors import BasePathRefusedError, CorruptFileError, InvalidInputError, UnsupportedFeatureError
+from lance_dagster.errors import (
+    BasePathRefusedError,
+    CommitConflictError,
+    CorruptFileError,
+    InvalidInputError,
+    UnsupportedFeatureError,
+    VersionNotFoundError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.deletions import ARROW_FILE, decode_offsets, encode_offsets
 from lance_dagster.format.model import DeletionFile, Fragment
-from lance_dagster.format.transaction import Transaction, Update
+from lance_dagster.format.transaction import COMMITTER, Append, Clone, Transaction, Update
+from lance_dagster.history.ancestry import VersionRef
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import Store
 from lance_dagster.transactions.base_paths import base_path_of
-from lance_dagster.transactions.conflicts import RowChange, removed_fragments, touched_fragments
+from lance_dagster.transactions.conflicts import (
+    Compatibility,
+    RowChange,
+    classify,
+    removed_fragments,
+    touched_fragments,
+)
 
 _WORKERS = 16
 
@@ -171,3 +190,164 @@ def _with_fragments(operation: RowChange, updated: Mapping[int, Fragment], remov
     if isinstance(operation, Update):
         return replace(operation, updated_fragments=fragments, removed_fragment_ids=tuple(removed))
     return replace(operation, updated_fragments=fragments, deleted_fragment_ids=tuple(removed))
+
+
+@dataclass(slots=True)
+class Landed:
+    """The versions of a branch that were committed since a transaction read the table."""
+
+    versions: Versions
+    branch: str
+    transaction: Transaction
+    _classified: int = field(init=False)
+    _overlapping: list[RowChange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._classified = self.transaction.read_version
+
+    @property
+    def looks_in_turn(self) -> bool:
+        """Whether the newest version is looked for when the turn of the writer has come, and not before.
+
+        Where writers take turns, a version that was the newest before the turn mostly is not so any more. Not for
+        changes that may have to be rebased, which can take long while others wait.
+        """
+        return isinstance(self.transaction.operation, Append) and not self.versions.store.ordered_listing
+
+    def find(self, newest: Sequence[int]) -> State | None:
+        """Look for the transaction itself among the versions, newest first; `newest` are the newest numbers.
+
+        Raises:
+            CommitConflictError: It landed on a deleted branch of the name.
+        """
+        if not newest or newest[0] <= self.transaction.read_version:
+            return None
+        for number in reversed(self.versions.numbers(self.branch)):
+            if number <= self.transaction.read_version:
+                return None
+            state = self.versions.load(self.branch, number)
+            if state.transaction is not None and state.transaction.uuid == self.transaction.uuid:
+                return self._confirmed(state)
+        return None
+
+    def catch_up(self, head: State) -> State | None:
+        """Classify the versions up to a head; return the one that is the transaction itself, if there is one.
+
+        Raises:
+            CommitConflictError: A version conflicts with the transaction.
+        """
+        if self.transaction.read_version > head.number:
+            raise self._branch_replaced(str(head))
+        landed = range(self._classified + 1, head.number + 1)
+        # The last of them is the head, which was read already.
+        before = self.versions.find_many(self.branch, landed[:-1])
+        for number, state in zip(landed, chain(before, [head]), strict=False):
+            found = self._classify(VersionRef(self.branch, number), state)
+            if found is not None:
+                return found
+        self._classified = head.number
+        return None
+
+    def look_ahead(self) -> None:
+        """Classify the versions that are there by now, up to a number that has none; errors as for `catch_up`.
+
+        What comes after such a number is left to `catch_up`: nothing is listed, since the head is looked for later.
+        """
+        for number in count(self._classified + 1):
+            state = self.versions.find(self.branch, number)
+            if state is None or self._classify(VersionRef(self.branch, number), state) is not None:
+                return
+            self._classified = number
+
+    def rebased(self, head: State) -> Transaction:
+        """Return the transaction, rebased over the row changes that touched the same fragments.
+
+        Raises:
+            CommitConflictError: Others changed the same rows.
+        """
+        if not self._overlapping:
+            return self.transaction
+        try:
+            base = self.versions.load(head.branch, self.transaction.read_version)
+        except VersionNotFoundError:
+            # Cleaned up: without its deletion vectors nobody can tell which rows the transaction itself removed.
+            ready = None
+        else:
+            ready = rebased(self.versions, self.transaction, self._overlapping, base=base, head=head)
+        if ready is None:
+            raise CommitConflictError(
+                f"cannot commit {self.transaction.operation_name} to {head.branch} of {self.versions.store.uri}: "
+                "others changed the same rows meanwhile",
+                str(head),
+                retryable=True,
+            )
+        return ready
+
+    def _classify(self, place: VersionRef, state: State | None) -> State | None:
+        """Classify a version; `state` is None when it is gone.
+
+        A row change that removed rows of the same fragments is kept, to rebase the deletion vectors over it.
+
+        Returns:
+            The version, when it is this transaction.
+
+        Raises:
+            CommitConflictError: The version conflicts with the transaction.
+        """
+        transaction = self.transaction
+        if state is None:
+            # Committed and cleaned up since the transaction read the table: what it did cannot be looked up any more.
+            landed, who = None, "an unknown writer"
+            if transaction.read_version < self._first_number():
+                raise self._branch_replaced(str(place))
+        else:
+            landed = state.transaction
+            who = (landed.properties.get(COMMITTER) if landed else None) or state.writer
+            if landed is not None and landed.uuid == transaction.uuid:
+                # Another process commits the same transaction and was faster.
+                return self._confirmed(state)
+            if landed is not None and isinstance(landed.operation, Clone) and place.branch != layout.MAIN:
+                # A fork after the version that was read: the branch was deleted and its name given to another one.
+                raise self._branch_replaced(str(state))
+        # A version of unknown content may contradict the transaction; doing the work again from the head is safe.
+        verdict = Compatibility.RETRYABLE if landed is None else classify(transaction, landed)
+        if verdict is Compatibility.COMPATIBLE:
+            return None
+        if verdict is Compatibility.REBASE and landed is not None and isinstance(landed.operation, RowChange):
+            self._overlapping.append(landed.operation)
+            return None
+        did = landed.operation_name if landed else "a change of unknown kind"
+        raise CommitConflictError(
+            f"cannot commit {transaction.operation_name} to {place.branch} of {self.versions.store.uri}: "
+            f"{who} committed {did} as {place} meanwhile",
+            str(place),
+            verdict is Compatibility.RETRYABLE,
+        )
+
+    def _confirmed(self, state: State) -> State:
+        """Return a version that the transaction made, if it belongs to the branch that has the name.
+
+        Raises:
+            CommitConflictError: The version is below the branch's first one, so a late writer put it on a deleted
+                branch.
+        """
+        if state.number < self._first_number():
+            raise self._branch_replaced(str(state))
+        # The attempt that put it may have ended, or failed, before its name was synced.
+        self.versions.store.sync_folder(layout.versions_folder(state.branch))
+        return state
+
+    def _first_number(self) -> int:
+        """Return the number of the branch's first version, 0 for `main` and for an unknown branch."""
+        found = None if self.branch == layout.MAIN else Refs(self.versions.store).branch(self.branch)
+        return 0 if found is None else found.first
+
+    def _branch_replaced(self, landed: str) -> CommitConflictError:
+        """Return the error for a transaction that was made from a deleted branch of the same name."""
+        return CommitConflictError(
+            f"cannot commit {self.transaction.operation_name} to {landed} of {self.versions.store.uri}: it was made "
+            f"from version {self.transaction.read_version} of a branch of that name which was deleted",
+            landed,
+            # A retry would apply the change to another branch than the one it was made for.
+            retryable=False,
+        )

@@ -29,6 +29,7 @@ import stat
 import time
 import uuid
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
@@ -140,9 +141,10 @@ class LocalStore:
         """Return the names of the files in a folder, sorted."""
         with self._scanned(folder) as entries:
             # One expression: a commit lists a folder of very many manifests.
-            return sorted([each.name for each in entries if each.is_file() and not each.name.startswith(".tmp")])[
-                :limit
-            ]
+            names = sorted([each.name for each in entries if each.is_file()])
+        # Temporary names stand together, so they need not be looked for in each name.
+        del names[bisect_left(names, ".tmp") : bisect_left(names, ".tmq")]
+        return names[:limit]
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""

@@ -7,6 +7,7 @@ versions are not affected. Operations on branches, tags, columns, settings and f
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import pyarrow as pa
@@ -453,7 +454,9 @@ class LanceTable:
                 table itself. Pass the target's `base` on to the `StagedFiles` made of them.
         """
         state = self._context.recall(branch) if isinstance(branch, Version) else self._context.head(branch)
-        return write.target(self._context, schema or schema_of(state), state, base)
+        target = write.target(self._context, schema or schema_of(state), state, base)
+        # For Spark only: it takes longer to find out than a small append has to spare.
+        return replace(target, stored_row_bytes=write.stored_row_bytes(state))
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
         """Commit a transaction, or return the version it made if it landed before.

@@ -79,7 +79,7 @@ BUGS = (
     ),
     Bug(
         "every concurrent change is compatible",
-        "history/commit.py",
+        "history/rebase.py",
         "    verdict = Compatibility.RETRYABLE if landed is None else classify(transaction, landed)\n",
         "    verdict = Compatibility.COMPATIBLE\n",
         ("delete", "delete other rows"),
@@ -100,9 +100,9 @@ BUGS = (
     ),
     Bug(
         "a resumed transaction is committed again",
-        "history/commit.py",
-        "uuid == transaction.uuid:",
-        "uuid == transaction.operation_name:",
+        "history/rebase.py",
+        "transaction.uuid:\n",
+        "transaction.operation_name:\n",
         ("overwrite",),
         times=2,
     ),
