@@ -8,6 +8,7 @@ such string would make its whole column unreadable: text is checked here, before
 """
 
 import reprlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,12 +47,15 @@ def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
     Raises:
         SchemaMismatchError: Some columns do not fit; the message names each, with both types.
     """
-    problems = [f"column {name!r} is missing" for name in wanted.names if name not in found.names]
-    problems += [f"column {name!r} is not in the table" for name in found.names if name not in wanted.names]
-    problems += [f"column {name!r} is given twice" for name in wanted.names if found.names.count(name) > 1]
+    # Every access to `names` makes a list, which for each of many columns would take longer than to write the rows.
+    names, times = wanted.names, Counter(found.names)
+    known = frozenset(names)
+    problems = [f"column {name!r} is missing" for name in names if name not in times]
+    problems += [f"column {name!r} is not in the table" for name in found.names if name not in known]
+    problems += [f"column {name!r} is given twice" for name in names if times[name] > 1]
     # All problems are collected, so that a caller fixes them in one go.
     for column in wanted:
-        if found.names.count(column.name) != 1:
+        if times[column.name] != 1:
             continue
         given = found.field(column.name).type
         if not fits_type(given, column.type):

@@ -228,7 +228,9 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         SchemaMismatchError: A value does not fit the table's type, with the column and the value.
     """
     columns: list[pa.Array[Any]] = []
-    for name, values in zip(batch.schema.names, batch.columns, strict=True):
+    # Every access to `names` makes a list, which for each of many columns takes long.
+    names = batch.schema.names
+    for name, values in zip(names, batch.columns, strict=True):
         wanted = target.field(name).type
         if pa.types.is_float64(values.type) and pa.types.is_float32(wanted):
             columns.append(exact_cast(values, target.field(name)))
@@ -238,9 +240,10 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         except pa.ArrowInvalid as error:
             problem = _wrong_length(values, wanted) or error
             raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {problem}") from error
-    absent = [column for column in target if column.name not in batch.schema.names]
+    given = frozenset(names)
+    absent = [column for column in target if column.name not in given]
     columns += [pa.nulls(batch.num_rows, column.type) for column in absent]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *(column.name for column in absent)])
+    return pa.RecordBatch.from_arrays(columns, names=[*names, *(column.name for column in absent)])
 
 
 def _cast(values: "pa.Array[Any]", wanted: pa.DataType, *, allow_time_truncate: bool = False) -> "pa.Array[Any]":

@@ -380,9 +380,8 @@ class PublishStep:
     def _audit_of(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
         """Return the reasons against one version, and the publication with what was evaluated to find them."""
         version = audited_behind(one.table, version)
-        recorded = recorded_reasons(version)
         # A reason that a person ignored still counts against the version, so nobody promotes it again unawares.
-        if recorded is not None:
+        if (recorded := recorded_reasons(version)) is not None:
             return one, recorded
         subject = Subject.of(one.candidate, version)
         if not isinstance(subject, str):
