@@ -26,7 +26,7 @@ def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]
 
 
 def tag_moved() -> dg.AutomationCondition:  # type: ignore[type-arg]
-    """Return a condition that holds when the tag of a promoted node among the dependencies moved to other rows.
+    """Return a condition that holds when the tag of a promoted node among the dependencies moved to another version.
 
     A publication that changes nothing requests no run. A rollback does: the readers of the tag have to follow it.
     """
