@@ -34,8 +34,9 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     Refused are: metadata of assets and inputs that is misspelt, unknown or in the wrong place; several assets on one
     table, and tables outside of the root; partitioned assets without `lance/partition_expr`, or whose runs would
     overwrite each other's partitions; publishers and checks that read a table at a place other than the one that
-    its asset writes; publishers of tables without a blocking check, unless they have `unchecked=True`; resources that
-    are missing; and secrets that are not given as `dg.EnvVar`.
+    its asset writes; assets whose table is checked or published, but whose rows another IO manager than a
+    `LanceIOManager` stores; publishers of tables without a blocking check, unless they have `unchecked=True`;
+    resources that are missing; and secrets that are not given as `dg.EnvVar`.
 
     Raises:
         InvalidInputError: Something is wrong. The message has a line for each finding.
