@@ -244,7 +244,7 @@ def test_assets_that_write_their_table_need_no_manager() -> None:
         pass
 
     @dg.graph_asset
-    def graph() -> None:
+    def graph() -> Any:
         return stored()
 
     keys = ["stores_itself", "reports_itself", "yields", "first", "second", "graph", "elsewhere"]

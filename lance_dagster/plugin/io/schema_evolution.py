@@ -34,6 +34,7 @@ from lance_dagster.table import LanceTable
 _FUNCTIONS = {"double": "float64", "float": "float32", "halffloat": "float16", "bool": "bool_"}
 # The first part of the names of branches that only one run writes; the next run starts from `main`.
 _OF_RUN = "run/"
+_DECIMALS = (pa.Decimal128Type, pa.Decimal256Type)
 # A double holds every integer up to 53 bits, single precision up to 24.
 _EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 
@@ -142,7 +143,7 @@ class Evolution:
             return _Column(own)
         if pa.types.is_null(own.type):
             return _Column(own.with_type(kind), note=f"column {own.name!r}, which held no value, becomes {kind}")
-        if lenient and (_are(_is_number, kind, own.type) or _are(pa.types.is_decimal, kind, own.type)):
+        if lenient and (_are(_is_number, kind, own.type) or _are(_is_decimal, kind, own.type)):
             found = self._number(own, kind)
             if found is not None:
                 return found
@@ -238,7 +239,7 @@ def _misfit(values: pa.Table, column: "pa.Field[Any]") -> str | None:
 
 def _spelled(kind: pa.DataType) -> str:
     """Return a type as Python code, or between angle brackets where pyarrow has no short form."""
-    if pa.types.is_decimal(kind):
+    if _is_decimal(kind):
         return f"pa.{kind}"
     name = _FUNCTIONS.get(str(kind), str(kind))
     return f"pa.{name}()" if name.isidentifier() and hasattr(pa, name) else f"<{kind}>"
@@ -248,13 +249,17 @@ def _are(test: Callable[[pa.DataType], bool], *kinds: pa.DataType) -> bool:
     return all(map(test, kinds))
 
 
+def _is_decimal(kind: pa.DataType) -> bool:
+    return isinstance(kind, _DECIMALS)
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
     """Return whether a type holds every number of another type, or is a double; then the values decide."""
-    if pa.types.is_decimal(narrow):
+    if isinstance(narrow, _DECIMALS) and isinstance(wide, _DECIMALS):
         before = wide.precision - wide.scale >= narrow.precision - narrow.scale
         return before and wide.scale >= narrow.scale and wide.bit_width >= narrow.bit_width
     if pa.types.is_floating(narrow):
