@@ -5,6 +5,7 @@ Dagster's public attributes are read: the assets and resources of a `Definitions
 asset, and the required resource keys.
 """
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.bound_check import LANCE_CHECK
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of
@@ -49,10 +51,20 @@ class _Node(NamedTuple):
         """Whether the IO manager of this package stores the value of the asset."""
         if self.definition is None or self.manager is None or self.is_other_node or not self.definition.is_executable:
             return False
-        name = next(name for name, key in self.definition.keys_by_output_name.items() if key == self.spec.key)
-        kind = self.definition.node_def.output_dict[name].dagster_type.typing_type
-        # Dagster reads the annotation `None` as the type Nothing, and a bare `MaterializeResult` as Any.
-        return kind is not type(None) and not _returns_result(self.definition)
+        return _has_value(self.definition, self.spec.key)
+
+    @property
+    def other_manager_key(self) -> str | None:
+        """The key of the IO manager that stores the value of the asset, where it is not one of this package."""
+        if self.definition is None or self.manager is not None or self.is_other_node:
+            return None
+        if not self.definition.is_executable or traits_of(self.definition) is not None:
+            return None
+        # The op of a graph that makes the value, and a generator, may store rows themselves; no annotation says so.
+        function = _function_of(self.definition)
+        if function is None or inspect.isgeneratorfunction(function) or not _has_value(self.definition, self.spec.key):
+            return None
+        return self.definition.get_io_manager_key_for_asset_key(self.spec.key)
 
     @property
     def address(self) -> TableAddress:
@@ -87,6 +99,7 @@ class Findings:
             *self._other_nodes(),
             *self._other_checks(),
             *self._unchecked(),
+            *self._stored_elsewhere(),
             *self._missing_resources(),
             *self._secrets(),
         ]
@@ -216,6 +229,28 @@ class Findings:
                     "check: add one with build_table_checks, or give unchecked=True to build_publisher or lance_assets"
                 )
 
+    def _stored_elsewhere(self) -> Iterator[str]:
+        """Find assets whose table is checked or published, and whose rows another IO manager stores."""
+        wanted = {key: "checked" for check in self._checks if _is_table_check(check) for key in _checked_by(check)}
+        for definition in self._definitions:
+            traits = traits_of(definition)
+            wanted.update(dict.fromkeys(traits.candidates if traits else (), "published"))
+        for asset, done in wanted.items():
+            node = self._by_key.get(asset)
+            key = node.other_manager_key if node else None
+            if node is None or node.definition is None or key is None:
+                continue
+            # An IO manager of the asset itself cannot be told apart, and a missing one is a finding of its own.
+            if key in node.definition.resource_defs or (key not in self._resources and key != _DEFAULT_MANAGER):
+                continue
+            found = self._resources.get(key)
+            other = f"the IO manager {key!r}, a {type(found).__name__}" if found else "Dagster's default IO manager"
+            yield (
+                f"asset {node.name} is stored by {other}, so its rows reach no table that could be {done}; give "
+                f"resources={{{key!r}: LanceIOManager(lance=...)}}, or annotate the asset `-> None` or "
+                "`-> dg.MaterializeResult` if it writes its table itself"
+            )
+
     def _missing_resources(self) -> Iterator[str]:
         # Dagster adds the default IO manager where the definitions have none.
         known = {*self._resources, _DEFAULT_MANAGER}
@@ -258,9 +293,28 @@ class Findings:
         return found if len(found) == 1 else set()
 
 
+def _has_value(definition: dg.AssetsDefinition, asset: dg.AssetKey) -> bool:
+    """Return whether an asset has a value for an IO manager to store."""
+    name = next(name for name, key in definition.keys_by_output_name.items() if key == asset)
+    kind = definition.node_def.output_dict[name].dagster_type.typing_type
+    # Dagster reads the annotation `None` as the type Nothing, and a bare `MaterializeResult` as Any.
+    return kind is not type(None) and not _returns_result(definition)
+
+
+def _function_of(definition: dg.AssetsDefinition) -> object:
+    return getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
+
+
+def _is_table_check(check: dg.AssetsDefinition) -> bool:
+    return hasattr(_function_of(check), LANCE_CHECK)
+
+
+def _checked_by(check: dg.AssetsDefinition) -> list[dg.AssetKey]:
+    return [key.asset_key for key in check.check_keys]
+
+
 def _returns_result(definition: dg.AssetsDefinition) -> bool:
-    function = getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
-    annotation = getattr(function, "__annotations__", {}).get("return")
+    annotation = getattr(_function_of(definition), "__annotations__", {}).get("return")
     # A string in modules with `from __future__ import annotations`.
     return annotation is dg.MaterializeResult or str(annotation).endswith("MaterializeResult")
 

@@ -1,14 +1,14 @@
 """Whole definitions: `lance_assets` makes the usual ones, `validate_definitions` refuses those that cannot work."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypedDict, Unpack
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.check_definitions import build_table_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
@@ -23,6 +23,7 @@ ChecksByAsset = Mapping[str, Sequence[TableCheck]] | Mapping[dg.AssetKey, Sequen
 # The value of `schedule` that loads each partition when it ends.
 _BY_PARTITION = "partitions"
 _WEEKLY = "0 3 * * 0"
+_CRON_FIELDS = 5
 
 
 def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
@@ -34,8 +35,9 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     Refused are: metadata of assets and inputs that is misspelt, unknown or in the wrong place; several assets on one
     table, and tables outside of the root; partitioned assets without `lance/partition_expr`, or whose runs would
     overwrite each other's partitions; publishers and checks that read a table at a place other than the one that
-    its asset writes; publishers of tables without a blocking check, unless they have `unchecked=True`; resources that
-    are missing; and secrets that are not given as `dg.EnvVar`.
+    its asset writes; assets whose table is checked or published, but whose rows another IO manager than a
+    `LanceIOManager` stores; publishers of tables without a blocking check, unless they have `unchecked=True`;
+    resources that are missing; and secrets that are not given as `dg.EnvVar`.
 
     Raises:
         InvalidInputError: Something is wrong. The message has a line for each finding.
@@ -119,8 +121,9 @@ def lance_assets(
     # Imported here, because a code location that calls only `validate_definitions` need not have them.
     from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
 
-    require_sequence("assets", assets, "orders")
     _refuse_unknown_options(options)
+    _refuse_wrong_checks(checks or {})
+    _refuse_wrong_schedule(options.get("schedule"))
     storage = dict(options.get("storage_options", {}))
     environment, together = options.get("environment", ""), options.get("repository", True)
     providers = {name: options.get(name) for name in ("s3", "azure", "google")}
@@ -128,7 +131,7 @@ def lance_assets(
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{options['name']}_" if options.get("name") else ""
-    candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in assets]
+    candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in _asset_list(assets)]
     specs = [spec for asset in candidates for spec in asset.specs]
     publisher = build_publisher(
         specs,
@@ -150,6 +153,49 @@ def lance_assets(
     jobs = _jobs(prefix, specs, publisher, schedule=options.get("schedule"), in_process=spark is not None)
     upkeep = _maintenance(f"{prefix}maintenance", specs, options.get("maintenance", _WEEKLY), resource_key)
     return validate_definitions(dg.Definitions.merge(made, jobs, upkeep))
+
+
+def _asset_list(assets: object) -> list[dg.AssetsDefinition]:
+    """Return the assets as a list, or refuse a value of another type, which would fail deep inside of Dagster."""
+    if isinstance(assets, str | bytes | dg.AssetsDefinition) or not isinstance(assets, Iterable):
+        given = "one asset" if isinstance(assets, dg.AssetsDefinition) else reprlib.repr(assets)
+        raise InvalidInputError(f"assets: a list of assets such as [orders] is wanted, not {given}")
+    found = list(assets)
+    for one in found:
+        if not isinstance(one, dg.AssetsDefinition):
+            raise InvalidInputError(
+                f"assets: {reprlib.repr(one)} is not an asset; give the functions that are decorated with @dg.asset"
+            )
+    return found
+
+
+def _refuse_wrong_checks(checks: object) -> None:
+    example = "{'shop/orders': [Unique('id')]}"
+    if not isinstance(checks, Mapping):
+        raise InvalidInputError(f"checks: a mapping such as {example} is wanted, not {reprlib.repr(checks)}")
+    for key, values in checks.items():
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise InvalidInputError(
+                f"checks: a list of checks such as {example} is wanted for {_text(key)!r}, not {reprlib.repr(values)}"
+            )
+
+
+def _refuse_wrong_schedule(schedule: object) -> None:
+    if schedule is not None and schedule != _BY_PARTITION and not _is_cron(schedule):
+        raise InvalidInputError(
+            f"schedule: {reprlib.repr(schedule)} is not a cron expression; give one such as '0 6 * * *' or '@daily', "
+            f"or {_BY_PARTITION!r} to load each partition when it ends"
+        )
+
+
+def _text(key: object) -> str:
+    return key.to_user_string() if isinstance(key, dg.AssetKey) else str(key)
+
+
+def _is_cron(schedule: object) -> bool:
+    """Return whether a text has the form of a cron expression; Dagster validates its fields."""
+    fields = schedule.split() if isinstance(schedule, str) else []
+    return len(fields) == _CRON_FIELDS or (len(fields) == 1 and fields[0].startswith("@"))
 
 
 def _refuse_unknown_options(options: Mapping[str, object]) -> None:

@@ -5,11 +5,14 @@ A code location cannot see the definitions of another one, so each table carries
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunBranch
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,7 @@ class Ownership:
     asset: str
     branch: RunBranch
 
-    def is_recorded(self, start: Version) -> bool:
+    def is_recorded(self, start: "Version") -> bool:
         """Return whether the table names the asset as its owner; False when it names no owner.
 
         Args:

@@ -258,9 +258,12 @@ class AzureStore(PrefixStore):
             # This is imported here: programs that only look at a URI or its options do not need it.
             from azure.core.exceptions import AzureError, HttpResponseError
         except ImportError as error:
-            scheme = self._uri.partition(":")[0]
-            raise MissingExtraError("azure-storage-blob", "azure", f"a table on {scheme}://") from error
+            raise self._missing_extra() from error
         return HttpResponseError, AzureError
+
+    def _missing_extra(self) -> MissingExtraError:
+        scheme = self._uri.partition(":")[0]
+        return MissingExtraError("azure-storage-blob", "azure", f"a table on {scheme}://")
 
     @property
     def _client(self) -> Any:  # noqa: ANN401  # same
@@ -270,8 +273,11 @@ class AzureStore(PrefixStore):
         return self._connected[1]
 
     def _connect(self) -> object:
-        from azure.storage.blob import ContainerClient
-
+        try:
+            # A listing makes the client before its first request, so `_errors` was not called yet.
+            from azure.storage.blob import ContainerClient
+        except ImportError as error:
+            raise self._missing_extra() from error
         hide_credentials_in_logs()
         account = self._options.get("account_name", "")
         endpoint = self._options.get("endpoint") or f"https://{account}.blob.core.windows.net"

@@ -383,7 +383,7 @@ def test_a_key_may_come_once(tmp_path: Path) -> None:
     assert (2, 0, 0) == counts(table.diff("main@1", "main", on=["key", "value"]))
     with pytest.raises(InvalidInputError, match="column 'nokey' cannot be a key"):
         table.diff("main@1", "main", on=["nokey"])
-    with pytest.raises(InvalidInputError, match="a key is a list of columns"):
+    with pytest.raises(InvalidInputError, match="a key is a list of at least one column"):
         table.diff("main@1", "main", on=[])
 
 

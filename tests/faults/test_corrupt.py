@@ -173,7 +173,7 @@ def test_a_deletion_file_of_another_count_is_damaged(tmp_path: Path) -> None:
     first.replace_where("value < 4", rows(0))
     (target,), (other,) = ((Path(one.uri) / "_deletions").iterdir() for one in (table, first))
     target.write_bytes(other.read_bytes())
-    with pytest.raises(FormatError, match=re.escape(f"{target} is damaged: it deletes 4 rows, main@3 says 3")):
+    with pytest.raises(FormatError, match=re.escape(f"{target} is damaged: it deletes 4 rows, but main@3 records 3")):
         table.replace_where("value = 5", rows(0))
 
 

@@ -290,7 +290,7 @@ def test_a_key_has_to_be_one(stable: LanceTable) -> None:
     """It is in all versions, and once in each."""
     contradict(stable)
     preview = stable.preview_merge("run")
-    with pytest.raises(InvalidInputError, match="a key is a list of columns"):
+    with pytest.raises(InvalidInputError, match="a key is a list of at least one column"):
         preview.conflicting_rows(on=[])
     with pytest.raises(InvalidInputError, match="no column 'nr'"):
         preview.conflicting_rows(on=["nr"])

@@ -187,6 +187,14 @@ def test_column_that_is_not_there(audit: Audit, check: TableCheck) -> None:
         lambda: IsIn("id", ()),
         RowCountChange,
         lambda: RowCountChange(minimum=-10),
+        lambda: RowCountChange(minimum=0.5, maximum=-0.5),
+        lambda: InRange("id", minimum=5, maximum=1),
+        lambda: InRange("day", minimum=dt.date(2024, 1, 2), maximum=dt.date(2024, 1, 1)),
+        lambda: RowCount(minimum=-1),
+        lambda: RowCount(minimum=5, maximum=1),
+        lambda: Matches("name", "("),
+        lambda: Matches("name", "a)"),
+        lambda: Matches("name", "[a"),
     ],
 )
 def test_check_that_makes_no_sense(make: Callable[[], TableCheck]) -> None:
@@ -230,6 +238,12 @@ def test_keys_are_looked_up_in_the_candidate_of_the_same_run(shop: Shop, instanc
     (evaluation,) = [one for one in bad.get_asset_check_evaluations() if one.check_name == "keys_exist_id"]
     assert (good.success, bad.success) == (True, False)
     assert evaluation.metadata["compared_with"].value == f"run/{bad.run_id}@2"
+
+
+@pytest.mark.parametrize("pattern", [r"\p{Lu}", "[[a])]", "^*", r"[\w--\d]+", r"\(", "[(]", "(?<word>a)"])
+def test_expressions_of_rust_are_not_judged_as_those_of_python(audit: Audit, pattern: str) -> None:
+    """An expression that only Rust knows is accepted, and Lance evaluates it."""
+    assert not Matches("name", pattern).evaluate(audit).passed
 
 
 def test_two_checks_of_one_name() -> None:

@@ -17,6 +17,7 @@ from lance_dagster import (
     LanceTablesComponent,
     NoSchemaChange,
     Satisfies,
+    validate_definitions,
 )
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS
 
@@ -70,6 +71,23 @@ def test_components_make_a_pipeline(defs: dg.Definitions, instance: dg.DagsterIn
     job = defs.resolve_implicit_global_asset_job_def()
     assert job.execute_in_process(instance=instance, asset_selection=[ORDERS, PRODUCTION_ORDERS]).success
     assert instance.get_latest_materialization_event(PRODUCTION_ORDERS) is not None
+
+
+def test_definitions_of_components_are_validated_as_a_whole(tmp_path: Path) -> None:
+    """`validate_definitions` around the loaded folder finds what no component sees: the metadata of the assets."""
+    lake = {"type": "lance_dagster.LanceResourceComponent", "attributes": {"root": str(tmp_path / "lake")}}
+    misspelt = ORDERS_PY.replace("asset(", "asset(metadata={'lance/partition_exp': 'day'}, ")
+    with create_defs_folder_sandbox() as sandbox:
+        sandbox.scaffold_component(component_cls=LanceResourceComponent, defs_yaml_contents=lake)
+        sandbox.scaffold_component(component_cls=LanceTablesComponent, defs_yaml_contents=tables(UNIQUE))
+        for source in (ORDERS_PY, misspelt):
+            (sandbox.defs_folder_path / "orders.py").write_text(source)
+            with sandbox.build_all_defs() as found:
+                if source == ORDERS_PY:
+                    assert found is validate_definitions(found)
+                    continue
+                with pytest.raises(InvalidInputError, match="no setting 'lance/partition_exp'; did you mean"):
+                    validate_definitions(found)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -201,6 +201,57 @@ def test_nodes_that_look_elsewhere_are_refused() -> None:
     said = "looks below /other, but the IO manager of shop/orders writes below /lake"
     assert f"asset production/shop/orders {said}" in found
     assert f"check 'row_count' of shop/orders {said}" in found
+
+
+def test_assets_that_another_manager_stores_are_refused() -> None:
+    """An asset whose table is checked or published is refused when Dagster's own IO manager stores its rows."""
+    orders, plain = asset("shop/orders"), asset("plain")
+    checks = build_table_checks(orders, [RowCount(minimum=1)])
+    found = only(definitions(orders, plain, checks=checks, resources={"lance": LAKE}))
+    assert (
+        "asset shop/orders is stored by Dagster's default IO manager, so its rows reach no table that could be "
+        "checked; give resources={'io_manager': LanceIOManager(lance=...)}, or annotate the asset `-> None` or "
+        "`-> dg.MaterializeResult` if it writes its table itself"
+    ) == found
+    resources = {"lance": LAKE, "io_manager": LanceIOManager(lance=LAKE), "files": dg.FilesystemIOManager()}
+    other = asset("shop/orders", io_manager_key="files")
+    found = only(definitions(other, build_publisher([other], unchecked=True), resources=resources))
+    assert "asset shop/orders is stored by the IO manager 'files', a FilesystemIOManager, so its rows reach no" in found
+    assert "table that could be published; give resources={'files': LanceIOManager(lance=...)}" in found
+
+
+def test_assets_that_write_their_table_need_no_manager() -> None:
+    """An asset without a value, a generator, a graph and a key of another code location are accepted with checks."""
+
+    @dg.asset
+    def stores_itself() -> None:
+        pass
+
+    @dg.asset
+    def reports_itself() -> dg.MaterializeResult:  # type: ignore[type-arg]
+        return dg.MaterializeResult()
+
+    @dg.asset
+    def yields() -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        yield dg.MaterializeResult()
+
+    @dg.multi_asset(specs=[dg.AssetSpec("first"), dg.AssetSpec("second")])
+    def both():  # type: ignore[no-untyped-def]  # noqa: ANN202  # Dagster wants an annotation for each output, or none
+        pass
+
+    @dg.op
+    def stored() -> None:
+        pass
+
+    @dg.graph_asset
+    def graph() -> Any:
+        return stored()
+
+    keys = ["stores_itself", "reports_itself", "yields", "first", "second", "graph", "elsewhere"]
+    checks = [check for key in keys for check in build_table_checks(key, [RowCount(minimum=1)])]
+    written = (stores_itself, reports_itself, yields, both, graph)
+    defs = definitions(*written, build_publisher(keys), checks=checks, resources={"lance": LAKE})
+    assert [] == findings(defs)
 
 
 def test_missing_resources_are_refused() -> None:

@@ -25,10 +25,11 @@ root_module = "shop_project"
 DEFINITIONS = """
 from pathlib import Path
 from dagster import definitions, load_from_defs_folder
+from lance_dagster import validate_definitions
 
 @definitions
 def defs():
-    return load_from_defs_folder(path_within_project=Path(__file__).parent)
+    return validate_definitions(load_from_defs_folder(path_within_project=Path(__file__).parent))
 """
 TABLES = """
 type: lance_dagster.LanceTablesComponent
@@ -37,6 +38,7 @@ attributes:
     - key: shop/orders
       checks: [{kind: unique, settings: {columns: [id]}}]
 """
+MISSPELT = ORDERS_PY.replace("asset(", "asset(metadata={'lance/partition_exp': 'day'}, ")
 LAKE = "type: lance_dagster.LanceResourceComponent\nattributes: {root: /data/lake}\n"
 
 
@@ -53,7 +55,10 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
-    """Both checks of `dg` report that a scaffolded file lacks its tables, and pass with tables and a resource."""
+    """Both checks of `dg` report that a scaffolded file lacks its tables, and pass with tables and a resource.
+
+    Misspelt metadata of an asset is found too, since `definitions.py` validates everything.
+    """
     module = tmp_path / "src" / "shop_project"
     (module / "defs" / "lake").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
@@ -85,3 +90,7 @@ def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
     for check in ("yaml", "defs"):
         code, said = dg("check", check)
         assert 0 == code, said
+    (module / "defs" / "orders.py").write_text(MISSPELT)
+    code, said = dg("check", "defs")
+    assert 1 == code, said
+    assert "there is no setting 'lance/partition_exp'; did you mean 'lance/partition_expr'?" in said

@@ -1,5 +1,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -122,6 +123,28 @@ def test_mistakes_in_the_one_call_are_refused() -> None:
         lance_assets([customers], root="/lake")
     with pytest.raises(InvalidInputError, match="no option 'scheduel'; did you mean 'schedule'"):
         lance_assets([customers], root="/lake", unchecked=True, scheduel="@daily")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "given,says",
+    [
+        ({"assets": customers}, "assets: a list of assets such as [orders] is wanted, not one asset"),
+        ({"assets": "customers"}, "assets: a list of assets such as [orders] is wanted, not 'customers'"),
+        ({"assets": ["customers"]}, "assets: 'customers' is not an asset; give the functions"),
+        ({"checks": {"customers": RowCount()}}, "checks: a list of checks such as {'shop/orders': [Unique('id')]} is"),
+        (
+            {"checks": [RowCount()]},
+            "checks: a mapping such as {'shop/orders': [Unique('id')]} is wanted, not [RowCount",
+        ),
+        ({"schedule": "daily"}, "schedule: 'daily' is not a cron expression; give one such as '0 6 * * *' or '@daily'"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(given: dict[str, Any], says: str) -> None:
+    """The error names the argument, what it was and what is wanted."""
+    arguments: dict[str, Any] = {"assets": [customers], "root": "/lake", "unchecked": True, **given}
+    with pytest.raises(InvalidInputError) as caught:
+        lance_assets(arguments.pop("assets"), **arguments)
+    assert str(caught.value).startswith(says)
 
 
 def test_several_kinds_of_partitions_in_one_call_are_refused() -> None:

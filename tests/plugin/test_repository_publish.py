@@ -158,6 +158,36 @@ def test_two_runs_at_once_are_audited_together(shop: Shop) -> None:
     assert ([1, 2], [1, 2]) == shop.production()
 
 
+def test_rows_that_cannot_be_merged_get_a_next_step(shop: Shop) -> None:
+    """A run that conflicts with `main` is to be repeated or discarded; the call that the error names works."""
+    assert shop.run(1).success
+    waiting = f"run/{shop.run(2, publish=False).run_id}"
+    LanceTable.open(shop.root / "shop" / "orders.lance").overwrite(pa.table({"id": [9]}))
+    done = shop.act(ref=waiting)
+    assert not done.success
+    said = str([event for event in done.all_events if event.is_failure])
+    assert "cannot merge, so no table was merged and no tag moved:" in said
+    assert (
+        "run the job again, which starts from what is published, or give its rows up: materialize the publisher with "
+        f"discard: {waiting} and a reason"
+    ) in said
+    assert shop.act(discard=waiting, reason="repeated").success
+    assert waiting not in LanceTable.open(shop.root / "shop" / "orders.lance").branches.list()
+
+
+def test_a_rollback_to_before_the_first_publication_of_a_table(shop: Shop) -> None:
+    """The error for a table that the older commit lacks says that it was published first later."""
+    shop.number = 1
+    early = [*build_table_checks(LINES, [Unique("id")]), build_publisher([LINES])]
+    assert dg.materialize([shop.written, *early], resources=shop.resources, instance=shop.instance).success
+    assert shop.run(2).success
+    done = shop.act(ref="production~1", reason="too early")
+    assert not done.success
+    said = str([event for event in done.all_events if event.is_failure])
+    commit = shop.repository.at("production~1").commit.short_id
+    assert f"production~1 (commit {commit}) has no shop/orders: it was first published later, so there is no" in said
+
+
 def test_a_rollback_of_all_tables_by_a_hold(shop: Shop) -> None:
     """`production~1` with a hold takes the channel and all tags back, until it is released."""
     for number in (1, 2):

@@ -1,4 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+from decimal import Decimal
 from typing import Any
 
 import dagster as dg
@@ -47,10 +48,85 @@ def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None
     with pytest.raises(SchemaMismatchError, match=r"column 'name' \(string\) is missing in the output"):
         run(lake, ints(pa.int32(), 2))
     with pytest.raises(
-        SchemaMismatchError, match=r"'id' is string in the output and int32 .* set it to 'replace' with"
+        SchemaMismatchError,
+        match=r"'id' is string in the output and int32 .* table.columns.cast\('id', pa.string\(\), branch='dev'\)",
     ):
         run(lake, pa.table({"id": ["x"], "name": ["b"]}), schema_evolution="widen")
     assert table.count_rows("dev") == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_advice_keeps_older_rows(lake: LanceResource, mode: str) -> None:
+    """A type that no policy accepts is to be cast; only an overwrite is told of 'replace', and that rows are lost."""
+    table = started(lake, pa.table({"amount": pa.array([Decimal("1.25")], pa.decimal128(3, 2))}))
+    later = pa.table({"amount": [1.5]})
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, later, write_mode=mode)
+    replaced = "; with 'replace' the table gets the columns of the output, and all older rows are dropped with theirs"
+    assert str(caught.value).partition("lance/schema_evolution")[2] == (
+        " is 'refuse'; cast 'amount' in the asset to the table's decimal128(3, 2), or change the table by "
+        f"table.columns.cast('amount', pa.float64(), branch='dev'){replaced if mode == 'overwrite' else ''}"
+    )
+    table.columns.cast("amount", pa.float64(), branch="dev")
+    run(lake, later, write_mode="append")
+    assert [1.25, 1.5] == table.read("dev")["amount"].to_pylist()
+
+
+def test_advice_for_a_branch_of_one_run_is_about_main(lake: LanceResource) -> None:
+    """The next run forks from `main`, so that is where the column has to be changed."""
+
+    def load(value: str) -> None:
+        @dg.asset(key=ITEMS, metadata={"lance/write_mode": "append"})
+        def items() -> Any:
+            return pa.table({"amount": pa.array([Decimal(value)], pa.decimal128(len(value) - 1, 2))})
+
+        dg.materialize([items], resources={"io_manager": LanceIOManager(lance=lake)})
+
+    load("1.25")
+    table = lake.table(ITEMS)
+    (name,) = [name for name in table.branches.list() if name != "main"]
+    table.merge(name)
+    with pytest.raises(SchemaMismatchError, match=r"with 'widen' the output would be accepted$"):
+        load("123.25")
+    table.columns.cast("amount", pa.decimal128(5, 2))
+    load("123.25")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_decimals_are_widened_without_loss(lake: LanceResource, *, stream: bool) -> None:
+    """A decimal with more digits on either side widens the column; one with fewer digits on a side does not."""
+
+    def amounts(value: str, kind: pa.DataType) -> Any:
+        rows = pa.table({"amount": pa.array([Decimal(value)], kind)})
+        return rows.to_reader() if stream else rows
+
+    table = started(lake, pa.table({"amount": pa.array([Decimal("1.25")], pa.decimal128(3, 2))}))
+    run(lake, amounts("123.255", pa.decimal128(6, 3)), schema_evolution="widen")
+    assert pa.decimal128(6, 3) == table.schema("dev").field("amount").type
+    run(lake, amounts("2.5", pa.decimal128(2, 1)), schema_evolution="widen")
+    assert [Decimal("1.250"), Decimal("123.255"), Decimal("2.500")] == table.read("dev")["amount"].to_pylist()
+    # Four digits after the point, and two before it instead of three.
+    with pytest.raises(SchemaMismatchError):
+        run(lake, amounts("1.2345", pa.decimal128(6, 4)), schema_evolution="widen")
+    assert pa.decimal128(6, 3) == table.schema("dev").field("amount").type
+
+
+def test_a_column_that_may_be_renamed_is_named(lake: LanceResource) -> None:
+    """One column that is missing and one new column of its type may be a rename, which keeps the values."""
+    table = started(lake, pa.table({"id": [1], "name": ["a"]}))
+    renamed = pa.table({"id": [2], "title": ["b"]})
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, renamed)
+    assert (
+        "; if 'title' is 'name' under another name, call table.columns.rename('name', 'title', branch='dev') first, or "
+        "return it as 'name': as a new column it would be null in all older rows"
+    ) in str(caught.value)
+    table.columns.rename("name", "title", branch="dev")
+    run(lake, renamed)
+    assert ["a", "b"] == table.read("dev")["title"].to_pylist()
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, pa.table({"id": [2], "price": [1.5]}))
+    assert "rename" not in str(caught.value)
 
 
 def test_order_of_columns_does_not_matter(lake: LanceResource) -> None:

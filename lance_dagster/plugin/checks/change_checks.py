@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts, slug
+from lance_dagster.plugin.checks.check_queries import (
+    BuiltInCheck,
+    field_of,
+    judged,
+    partition_counts,
+    refuse_bounds,
+    slug,
+)
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 from lance_dagster.plugin.predicates import quote_name
 
@@ -94,6 +101,7 @@ class RowCountChange(BuiltInCheck):
             raise InvalidInputError("RowCountChange has neither minimum nor maximum")
         if self.minimum is not None and self.minimum < -1:
             raise InvalidInputError(f"RowCountChange has minimum {self.minimum}; give a share, such as -0.1")
+        refuse_bounds("RowCountChange", self.minimum, self.maximum)
 
     @property
     def name(self) -> str:

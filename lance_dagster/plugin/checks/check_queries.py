@@ -10,6 +10,7 @@ a filter, or the columns that it compares.
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +38,21 @@ class BuiltInCheck:
     def reads(self) -> tuple[dg.AssetKey, ...]:
         """The assets of the other tables that the check reads: none."""
         return ()
+
+
+def refuse_bounds(check: str, minimum: Any, maximum: Any) -> None:  # noqa: ANN401  # two bounds of one type
+    """Refuse bounds that no value can be within.
+
+    Raises:
+        InvalidInputError: The minimum is above the maximum.
+    """
+    # Lance SQL compares some types that Python does not, such as a date and a timestamp.
+    with suppress(TypeError):
+        if minimum is not None and maximum is not None and minimum > maximum:
+            raise InvalidInputError(
+                f"{check} has minimum {minimum} and maximum {maximum}, which nothing is between; give a minimum that "
+                "is not above the maximum"
+            )
 
 
 def field_of(table: PinnedTable, column: str) -> "pa.Field[Any]":

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import dagster as dg
 
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
     BuiltInCheck,
@@ -13,6 +14,7 @@ from lance_dagster.plugin.checks.check_queries import (
     field_of,
     judged,
     partition_counts,
+    refuse_bounds,
     slug,
     such_as,
 )
@@ -26,6 +28,13 @@ class RowCount(BuiltInCheck):
 
     minimum: int = 1
     maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate that a number of rows can lie between the bounds."""
+        for name, bound in (("minimum", self.minimum), ("maximum", self.maximum)):
+            if bound is not None and bound < 0:
+                raise InvalidInputError(f"RowCount has {name} {bound}; give a number of rows, 0 or more")
+        refuse_bounds("RowCount", self.minimum, self.maximum)
 
     @property
     def name(self) -> str:

@@ -1,5 +1,7 @@
 """Checks of the values of a column, or of a condition, in each row."""
 
+import re
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,10 +17,31 @@ from lance_dagster.plugin.checks.check_queries import (
     is_float,
     judged,
     partition_counts,
+    refuse_bounds,
     slug,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
 from lance_dagster.plugin.predicates import Bound, literal, quote_name, quote_text
+
+# The mistakes that Rust's regular expressions and Python's have in common. Python also refuses some expressions that
+# Rust knows, such as `\p{L}`.
+_BRACKETS = ("unterminated subpattern", "unbalanced parenthesis", "unterminated character set")
+# Python knows no sets within sets, and reads the rest of such an expression otherwise.
+_NESTED = re.compile(r"\[[^\]]*\[")
+
+
+def _wrong_brackets(pattern: str) -> str | None:
+    """Return what is wrong with the brackets of a regular expression, as far as Python can tell."""
+    if _NESTED.search(pattern):
+        return None
+    try:
+        with warnings.catch_warnings():
+            # Python warns of operators of sets, such as `--`, which Rust knows.
+            warnings.simplefilter("ignore")
+            re.compile(pattern)
+    except re.error as error:
+        return str(error) if error.msg.endswith(_BRACKETS) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +125,10 @@ class InRange(BuiltInCheck):
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Validate that at least one bound is given."""
+        """Validate that at least one bound is given, and that a value can lie between two."""
         if self.minimum is None and self.maximum is None:
             raise InvalidInputError(f"InRange of {self.column!r} has neither minimum nor maximum")
+        refuse_bounds(f"InRange of {self.column!r}", self.minimum, self.maximum)
 
     @property
     def name(self) -> str:
@@ -183,6 +207,15 @@ class Matches(BuiltInCheck):
     column: str
     pattern: str
     row_wise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Validate the brackets of the expression; Lance finds other mistakes when the check is evaluated."""
+        wrong = _wrong_brackets(self.pattern)
+        if wrong:
+            raise InvalidInputError(
+                f"the pattern {self.pattern!r} of Matches of {self.column!r} is not a regular expression: {wrong}; "
+                "close the bracket, or write a backslash before one that stands for itself"
+            )
 
     @property
     def name(self) -> str:

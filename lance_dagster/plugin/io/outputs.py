@@ -209,6 +209,8 @@ class _Output:
         return Evolution(
             policy="replace" if fresh else self.write.evolution,
             where=f"{self.write.asset}, table {table.uri}",
+            mode=self.write.mode,
+            branch=self.branch.name,
             values=rows if isinstance(rows, pa.Table) else None,
         ).change(given, current)
 

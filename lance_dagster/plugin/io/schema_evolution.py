@@ -7,7 +7,7 @@ The policies, each with the outputs that it accepts:
 - `add_columns`: also new columns, which are null in the rows that the table has; nullable columns that the output
   lacks, which are null in the rows of the output; and numbers of another type, when each value fits the table's.
 - `widen`: also numbers that need a wider type, which the column gets: a wider integer, double for single precision,
-  double for integers that it holds exactly.
+  double for integers that it holds exactly, a decimal with at least as many digits before and after the point.
 - `replace`: any columns; an overwrite then gives the table the columns of the output.
 
 Under every policy, a column of type null takes the first type that it is given, since it holds no value. In the same
@@ -16,19 +16,25 @@ way a table that was created and never written takes the whole schema of its fir
 Edits and rows are commits of their own on the branch of the run, so they become visible together when it is published.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from lance_dagster.datafiles import exact_cast, fits_type
 from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.settings import SchemaEvolution
 from lance_dagster.table import LanceTable
 
+# The names of types that pyarrow prints other than it calls their functions.
+_FUNCTIONS = {"double": "float64", "float": "float32", "halffloat": "float16", "bool": "bool_"}
+# The first part of the names of branches that only one run writes; the next run starts from `main`.
+_OF_RUN = "run/"
+_DECIMALS = (pa.Decimal128Type, pa.Decimal256Type)
 # A double holds every integer up to 53 bits, single precision up to 24.
 _EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 
@@ -71,11 +77,15 @@ class Evolution:
     Attributes:
         policy: The policy.
         where: The asset and the table, for messages.
+        mode: The write mode of the output: only an overwrite can replace the columns.
+        branch: The branch that is written, for messages.
         values: The rows of the output when they are in memory; None for streams and frames of executors.
     """
 
     policy: SchemaEvolution
     where: str
+    mode: str
+    branch: str = MAIN
     values: pa.Table | None = None
 
     def change(self, given: pa.Schema, current: pa.Schema) -> SchemaChange:
@@ -133,7 +143,7 @@ class Evolution:
             return _Column(own)
         if pa.types.is_null(own.type):
             return _Column(own.with_type(kind), note=f"column {own.name!r}, which held no value, becomes {kind}")
-        if lenient and _is_number(kind) and _is_number(own.type):
+        if lenient and (_are(_is_number, kind, own.type) or _are(_is_decimal, kind, own.type)):
             found = self._number(own, kind)
             if found is not None:
                 return found
@@ -161,16 +171,46 @@ class Evolution:
         return _Column(own, problem=problem)
 
     def _remedy(self, given: pa.Schema, current: pa.Schema) -> str:
+        """Return the setting that would accept the output, and what else would make it fit the table."""
         setting = f"{md.SCHEMA_EVOLUTION} is {self.policy!r}"
+        found = [*self._policies(given, current), *self._edits(given, current)]
+        if self.policy != "replace" and self.mode == "overwrite":
+            found.append(
+                "with 'replace' the table gets the columns of the output, and all older rows are dropped with theirs"
+            )
+        return "; ".join([setting, *(found or ["return the columns and types of the table"])])
+
+    def _policies(self, given: pa.Schema, current: pa.Schema) -> list[str]:
         # The order makes the message name the policy that changes the table least.
         others: tuple[SchemaEvolution, ...] = ("add_columns", "widen")
         for policy in others:
-            if not Evolution(policy=policy, where=self.where, values=self.values).problems(given, current):
-                return f"{setting}; with {policy!r} the output would be accepted"
-        return (
-            f"{setting}; return the columns and types of the table, or set it to 'replace' with "
-            f"{md.WRITE_MODE} 'overwrite' to give the table the columns of the output"
-        )
+            if not replace(self, policy=policy).problems(given, current):
+                return [f"with {policy!r} the output would be accepted"]
+        return []
+
+    def _edits(self, given: pa.Schema, current: pa.Schema) -> list[str]:
+        """Return the calls that change the table so that the output fits it, for a rename and for other types."""
+        # Runs fork their own branch from `main`; any other branch is written by later runs too.
+        place = "" if self.branch == MAIN or self.branch.startswith(_OF_RUN) else f", branch={self.branch!r}"
+        on = "" if place else " on main"
+        found = []
+        lost = [own for own in current if own.name not in given.names]
+        new = [column for column in given if column.name not in current.names]
+        if len(lost) == len(new) == 1 and fits_type(new[0].type, lost[0].type):
+            names = f"{lost[0].name!r}, {new[0].name!r}"
+            found.append(
+                f"if {new[0].name!r} is {lost[0].name!r} under another name, call table.columns.rename({names}{place})"
+                f"{on} first, or return it as {lost[0].name!r}: as a new column it would be null in all older rows"
+            )
+        refused = replace(self, policy="widen")
+        for own in current:
+            if given.names.count(own.name) == 1 and refused._column(own, given).problem:  # noqa: SLF001  # same class
+                kind = _spelled(given.field(own.name).type)
+                found.append(
+                    f"cast {own.name!r} in the asset to the table's {own.type}, or change the table by "
+                    f"table.columns.cast({own.name!r}, {kind}{place}){on}"
+                )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +237,31 @@ def _misfit(values: pa.Table, column: "pa.Field[Any]") -> str | None:
     return None
 
 
+def _spelled(kind: pa.DataType) -> str:
+    """Return a type as Python code, or between angle brackets where pyarrow has no short form."""
+    if _is_decimal(kind):
+        return f"pa.{kind}"
+    name = _FUNCTIONS.get(str(kind), str(kind))
+    return f"pa.{name}()" if name.isidentifier() and hasattr(pa, name) else f"<{kind}>"
+
+
+def _are(test: Callable[[pa.DataType], bool], *kinds: pa.DataType) -> bool:
+    return all(map(test, kinds))
+
+
+def _is_decimal(kind: pa.DataType) -> bool:
+    return isinstance(kind, _DECIMALS)
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
     """Return whether a type holds every number of another type, or is a double; then the values decide."""
+    if isinstance(narrow, _DECIMALS) and isinstance(wide, _DECIMALS):
+        before = wide.precision - wide.scale >= narrow.precision - narrow.scale
+        return before and wide.scale >= narrow.scale and wide.bit_width >= narrow.bit_width
     if pa.types.is_floating(narrow):
         return pa.types.is_floating(wide) and wide.bit_width >= narrow.bit_width
     if pa.types.is_floating(wide):

@@ -33,6 +33,7 @@ from lance_dagster.errors import (
     PublishRefusedError,
     RefMovedError,
     RefNotFoundError,
+    Remedy,
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
@@ -231,6 +232,16 @@ def named_conflicts(publication: Publication, source: Version, conflicts: Iterab
     ]
 
 
+def next_steps(publications: Iterable[Publication]) -> Remedy:
+    """Return what a person can do about runs whose rows conflict with what is published."""
+    sources = [source for one in publications for source in one.sources]
+    names = dict.fromkeys(f"discard: {source.branch}" for source in sources if run_of(source.branch))
+    given_up = (
+        f", or give its rows up: materialize the publisher with {' or '.join(names)} and a reason" if names else ""
+    )
+    return Remedy(f"run the job again, which starts from what is published{given_up}")
+
+
 def merge_all(
     publications: Iterable[Publication],
     chain: RunChain,
@@ -269,7 +280,8 @@ def _merged(
             # The kind `history` means that `main` moved, so a new plan can succeed. Any other conflict would recur.
             moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
             if not moved or plan_again is None:
-                raise MergeConflictError(refusal, named_conflicts(publication, source, error.conflicts)) from error
+                found = named_conflicts(publication, source, error.conflicts)
+                raise MergeConflictError(refusal, found, remedy=next_steps([publication])) from error
         publication = plan_again(publication)
     raise ConflictError(f"{publication.name}: main moved each time its merge was audited; publish again")
 

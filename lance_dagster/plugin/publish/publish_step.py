@@ -292,7 +292,7 @@ class PublishStep:
             by_run = run_of(self.config.ref) is not None
             ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
             if self.together is not None and self.chosen is not None:
-                return replace(empty, landed=self.together.version_in(self.chosen, empty), chosen=True)
+                return replace(empty, landed=self.together.version_in(self.chosen, empty, ref), chosen=True)
             return find_by_ref(empty, ref, instance=self.instance)
         one = find_by_run(empty, self.chain, head=opened.head, instance=self.instance)
         if one.audited:

@@ -145,15 +145,19 @@ class Together:
             # The versions of a table have ids of the same form, so each table is asked for this one.
             return None
 
-    def version_in(self, view: RepositoryView, publication: Publication) -> Version:
-        """Return the version of `main` that a table has at a commit.
+    def version_in(self, view: RepositoryView, publication: Publication, ref: str) -> Version:
+        """Return the version of `main` that a table has at a commit, which `ref` names in messages.
 
         Raises:
             VersionNotFoundError: The table was not part of the repository then, or its version is not on `main`.
         """
         name, commit = self.repository.name_of(publication.table), view.commit.short_id
         if name not in view:
-            raise VersionNotFoundError(f"{name} was not in the repository at commit {commit}")
+            named = f"commit {commit}" if parse(ref).name != self.channel else f"{ref} (commit {commit})"
+            raise VersionNotFoundError(
+                f"{named} has no {name}: it was first published later, so there is no older version to go back to; "
+                "set ref to a later commit, or select only the tables that the commit has"
+            )
         version = view[name].version
         if version.branch != MAIN:
             raise VersionNotFoundError(f"{name} at {commit} is not on main: another program committed there just then")

@@ -43,7 +43,13 @@ from lance_dagster.plugin.branch_extent import partitions_of
 from lance_dagster.plugin.checks.bound_check import BoundCheck, describe_asset
 from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other
 from lance_dagster.plugin.checks.table_check import CheckOutcome
-from lance_dagster.plugin.publish.publication import Publication, in_turns, merge_properties, named_conflicts
+from lance_dagster.plugin.publish.publication import (
+    Publication,
+    in_turns,
+    merge_properties,
+    named_conflicts,
+    next_steps,
+)
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, tables_read
 from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
@@ -84,6 +90,7 @@ class Reaudit:
     def _previewed(self, found: Sequence[Publication], is_needed: Callable[[Publication], bool]) -> list[Publication]:
         """Return the publications, with a preview where one is needed; raise the conflicts of all of them at once."""
         conflicts: list[Conflict] = []
+        refused: list[Publication] = []
         planned: list[Publication] = []
         for one, needed in zip(found, in_turns(is_needed, found), strict=True):
             # After a conflict the other tables are tried too, so that one error names all conflicts.
@@ -91,9 +98,11 @@ class Reaudit:
                 planned.append(self.preview(one) if needed else one)
             except MergeConflictError as error:
                 conflicts += [found for found in error.conflicts if isinstance(found, Conflict)]
+                refused.append(one)
         if conflicts:
             self.drop(planned)
-            raise MergeConflictError("cannot merge, so no table was merged and no tag moved:", conflicts)
+            said = "cannot merge, so no table was merged and no tag moved:"
+            raise MergeConflictError(said, conflicts, remedy=next_steps(refused))
         return planned
 
     def preview(self, one: Publication) -> Publication:
