@@ -223,7 +223,9 @@ class HttpEnumeration:
             self._sound(fault, error, found)
             return
         if error is None:
-            self._expect(found == self.after, "it returned and is not done", fault, error, found)
+            # The storage's clock counts whole seconds, so versions of the last second may or may not be collected.
+            done = found.rows == self.after.rows if self.name == "collect" else found == self.after
+            self._expect(done, "it returned and is not done", fault, error, found)
         elif self._operation.moves and isinstance(error, StoreError):
             self._expect(self._partly(found), "it is neither done nor not done", fault, error, found)
         else:

@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -152,10 +153,10 @@ class Team:
         table = Path(LanceResource(root=self.root).uri_of(KEY))
         # The steps are the rows, the commit on the run branch, the merge, and the move of the tag.
         pattern = self.random.choice(["data/*", "tree/run/*/_versions/*", "_versions/*", "_refs/tags/*"])
-        before = {path: path.stat().st_mtime_ns for path in table.glob(pattern)}
+        before = _modified(table, pattern)
         process = start(execute, self.root, self.kind, list(self.tags), self.instance.root_directory, region or "")
         while process.is_alive():
-            if {path: path.stat().st_mtime_ns for path in table.glob(pattern) if path.exists()} != before:
+            if _modified(table, pattern) != before:
                 time.sleep(self.random.random() / 50)
                 process.kill()
                 break
@@ -350,3 +351,12 @@ def live(team: Team, days: int) -> None:
     for action in team.random.choices(list(actions), weights, k=days):
         action(team)
         team.compare()
+
+
+def _modified(folder: Path, pattern: str) -> dict[Path, int]:
+    """The times of the files that match, without those that a process at work removes meanwhile."""
+    found = {}
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            found[path] = path.stat().st_mtime_ns
+    return found
