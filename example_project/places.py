@@ -66,7 +66,7 @@ def start_empty() -> None:
     """
     top = root()
     entries = {entry.name for entry in top.iterdir()} if top.exists() else set()
-    if entries and _MARK not in entries:
+    if _MARK not in entries and any(_is_foreign(top / name) for name in entries):
         raise UnrecognisedFolderError(
             f"{top} is not empty and was not made by this demo; empty it or name another folder in {ROOT_VARIABLE}"
         )
@@ -90,3 +90,8 @@ def make() -> None:
     dagster_home().mkdir(parents=True, exist_ok=True)
     (root() / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")
     shutil.copyfile(Path(__file__).with_name("dagster.yaml"), dagster_home() / "dagster.yaml")
+
+
+def _is_foreign(entry: Path) -> bool:
+    # The definitions of the example make this folder when they are loaded, before there is a mark.
+    return entry.name != "source" or not entry.is_dir() or any(entry.iterdir())

@@ -29,6 +29,13 @@ def test_a_folder_of_somebody_else_is_refused(root: Path) -> None:
     assert (root / "tables").exists()
 
 
+def test_the_folder_of_loaded_definitions_is_no_obstacle(root: Path) -> None:
+    """The demo starts where the definitions of the example were loaded before, as by the tests."""
+    (root / "source").mkdir(parents=True)
+    places.start_empty()
+    assert [".lance_dagster_example", "dagster_home"] == sorted(entry.name for entry in root.iterdir())
+
+
 def test_a_file_of_somebody_else_is_kept(root: Path) -> None:
     """One unknown entry stops the clean-up before anything is deleted."""
     places.start_empty()
