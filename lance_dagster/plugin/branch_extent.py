@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # How many materializations are asked for at once.
 _PAGE = 1000
-_SEVERAL = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ def in_order(heads: "Sequence[Version]", asset: dg.AssetKey, instance: dg.Dagste
     The times of commits are those of the workers' clocks. By a clock that is ahead, the older of two branches would
     supersede the newer one. A head that Dagster has no record of keeps its place.
     """
-    if len(heads) < _SEVERAL:
+    if len(heads) <= 1:
         return list(heads)
     wanted = {(head.branch, head.number): head for head in heads}
     newest_first: list[Version] = []

@@ -126,8 +126,6 @@ def test_full_reexecution_supersedes_a_failed_run(shop: Shop, stored_instance: d
     shop.play(orders=[1])
     again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=run_id))
     assert again.success
-    # Runs from the UI have this tag; runs from Python lack it.
-    stored_instance.add_run_tags(again.run_id, {"dagster/root_run_id": run_id})
     assert f"shop/orders run/{run_id[:8]} (the run failed, and a full re-execution of it succeeded)" in text(
         shop, stored_instance
     )

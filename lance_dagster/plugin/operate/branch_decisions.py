@@ -12,7 +12,7 @@ from enum import Enum
 
 import dagster as dg
 
-from lance_dagster.plugin.run_branch import BRANCH_TAG, ROOT_RUN_TAG, RunChain
+from lance_dagster.plugin.run_branch import BRANCH_TAG, repeated_by
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 # A status that Dagster may add counts as unfinished, so that its branches are kept.
@@ -55,24 +55,21 @@ class KeepFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsOfBranches:
-    """The runs that some branches are named after, and the runs that share a root with them."""
+    """The runs that some branches are named after, and all runs that are not over."""
 
     records: Mapping[str, dg.RunRecord]
-    related: Sequence[dg.DagsterRun]
     unfinished: Sequence[dg.DagsterRun]
     instance: dg.DagsterInstance
 
     @classmethod
     def of(cls, run_ids: Iterable[str], instance: dg.DagsterInstance) -> "RunsOfBranches":
-        """Read the records of some runs, with one query each for the runs, their families and their readers."""
+        """Read the records of some runs, with one query for the runs and one for their readers."""
         wanted = list(dict.fromkeys(run_ids))
         found = instance.get_run_records(dg.RunsFilter(run_ids=wanted)) if wanted else ()
         records = {record.dagster_run.run_id: record for record in found}
-        roots = sorted({_root(record.dagster_run) for record in records.values()})
-        related = instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_TAG: roots})) if roots else ()
         # All of them, and not those of the roots: a re-execution from Python lacks the tag of its root.
         unfinished = tuple(instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED)))
-        return cls(records=records, related=tuple(related), unfinished=unfinished, instance=instance)
+        return cls(records=records, unfinished=unfinished, instance=instance)
 
     def reader_of(self, branch: str, run: dg.DagsterRun | None) -> dg.DagsterRun | None:
         """Return an unfinished run that may read a branch: one of the same root, or one that names it in a tag."""
@@ -80,12 +77,6 @@ class RunsOfBranches:
         return next(
             (found for found in self.unfinished if _root(found) == root or found.tags.get(BRANCH_TAG) == branch), None
         )
-
-    def is_superseded(self, run: dg.DagsterRun) -> bool:
-        """Return whether a full re-execution succeeded: it started from `main` and did all the work again."""
-        found = (one for one in self.related if _root(one) == _root(run) and one.is_success)
-        # A chain of one run continues no other run, so the run did all the work itself.
-        return any(RunChain.of(one, self.instance).run_ids == (one.run_id,) for one in found)
 
 
 def decide(
@@ -120,7 +111,7 @@ def decide(
 
 def _decide_failed(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:
     run = record.dagster_run
-    if runs.is_superseded(run):
+    if repeated_by(run.run_id, runs.instance) is not None:
         return BranchDecision(Action.DELETE, f"the run {_past(run)}, and a full re-execution of it succeeded")
     age = datetime.now(UTC) - _ended(record)
     ended = f"the run {_past(run)} {_days(age)} ago"
