@@ -238,10 +238,10 @@ class Landed:
         """
         if self.transaction.read_version > head.number:
             raise self._branch_replaced(str(head))
-        landed = range(self._classified + 1, head.number + 1)
-        # The last of them is the head, which was read already.
-        before = self.versions.find_many(self.branch, landed[:-1])
-        for number, state in zip(landed, chain(before, [head]), strict=False):
+        unclear = [number for number in range(self._classified + 1, head.number) if not self._is_compatible(number)]
+        read = zip(unclear, self.versions.find_many(self.branch, unclear), strict=True)
+        # The head was read already, unless nothing landed since the last call.
+        for number, state in chain(read, [(head.number, head)] if head.number > self._classified else ()):
             found = self._classify(VersionRef(self.branch, number), state)
             if found is not None:
                 return found
@@ -254,9 +254,10 @@ class Landed:
         What comes after such a number is left to `catch_up`: nothing is listed, since the head is looked for later.
         """
         for number in count(self._classified + 1):
-            state = self.versions.find(self.branch, number)
-            if state is None or self._classify(VersionRef(self.branch, number), state) is not None:
-                return
+            if not self._is_compatible(number):
+                state = self.versions.find(self.branch, number)
+                if state is None or self._classify(VersionRef(self.branch, number), state) is not None:
+                    return
             self._classified = number
 
     def rebased(self, head: State) -> Transaction:
@@ -282,6 +283,17 @@ class Landed:
                 retryable=True,
             )
         return ready
+
+    def _is_compatible(self, number: int) -> bool:
+        """Return whether the transaction of a version alone shows that the version is compatible.
+
+        Of many writers, each reads what all others committed, mostly appends. Not on object storage, where the request
+        takes longer than decoding the version, which then is kept.
+        """
+        landed = None if self.versions.store.ordered_listing else self.versions.transaction(self.branch, number)
+        if landed is None or landed.uuid == self.transaction.uuid or isinstance(landed.operation, Clone):
+            return False
+        return classify(self.transaction, landed) is Compatibility.COMPATIBLE
 
     def _classify(self, place: VersionRef, state: State | None) -> State | None:
         """Classify a version; `state` is None when it is gone.

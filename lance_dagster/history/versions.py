@@ -26,7 +26,13 @@ import pendulum
 
 from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import VersionSummary, decode_manifest_file, decode_transaction, summarize_manifest
+from lance_dagster.format.codec import (
+    VersionSummary,
+    decode_manifest_file,
+    decode_transaction,
+    decode_transaction_of,
+    summarize_manifest,
+)
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.history.base_access import BaseAccess
@@ -260,6 +266,12 @@ class Versions:
             self._read_state(branch, number, branch_id, read[number]) if number in read else self.find(branch, number)
             for number in numbers
         ]
+
+    def transaction(self, branch: str, number: int) -> Transaction | None:
+        """Read only the transaction of a version; None where there is no such version, or only `find` can tell it."""
+        path, data = self._manifest(branch, number)
+        uri = f"{self.store.uri}/{path}"
+        return None if data is None else decode_transaction_of(data, uri, branch=branch, number=number)
 
     def _read_state(self, branch: str, number: int, branch_id: str, read: tuple[str, bytes | None]) -> State | None:
         key, data = read

@@ -13,7 +13,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.datafiles import FILE_VERSION, staged_fragments
 from lance_dagster.edit.creation import create_empty
-from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, StoreError
+from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, CorruptFileError, StoreError
 from lance_dagster.format.transaction import Append, Delete, Restore, Transaction
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore, open_store
@@ -331,6 +331,26 @@ def test_what_landed_meanwhile_is_read_together(s3_storage: S3Storage) -> None:
     assert ("main@5", 4) == (str(made), made.rows)
     found = Versions(open_store(table.uri, options), options).find_many("main", [2, 9, 4, 3])
     assert [2, None, 4, 3] == [None if state is None else state.number for state in found]
+
+
+def test_transaction_of_a_version_is_read_alone(tmp_path: Path) -> None:
+    """It is the one that the whole version has; None for a version that is missing or stored as another one."""
+    table = LanceTable.create(tmp_path / "table", SCHEMA)
+    table.append(entries("a", 1))
+    table.delete("key = 'a'")
+    table.branches.create("b")
+    table.append(entries("b", 1), branch="b")
+    versions = Versions(open_store(table.uri))
+    for branch, number in (("main", 1), ("main", 2), ("main", 3), ("b", 3), ("b", 4)):
+        assert versions.transaction(branch, number) == versions.load(branch, number).transaction is not None
+    assert versions.transaction("main", 4) is None
+    # A manifest that was copied to another number is left to `load`, which refuses it.
+    copied = versions.store.get(versions.manifest_path("main", 3))
+    assert copied is not None
+    versions.store.put(versions.manifest_path("main", 4), copied)
+    assert versions.transaction("main", 4) is None
+    with pytest.raises(CorruptFileError, match="it says it is version 3"):
+        versions.load("main", 4)
 
 
 def on_s3(storage: S3Storage, script: Script) -> LanceTable:

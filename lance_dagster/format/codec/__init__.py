@@ -12,6 +12,7 @@ from lance_dagster.format.codec.manifests import (
     check_readable,
     check_writable,
     decode_manifest_file,
+    decode_transaction_of,
     encode_manifest_file,
     summarize_manifest,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "decode_row_runs",
     "decode_shape",
     "decode_transaction",
+    "decode_transaction_of",
     "decode_version_runs",
     "decode_versions",
     "encode_indices",
