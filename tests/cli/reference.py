@@ -16,7 +16,7 @@ SHARED = {"--storage-option", "--json", "--help"}
 
 
 def section(command: click.Command, group: click.Group = main) -> str:
-    """One command: how it is called, what it does, the options that not every command has; a group with all of its."""
+    """One command: its call, its effect, and its options other than the common ones; a group with all its commands."""
     name = "lance-dagster" if group is main else f"lance-dagster {group.name}"
     parent = click.Context(group, info_name=name, **main.context_settings)
     context = click.Context(command, parent=parent, info_name=command.name)

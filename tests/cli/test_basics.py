@@ -286,7 +286,7 @@ def test_the_installed_command_is_this_one() -> None:
 
 
 def test_it_starts_at_once_and_exits_as_told(table: LanceTable) -> None:
-    """A real process: help loads nothing heavy, a damaged table ends it with 1."""
+    """In a real process help loads no heavy module, and a damaged table ends it with exit code 1."""
     command = [sys.executable, "-m", "lance_dagster.cli"]
     code = (
         "import sys; from lance_dagster.cli.main import main; main(['--help'], standalone_mode=False); "

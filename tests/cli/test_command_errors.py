@@ -48,7 +48,7 @@ def test_every_method_that_errors_name_can_be_typed(table: LanceTable) -> None:
 
 
 def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
-    """A tag names what would be dropped."""
+    """The error names the tag whose version would be dropped."""
     table.append(entries("w", 1), branch="work")
     table.append(entries("w", 2), branch="work")
     table.tags.create("kept", table.head("work"))
@@ -83,7 +83,7 @@ def test_errors_say_what_to_type(table: LanceTable, arguments: tuple[str, ...], 
 
 
 def test_what_is_typed_puts_it_right(table: LanceTable) -> None:
-    """A pattern, a tag, a branch."""
+    """The typed command is for a pattern, a tag or a branch."""
     assert 0 == run("protect", table.uri, "--remove", "--branch", "release/*").exit_code
     assert 0 == run("branch", table.uri, "release/1", "--delete").exit_code
     assert 0 == run("tag", table.uri, "v1", "--delete", "--force").exit_code

@@ -130,6 +130,6 @@ def test_json_has_it_all(table: LanceTable) -> None:
     ],
 )
 def test_a_wrong_call_is_told(table: LanceTable, versions: list[str], said: str) -> None:
-    """What is wrong, and exit code 2."""
+    """The error says what is wrong, and the exit code is 2."""
     result = run(table.uri, *versions)
     assert (2, "", True) == (result.exit_code, result.stdout, said in result.stderr)

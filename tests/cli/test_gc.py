@@ -82,14 +82,14 @@ def test_rules_are_given(table: LanceTable) -> None:
     [("--older-than", "soon"), ("--branch", "run/*"), ("--branch", "=7d"), ("--keep-last", "0"), ("--grace", "-1d")],
 )
 def test_what_makes_no_sense_is_told(table: LanceTable, wrong: tuple[str, str]) -> None:
-    """With exit code 2."""
+    """Invalid values are an error with exit code 2."""
     result = run(table.uri, *wrong)
     assert (2, "") == (result.exit_code, result.stdout)
     assert result.stderr
 
 
 def test_damage_is_told_by_the_exit_code(table: LanceTable) -> None:
-    """Nothing is deleted."""
+    """With a damaged file nothing is deleted."""
     manifest(table, 2).write_bytes(b"damaged")
     before = files(table)
     result = run(table.uri, "--delete", "--older-than", "7d")
@@ -100,7 +100,7 @@ def test_damage_is_told_by_the_exit_code(table: LanceTable) -> None:
 
 
 def test_what_is_deleted_is_told_apart(table: LanceTable) -> None:
-    """Versions that expire, and what waited since they did."""
+    """The output separates versions that expire from files that waited since earlier expiries."""
     run(table.uri, "--older-than", "7d", "--delete")
     age(table, 2 * DAY)
     lines = run(table.uri, "--older-than", "7d", "--delete").stdout.splitlines()
@@ -109,12 +109,12 @@ def test_what_is_deleted_is_told_apart(table: LanceTable) -> None:
 
 
 def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
-    """Those who keep the most first, and not all of many."""
+    """Branches that keep the most versions come first, and a long list is cut."""
     table.branches.create("idle", at="main@5")
     age(table, 30 * DAY)
     line = "branch 'idle' alone keeps 2 versions: sync it, or delete it"
     assert line == run(table.uri, "--older-than", "7d").stdout.splitlines()[-2]
-    # Those of a repository are not for people to delete.
+    # Branches of a repository must not be deleted by hand.
     for name in (*(f"run/{number:02}" for number in range(12)), "published/0123456789abcdef"):
         table.branches.create(name, at="main@7")
         table.append(entries("r", 1), branch=name)
@@ -127,7 +127,7 @@ def test_who_keeps_a_lot_is_told(table: LanceTable) -> None:
 
 
 def test_a_merged_branch_is_not_to_be_merged(table: LanceTable) -> None:
-    """A branch with changes of its own can be merged; once it is, syncing or deleting it is what helps."""
+    """The advice for an unmerged branch is to merge it, and for a merged one to sync or delete it."""
     table.branches.create("work", at="main@5")
     for value in (1, 2):
         table.append(entries("w", value), branch="work")

@@ -12,7 +12,7 @@ from tests.table_factory import entries, new_table
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A table with a branch that main does not contain, and the other way round."""
+    """A table with a branch that main does not contain, and that does not contain main."""
     made = new_table(tmp_path, entries("a", 1, 2))
     made.branches.create("left")
     made.append(entries("l", 1), branch="left", message="on the left")
@@ -21,7 +21,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def versions_of(*arguments: str) -> list[str]:
-    """The versions a log lists."""
+    """The versions of a log."""
     return [line.split()[0] for line in lines_of("log", *arguments)]
 
 
@@ -40,7 +40,7 @@ def versions_of(*arguments: str) -> list[str]:
     ],
 )
 def test_a_log_begins_where_it_is_told(table: LanceTable, arguments: list[str], expected: list[str]) -> None:
-    """By a ref or by a range, in its place or as an option."""
+    """The log begins at a ref or a range, given as an argument or as an option."""
     assert expected == versions_of(table.uri, *arguments)
     assert expected == [version["version"] for version in document_of("log", table.uri, *arguments)]
 
@@ -55,7 +55,7 @@ def test_a_log_begins_where_it_is_told(table: LanceTable, arguments: list[str], 
     ],
 )
 def test_a_log_says_what_it_does_not_take(table: LanceTable, arguments: list[str], said: str) -> None:
-    """As a wrong call."""
+    """Other arguments are wrong calls."""
     result = run("log", table.uri, *arguments)
     assert (2, True) == (result.exit_code, said in result.stderr)
 
@@ -87,7 +87,7 @@ def test_a_damaged_tag_is_no_reason_not_to_show_a_log(table: LanceTable) -> None
 
 
 def test_a_log_says_who_committed(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as anybody said so; else it is one program."""
+    """Committers are shown as soon as any version has one other than the program."""
     assert not any("lance_dagster" in line for line in lines_of("log", table.uri))
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
     table.append(entries("c", 1))
@@ -135,7 +135,7 @@ def test_the_first_version_changed_nothing(table: LanceTable) -> None:
 
 
 def test_a_version_is_shown_in_words(table: LanceTable) -> None:
-    """Its message once, and each claim as a sentence; what people keep with it under its own name."""
+    """`show` has the message once, each claim as a sentence, and other properties under their own names."""
     table.replace_where("key = 'a'", entries("a", 7), message="only sevens", properties={"ticket": "77"})
     done = process("show", table.uri)
     assert (0, "", 1) == (done.returncode, done.stderr, done.stdout.count("only sevens"))

@@ -11,12 +11,12 @@ History = list[tuple[str, tuple[str, ...]]]
 
 
 def text(cells: Cells) -> str:
-    """A line as it is read."""
+    """A line as text."""
     return "".join(cells.get(place, (" ", 0))[0] for place in range(lanes_width(cells)))
 
 
 def drawn(history: History) -> list[str]:
-    """All lines, those of versions with their names."""
+    """All lines, with the names of versions."""
     lines = []
     for (name, _), each in zip(history, draw(history), strict=True):
         lines += [*map(text, each.above), f"{text(each.line)} {name}", *map(text, each.below)]
@@ -90,13 +90,13 @@ def drawn(history: History) -> list[str]:
     ],
 )
 def test_lanes_begin_cross_and_join(history: History, lines: list[str]) -> None:
-    """As `git log --graph` draws them: a merge begins a lane, lanes that wait for the same version become one."""
+    """As in `git log --graph`, a merge begins a lane, and lanes that lead to the same version are joined."""
     assert lines == drawn(history)
 
 
 @st.composite
 def histories(draw_: st.DrawFn) -> History:
-    """Up to 15 versions, each before its parents, of which there are up to three."""
+    """Up to 15 versions, each before its parents; a version has up to three parents."""
     size = draw_(st.integers(0, 15))
     parents = [
         draw_(st.lists(st.integers(0, node - 1), max_size=3, unique=True)) if node else [] for node in range(size)
@@ -105,7 +105,7 @@ def histories(draw_: st.DrawFn) -> History:
 
 
 def ends(cells: dict[int, str]) -> tuple[int, int]:
-    """Where the characters of one lane in one line come from above and lead to below."""
+    """The columns in which a lane enters a line from above and leaves it below."""
     left, right = min(cells), max(cells)
     if cells[right] == "/":
         return right + 1, left - 1
@@ -113,7 +113,7 @@ def ends(cells: dict[int, str]) -> tuple[int, int]:
 
 
 def rows(history: History) -> Iterator[tuple[Cells, str, dict[int, dict[int, str]]]]:
-    """Every line with the version it is of, if any, and the characters of each lane in it."""
+    """Each line with its version, if any, and the characters of each lane in it."""
     for (name, _), each in zip(history, draw(history), strict=True):
         lines = [*((cells, "") for cells in each.above), (each.line, name), *((cells, "") for cells in each.below)]
         for cells, version in lines:
@@ -126,7 +126,7 @@ def rows(history: History) -> Iterator[tuple[Cells, str, dict[int, dict[int, str
 def traced(history: History) -> set[tuple[str, str]]:
     """The connections between versions, found by following each lane from line to line."""
     edges: set[tuple[str, str]] = set()
-    # Of each lane: where it leads to below, and the version it comes from.
+    # For each lane: the column in which it leaves the line, and the version that it comes from.
     under_way: dict[int, tuple[int, str]] = {}
     before = (0, "")
     for cells, name, lanes in rows(history):

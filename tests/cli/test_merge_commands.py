@@ -58,7 +58,7 @@ def test_a_merge_is_told_to_programs(table: LanceTable) -> None:
 
 
 def test_a_merge_keeps_what_is_said_about_it(table: LanceTable) -> None:
-    """Beside its message."""
+    """The properties are kept beside the message."""
     made = document_of("merge", table.uri, "run/1", "-m", "all", "--property", "ticket=77", "--property", "by=ann")
     properties = made["version"]["properties"]
     assert ("all", "77", "ann") == (made["version"]["message"], properties["ticket"], properties["by"])
@@ -129,7 +129,7 @@ def test_rows_in_conflict_have_colours(torn: LanceTable) -> None:
 
 
 def test_rows_in_conflict_are_told_to_programs(torn: LanceTable) -> None:
-    """With what they are known by, what became of them, and whether there are more."""
+    """The JSON has the keys, the changes and three images of each row, and whether there are more."""
     answer = document_of("merge", torn.uri, "run/1", "--preview", "--rows", "-k", "key", "-c", "value", code=1)
     (row,) = answer["rows"]
     assert ("rows", "changed", "changed", False) == (
@@ -145,7 +145,7 @@ def test_rows_in_conflict_are_told_to_programs(torn: LanceTable) -> None:
 
 
 def test_a_key_finds_rows_without_stable_ids(tmp_path: Path) -> None:
-    """Without it, what a changed row became is not known."""
+    """Without a key the new state of a changed row is unknown."""
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     table = LanceTable.open(uri)
@@ -159,7 +159,7 @@ def test_a_key_finds_rows_without_stable_ids(tmp_path: Path) -> None:
 
 
 def test_rows_are_shown_of_a_preview(table: LanceTable) -> None:
-    """Not by a merge; and there are none where nothing is in conflict, or no row."""
+    """Only a preview shows rows; it shows none if there are no conflicts, or none with rows."""
     assert (2, True) == ((result := run("merge", table.uri, "run/1", "--rows")).exit_code, "--preview" in result.stderr)
     clean = lines_of("merge", table.uri, "run/1", "--preview")
     assert clean == lines_of("merge", table.uri, "run/1", "--preview", "--rows")
@@ -170,7 +170,7 @@ def test_rows_are_shown_of_a_preview(table: LanceTable) -> None:
 
 
 def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
-    """As a list of what each is about."""
+    """The JSON has a list with the kind and unit of each conflict."""
     answer = document_of("merge", torn.uri, "run/1", code=1)
     assert (False, None) == (answer["made"], answer["version"])
     assert ["config", "rows"] == [conflict["kind"] for conflict in answer["conflicts"]]
@@ -189,7 +189,7 @@ def test_conflicts_are_told_to_programs(torn: LanceTable) -> None:
     ],
 )
 def test_conflicts_are_settled(torn: LanceTable, strategies: list[str], value: int, owner: str) -> None:
-    """All alike, or by unit or kind, with one for all others."""
+    """A strategy may apply to all conflicts, or to a unit or kind, with another one for the rest."""
     given = [part for strategy in strategies for part in ("--strategy", strategy)]
     lines_of("merge", torn.uri, "run/1", *given)
     assert [("a", 1), ("a", value), ("r", 1)] == contents(torn)
@@ -197,14 +197,14 @@ def test_conflicts_are_settled(torn: LanceTable, strategies: list[str], value: i
 
 
 def test_a_strategy_for_some_leaves_the_others(torn: LanceTable) -> None:
-    """They are the ones that are printed."""
+    """The other conflicts are printed."""
     result = run("merge", torn.uri, "run/1", "-s", "rows=dest-wins")
     assert (1, 1) == (result.exit_code, len(result.stdout.splitlines()))
     assert result.stdout.startswith("config conflict")
 
 
 def test_a_hint_can_be_typed_as_it_is(torn: LanceTable) -> None:
-    """The diff shows the rows that are in conflict, and the strategies settle them."""
+    """The diff of the hint shows the rows in conflict, and its strategies settle them."""
     hint = run("merge", torn.uri, "run/1").stderr.splitlines()[1]
     look, settle = hint.split("`")[1::2]
     shown = run(*shlex.split(look)[1:])
@@ -230,7 +230,7 @@ def test_a_hint_keeps_every_option(torn: LanceTable, options: list[str], message
 
 
 def test_hints_of_picks_reverts_and_previews_can_be_typed(torn: LanceTable) -> None:
-    """Each is the command that was typed, with the strategies that settle everything."""
+    """Each hint is the typed command with strategies that settle all conflicts."""
     for words in (
         ["cherry-pick", torn.uri, "run/1@4", "-m", "mine", "--property", "a=b"],
         ["preview-branch", torn.uri, "run/1", "--name", "look"],
@@ -247,7 +247,7 @@ def test_hints_of_picks_reverts_and_previews_can_be_typed(torn: LanceTable) -> N
 
 
 def test_a_hint_offers_no_strategy_that_was_given(tmp_path: Path) -> None:
-    """What it did not settle is changed on one side; nor one for what no strategy can settle."""
+    """The hint advises to change one side, and has no strategy if none can settle the conflict."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run/1")
     table.columns.cast("value", pa.int32(), branch="run/1")
@@ -263,14 +263,14 @@ def test_a_hint_offers_no_strategy_that_was_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["ours", "rows=ours", "rows", "source-wins=rows", ""])
 def test_a_wrong_strategy_is_a_wrong_call(table: LanceTable, wrong: str) -> None:
-    """With those there are."""
+    """The error lists the valid strategies."""
     result = run("merge", table.uri, "run/1", "-s", wrong)
     assert (2, True) == (result.exit_code, "source-wins or dest-wins" in result.stderr)
     assert 2 == run("merge", table.uri, "run/1", "-s", "rows=dest-wins", "-s", "rows=source-wins").exit_code
 
 
 def test_a_unit_may_hold_an_equals_sign(tmp_path: Path) -> None:
-    """As the condition of a replacement does."""
+    """The unit may be the predicate of a replacement."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run/1")
     table.replace_where("key = 'a'", entries("a", 2), branch="run/1")
@@ -281,7 +281,7 @@ def test_a_unit_may_hold_an_equals_sign(tmp_path: Path) -> None:
 
 
 def test_a_merge_is_previewed(table: LanceTable) -> None:
-    """What would come, what would be missing; nothing is written."""
+    """The preview shows the effect of the merge, and nothing is written."""
     table.columns.add(pa.schema({"note": pa.string()}), branch="run/1")
     lines = lines_of("merge", table.uri, "run/1", "--preview")
     assert "run/1@6 into main@2; merge base main@2" == lines[0]
@@ -299,7 +299,7 @@ def test_a_merge_is_previewed(table: LanceTable) -> None:
 
 
 def test_a_preview_says_what_is_left_to_do(table: LanceTable) -> None:
-    """Values that only one side has for a new column, and that main has changes of its own."""
+    """It lists new columns that are null in some rows, and says whether main has changes of its own."""
     table.columns.add({"double": "value * 2"}, branch="run/1")
     table.append(entries("b", 5, 6))
     lines = lines_of("merge", table.uri, "run/1", "--preview")
@@ -309,7 +309,7 @@ def test_a_preview_says_what_is_left_to_do(table: LanceTable) -> None:
 
 
 def test_a_preview_of_conflicts_exits_with_one(torn: LanceTable) -> None:
-    """With the lines the merge would have, and no error."""
+    """The preview prints the lines and the hint of the merge, without its error."""
     result = run("merge", torn.uri, "run/1", "--preview")
     assert (1, run("merge", torn.uri, "run/1").stderr.splitlines()[1:]) == (
         result.exit_code,
@@ -323,7 +323,7 @@ def test_a_preview_of_conflicts_exits_with_one(torn: LanceTable) -> None:
 
 
 def test_what_was_cleaned_up_can_be_left_alone(table: LanceTable) -> None:
-    """The hint says how, in the command's words; beside other conflicts, and not where that does not help."""
+    """The hint has the strategy for the history, also beside other conflicts, but not where it does not help."""
     for value in (5, 6):
         table.append(entries("r", value), branch="run/1")
     table.append(entries("b", 1))
@@ -342,7 +342,7 @@ def test_what_was_cleaned_up_can_be_left_alone(table: LanceTable) -> None:
 
 
 def test_only_a_fast_forward_may_be_asked_for(table: LanceTable) -> None:
-    """Refused once main moved, by the preview too."""
+    """The merge and its preview are refused once main has changed."""
     assert 0 == run("merge", table.uri, "run/1", "--ff-only", "--preview").exit_code
     table.append(entries("b", 1))
     for options in ([], ["--preview"]):
@@ -362,7 +362,7 @@ def test_a_squash_is_no_merge(table: LanceTable) -> None:
 
 
 def test_a_merge_is_made_as_a_branch(table: LanceTable) -> None:
-    """For checks; main stays as it is."""
+    """The branch is for checks, and main stays as it is."""
     (line,) = lines_of("preview-branch", table.uri, "run/1")
     assert "preview/run/1 from main@2: preview/run/1@3, 3 rows" == line
     assert contents(table, "run/1") == contents(table, "preview/run/1")
@@ -373,7 +373,7 @@ def test_a_merge_is_made_as_a_branch(table: LanceTable) -> None:
 
 
 def test_a_preview_is_made_anew(table: LanceTable) -> None:
-    """Of what is there by then; another branch is left alone."""
+    """The new preview has the present rows; a branch that is no preview is not replaced."""
     lines_of("preview-branch", table.uri, "run/1")
     table.append(entries("r", 2), branch="run/1")
     refused = run("preview-branch", table.uri, "run/1")
@@ -389,10 +389,10 @@ def test_a_preview_is_made_anew(table: LanceTable) -> None:
 
 
 def test_a_preview_that_died_is_made_anew(table: LanceTable) -> None:
-    """Of a later version of main, which it cannot be finished on."""
+    """The old preview cannot be completed, because main has a later version."""
 
     def script(request: Request) -> object:
-        # What comes next is the merge: the branch and its first version are there.
+        # The next write is the merge, since the branch has its first version.
         if request.writes and table.branches.list("preview/*"):
             raise PlugPulledError
         return request.send()
@@ -408,7 +408,7 @@ def test_a_preview_that_died_is_made_anew(table: LanceTable) -> None:
 
 
 def test_a_preview_stays_when_the_next_one_is_in_conflict(table: LanceTable) -> None:
-    """It is deleted once the merge is known to work."""
+    """The old preview is deleted only when the new merge has no conflict."""
     lines_of("preview-branch", table.uri, "run/1")
     table.update({"value": "value + 20"}, where="value = 2")
     assert 1 == run("preview-branch", table.uri, "run/1", "--replace").exit_code
@@ -416,7 +416,7 @@ def test_a_preview_stays_when_the_next_one_is_in_conflict(table: LanceTable) -> 
 
 
 def test_no_branch_is_made_of_a_conflict(torn: LanceTable) -> None:
-    """The conflicts are told as those of a merge."""
+    """The conflicts are printed like those of a merge."""
     result = run("preview-branch", torn.uri, "run/1")
     assert (1, 2) == (result.exit_code, len(result.stdout.splitlines()))
     assert ["run/1"] == list(torn.branches.list())
@@ -424,7 +424,7 @@ def test_no_branch_is_made_of_a_conflict(torn: LanceTable) -> None:
 
 
 def test_a_branch_is_synced(table: LanceTable) -> None:
-    """It gets what its parent did meanwhile."""
+    """The branch gets the changes of its parent."""
     assert lines_of("sync", table.uri, "run/1")[0].startswith("nothing to do: run/1@5 has everything")
     table.append(entries("b", 1))
     (line,) = lines_of("sync", table.uri, "run/1", "--property", "ticket=7")
@@ -435,14 +435,14 @@ def test_a_branch_is_synced(table: LanceTable) -> None:
 
 
 def test_a_sync_has_conflicts_too(torn: LanceTable) -> None:
-    """Told and settled as those of a merge, with main as the source."""
+    """They are printed and settled like those of a merge, with main as the source."""
     assert 2 == len(document_of("sync", torn.uri, "run/1", code=1)["conflicts"])
     assert 0 == run("sync", torn.uri, "run/1", "-s", "source-wins").exit_code
     assert ("a", 22) in contents(torn, "run/1")
 
 
 def test_a_merge_base_is_shown(table: LanceTable) -> None:
-    """The newest version both contain."""
+    """The merge base is the newest version that both refs contain."""
     table.append(entries("b", 1))
     (line,) = lines_of("merge-base", table.uri, "main", "run/1")
     assert ["main@2", table.at("main@2").id[:10]] == line.split()[:2]
@@ -451,7 +451,7 @@ def test_a_merge_base_is_shown(table: LanceTable) -> None:
 
 
 def test_a_table_on_s3_is_merged(s3_storage: S3Storage) -> None:
-    """And promoted, by the options on the command line."""
+    """Merge, promotion and status use the storage options of the command line."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.branches.create("run/1")
     table.append(entries("r", 1), branch="run/1")
@@ -462,7 +462,7 @@ def test_a_table_on_s3_is_merged(s3_storage: S3Storage) -> None:
 
 
 def test_a_partition_may_have_a_line_break_in_its_name(tmp_path: Path) -> None:
-    """The hint has it as an escape that shells understand, on one line, and what is typed is the same name."""
+    """The hint has an escape for it that shells understand, on one line; the typed command has the right name."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run/1")
     for value, branch in ((2, "run/1"), (3, "main")):

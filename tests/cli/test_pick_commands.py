@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_one_change_is_taken_over(table: LanceTable) -> None:
-    """Not those before it."""
+    """Earlier changes of the branch are not picked."""
     (line,) = lines_of("cherry-pick", table.uri, "fix")
     assert "main@2 -> main@3  3 rows (+1)  the second" == line
     assert [("a", 1), ("a", 2), ("f", 2)] == contents(table)
@@ -32,7 +32,7 @@ def test_one_change_is_taken_over(table: LanceTable) -> None:
 
 
 def test_a_change_is_taken_back(table: LanceTable) -> None:
-    """And later ones are kept."""
+    """Later changes are kept."""
     table.append(entries("b", 1))
     table.delete("value = 2")
     (line,) = lines_of("revert", table.uri, "main@4")
@@ -43,7 +43,7 @@ def test_a_change_is_taken_back(table: LanceTable) -> None:
 
 
 def test_a_merge_is_taken_back_to_a_parent(table: LanceTable) -> None:
-    """Which one has to be said."""
+    """The parent must be given."""
     table.append(entries("b", 1))
     table.merge("fix")
     result = run("revert", table.uri, "main")
@@ -54,7 +54,7 @@ def test_a_merge_is_taken_back_to_a_parent(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("command", ["cherry-pick", "revert"])
 def test_conflicts_are_told(table: LanceTable, command: str) -> None:
-    """As those of a merge, and settled as those."""
+    """They are printed and settled like those of a merge."""
     branch = "fix" if command == "cherry-pick" else "main"
     table.update({"value": "value + 10"}, where="value = 2 AND key = 'a'", branch=branch)
     commit = str(table.head(branch))
@@ -75,7 +75,7 @@ def test_conflicts_are_told(table: LanceTable, command: str) -> None:
 
 @pytest.mark.parametrize("command,version", [("cherry-pick", "fix"), ("revert", "main")])
 def test_something_is_said_about_it(table: LanceTable, command: str, version: str) -> None:
-    """In the log, and beside the version; what this package keeps there is not to be given."""
+    """The log has the message and the version the properties; reserved properties are refused."""
     table.append(entries("b", 1))
     answer = document_of(command, table.uri, version, "-m", "for the audit", "--property", "ticket=7=7")["version"]
     assert ("for the audit", "7=7") == (answer["message"], answer["properties"]["ticket"])
@@ -84,7 +84,7 @@ def test_something_is_said_about_it(table: LanceTable, command: str, version: st
 
 
 def test_a_branch_is_restored(table: LanceTable) -> None:
-    """As its next version."""
+    """The restore is the next version of the branch."""
     table.append(entries("b", 1))
     (line,) = lines_of("restore", table.uri, "main@2", "-m", "back", "--property", "ticket=7")
     assert "main@3 -> main@4  2 rows (-1)  back" == line
@@ -97,7 +97,7 @@ def test_a_branch_is_restored(table: LanceTable) -> None:
 
 
 def test_a_branch_starts_anew(table: LanceTable) -> None:
-    """From where it is told; main cannot."""
+    """A branch can be reset to a given version, but main cannot."""
     table.append(entries("b", 1))
     (line,) = lines_of("reset", table.uri, "fix")
     head = table.head("fix")
@@ -111,7 +111,7 @@ def test_a_branch_starts_anew(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("step", [1, 4, 7, 10])
 def test_a_reset_that_died_is_made_again(table: LanceTable, step: int) -> None:
-    """By the same call, which tells where the branch was if that can be told; a branch that never was is named."""
+    """The same call completes it, and prints the earlier version if that is known; a missing branch is an error."""
     table.branches.create("work")
     script = plug_pulled_before_write(step)
     with pytest.raises(PlugPulledError):

@@ -17,7 +17,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_a_tag_is_made_and_moved(table: LanceTable) -> None:
-    """From where, to where; twice is once."""
+    """The output has both versions; a repeated call moves nothing."""
     assert ["production: new -> main@2"] == lines_of("promote", table.uri, "--at", "main@2")
     assert ["production: main@2 -> main@5"] == lines_of("promote", table.uri)
     assert ["production: main@5 already"] == lines_of("promote", table.uri)
@@ -28,7 +28,7 @@ def test_a_tag_is_made_and_moved(table: LanceTable) -> None:
 
 
 def test_a_tag_is_where_it_was_expected(table: LanceTable) -> None:
-    """Or nothing is moved, and the exit code is 1."""
+    """Otherwise the tag does not move, and the exit code is 1."""
     table.tags.create("production", "main@3")
     result = run("promote", table.uri, "--expect", "main@2")
     assert (1, "") == (result.exit_code, result.stdout)
@@ -39,13 +39,13 @@ def test_a_tag_is_where_it_was_expected(table: LanceTable) -> None:
 
 
 def test_nothing_can_be_expected_of_a_tag_that_is_not_there(table: LanceTable) -> None:
-    """It is not made then."""
+    """The tag is not created."""
     assert 2 == run("promote", table.uri, "--expect", "main@3").exit_code
     assert {} == table.tags.list()
 
 
 def test_a_tag_goes_back(table: LanceTable) -> None:
-    """Step by step, by many, or to a version it was at."""
+    """A rollback goes one step, several steps or to an earlier version of the tag."""
     for number in (2, 3, 4, 5):
         table.tags.move("production", f"main@{number}")
     assert ["production: main@5 -> main@4"] == lines_of("rollback", table.uri)
@@ -60,7 +60,7 @@ def test_a_tag_goes_back(table: LanceTable) -> None:
 
 
 def test_a_tag_goes_back_by_many(table: LanceTable) -> None:
-    """Over what was moved between."""
+    """Moves in between are skipped."""
     for number in (2, 3, 4, 5):
         table.tags.move("production", f"main@{number}")
     assert ["production: main@5 -> main@3"] == lines_of("rollback", table.uri, "--steps", "2")
@@ -69,7 +69,7 @@ def test_a_tag_goes_back_by_many(table: LanceTable) -> None:
 
 
 def test_a_tag_goes_back_to_where_it_was_only(table: LanceTable) -> None:
-    """Else promote is what is meant; what it was at is told."""
+    """The error for another version lists the earlier versions of the tag, and suggests `promote`."""
     for number in (2, 4):
         table.tags.move("production", f"main@{number}")
     result = run("rollback", table.uri, "--to", "main@3")
@@ -82,7 +82,7 @@ def test_a_tag_goes_back_to_where_it_was_only(table: LanceTable) -> None:
 
 
 def test_protection_is_told(table: LanceTable) -> None:
-    """With exit code 1."""
+    """A protected tag is an error with exit code 1."""
     table.branches.create("work")
     table.tags.protect(["production"])
     result = run("promote", table.uri, "--at", "work")
@@ -90,7 +90,7 @@ def test_protection_is_told(table: LanceTable) -> None:
 
 
 def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTable) -> None:
-    """Which would be a way forward."""
+    """Such a rollback would move the tag forward."""
     for number in (2, 4):
         table.tags.move("production", f"main@{number}")
     table.tags.roll_back("production")
@@ -99,7 +99,7 @@ def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTab
 
 
 def test_what_is_expected_of_a_tag_holds_where_nothing_moves(table: LanceTable) -> None:
-    """A tag that is where it is to go back to was perhaps not where somebody thought."""
+    """The expected version is also checked if the tag is already at the target."""
     for number in (1, 2):
         table.tags.move("production", f"main@{number}")
     assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2", "--expect", "main@2")
@@ -109,7 +109,7 @@ def test_what_is_expected_of_a_tag_holds_where_nothing_moves(table: LanceTable) 
 
 
 def test_a_tag_moves_though_the_branch_it_is_on_has_the_name_of_another_tag(table: LanceTable) -> None:
-    """Which pylance makes; where a tag is, is a branch and a number."""
+    """Pylance can create such a tag; the version of a tag is a branch and a number."""
     table.branches.create("run", "main@3")
     table.tags.create("production", "run")
     as_pylance(table).tags.create("run", 1)
@@ -119,7 +119,7 @@ def test_a_tag_moves_though_the_branch_it_is_on_has_the_name_of_another_tag(tabl
 
 
 def test_a_tag_does_not_go_back_to_another_branch_of_the_name(table: LanceTable) -> None:
-    """One line says so, and the exit code is 2."""
+    """The error is one line, and the exit code is 2."""
     table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("run@3", "main@4"):

@@ -17,7 +17,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_a_branch_is_forked_renamed_and_deleted(table: LanceTable) -> None:
-    """Each is told in a line."""
+    """Each of these prints one line."""
     assert ["work from main@2"] == lines_of("branch", table.uri, "work", "--at", "main@2")
     assert ["work from main@2"] == lines_of("branch", table.uri, "work", "--exist-ok")
     assert 1 == run("branch", table.uri, "work").exit_code
@@ -49,7 +49,7 @@ def test_a_branch_is_forked_renamed_and_deleted(table: LanceTable) -> None:
     ],
 )
 def test_what_is_named_wrongly_is_told(table: LanceTable, arguments: tuple[str, ...], said: str) -> None:
-    """With what was meant, where that can be told."""
+    """The error suggests the name that was probably meant."""
     table.branches.create("work")
     table.tags.create("v1", "main@2")
     command, *others = arguments
@@ -59,14 +59,14 @@ def test_what_is_named_wrongly_is_told(table: LanceTable, arguments: tuple[str, 
 
 
 def test_a_branch_is_told_to_programs(table: LanceTable) -> None:
-    """Where it was forked and when, or that it is gone."""
+    """The JSON has the fork point and time of creation, or says that the branch was deleted."""
     made = document_of("branch", table.uri, "work")
     assert ("work", "main@3", True) == (made["name"], made["forked_from"], made["created_at"].startswith("20"))
     assert {"name": "work", "deleted": True} == document_of("branch", table.uri, "work", "-d")
 
 
 def test_a_tag_is_made_renamed_and_deleted(table: LanceTable) -> None:
-    """A release stays where it is."""
+    """An immutable tag does not move."""
     assert ["v1: main@2, immutable"] == lines_of("tag", table.uri, "v1", "--at", "main@2", "--immutable")
     assert 1 == run("promote", table.uri, "--tag", "v1").exit_code
     assert 1 == run("tag", table.uri, "v1", "--delete").exit_code
@@ -80,7 +80,7 @@ def test_a_tag_is_made_renamed_and_deleted(table: LanceTable) -> None:
 
 
 def test_where_a_tag_was_is_shown(table: LanceTable) -> None:
-    """Newest first, with who moved it when, and what was a roll-back."""
+    """The history has the newest move first, with its mover, its time and whether it was a rollback."""
     for number in (1, 2):
         table.tags.move("production", f"main@{number}")
     table.tags.roll_back("production")
@@ -95,7 +95,7 @@ def test_where_a_tag_was_is_shown(table: LanceTable) -> None:
 
 
 def test_names_are_protected(table: LanceTable) -> None:
-    """Told as they are, after each change."""
+    """The command prints all patterns after each change."""
     assert ["branches  none", "tags      none"] == lines_of("protect", table.uri)
     lines = lines_of("protect", table.uri, "--branch", "main", "--branch", "release/*", "--tag", "v*")
     assert ["branches  main, release/*", "tags      v*"] == lines
@@ -106,7 +106,7 @@ def test_names_are_protected(table: LanceTable) -> None:
 
 
 def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> None:
-    """The others are listed; one that lost its manifests is damage, and has no newest version."""
+    """The other branches are listed; a branch without manifests is damaged, and has no newest version."""
     for name in ("a", "b", "c", "d"):
         table.branches.create(name)
     listed = list(table.branches.list().values())
@@ -122,7 +122,7 @@ def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> Non
 
 @pytest.mark.parametrize("remedy", [("reset", "d", "--at", "main@3"), ("branch", "d", "--delete", "--force")])
 def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[str, ...]) -> None:
-    """With what is wrong and what to type, which puts it right."""
+    """The list has a warning with a command that repairs the branch."""
     table.branches.create("d")
     for path in Path(table.uri).glob("tree/d/_versions/*"):
         path.unlink()
@@ -172,7 +172,7 @@ def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[st
     ],
 )
 def test_options_that_would_be_ignored_are_refused(table: LanceTable, arguments: tuple[str, ...], said: str) -> None:
-    """With those that do not go together, before anything is done."""
+    """The error names the incompatible options, and nothing is done."""
     table.branches.create("work")
     table.append(entries("w", 1), branch="work")
     table.tags.create("v1", "main@2")

@@ -1,4 +1,4 @@
-"""docs/cli.md says of every command what its help says, and what its documents hold."""
+"""docs/cli.md has the help of each command, and the keys of its JSON documents."""
 
 import re
 import shlex
@@ -22,18 +22,18 @@ REPOSITORY_ROWS = [row for row in ALL_ROWS if row[0].startswith("repository ")]
 
 
 def names(text: str) -> set[str]:
-    """The keys a text names."""
+    """The keys in a text."""
     return set(re.findall(r"`([a-z_]+)`", text))
 
 
 def test_the_page_says_what_the_help_says() -> None:
-    """Else `python -m tests.cli.reference` writes it anew."""
+    """`python -m tests.cli.reference` updates the page."""
     page = PAGE.read_text()
     assert with_reference(page) == page
 
 
 def test_every_document_is_described() -> None:
-    """At least once for each command."""
+    """Each command has at least one described document."""
     commands = [command for commands in TOPICS.values() for command in commands]
     assert {command.name for command in commands} - {"repository"} == {call.split()[0] for call, _, _ in ROWS}
     (group,) = [command for command in commands if isinstance(command, click.Group)]
@@ -55,7 +55,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
 
 @pytest.mark.parametrize("call,kind,keys", ROWS, ids=[call for call, _, _ in ROWS])
 def test_a_document_is_as_described(table: LanceTable, call: str, kind: str, keys: str) -> None:
-    """Its keys, whole."""
+    """The document has exactly the described keys."""
     assert VERSION is not None
     name, *arguments = shlex.split(call)
     here = [str(Path(table.uri).parent / part[3:]) if part.startswith("../") else part for part in arguments]
@@ -77,7 +77,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("call,kind,keys", REPOSITORY_ROWS, ids=[call for call, _, _ in REPOSITORY_ROWS])
 def test_a_document_of_a_repository_is_as_described(lake: Path, call: str, kind: str, keys: str) -> None:
-    """Its keys, whole; each command has something to do."""
+    """The document has exactly the described keys, and each command has something to do."""
     assert COMMIT is not None
     group, name, *arguments = shlex.split(call)
     if "run/1" in arguments and name == "publish":

@@ -39,7 +39,7 @@ def table(root: str, name: str) -> LanceTable:
 
 
 def publish(root: str, number: int, *options: str) -> list[str]:
-    """Publish a row more in both tables."""
+    """Publish one more row in both tables."""
     lines_of("repository", "fork", root, f"run/{number}", ORDERS, LINES)
     for name in (ORDERS, LINES):
         table(root, name).append(rows(number), branch=f"run/{number}")
@@ -58,7 +58,7 @@ def test_tables_that_exist_become_a_repository(lake: str) -> None:
 
 
 def test_a_publication_moves_main_and_the_channel(repository: str) -> None:
-    """One line for main with the tables that changed, one for the channel; published again, nothing changes."""
+    """One line is for main with the changed tables, and one for the channel; a second call changes nothing."""
     main, channel = publish(repository, 2, "--channel", "production", "--message", "second day")
     commit = LanceRepository.open(repository).head()
     assert main.endswith(f"-> {commit.short_id} second day, 2 tables: {LINES}, {ORDERS}")
@@ -71,7 +71,7 @@ def test_a_publication_moves_main_and_the_channel(repository: str) -> None:
 
 
 def test_conflicts_of_all_tables_are_printed(repository: str) -> None:
-    """A line for each table in conflict, an error, a hint that can be typed, exit code 1, and nothing changed."""
+    """The output has a line for each table in conflict, an error and a hint that can be typed; nothing is changed."""
     before = lines_of("repository", "log", repository)
     lines_of("repository", "fork", repository, "run/2", ORDERS, LINES)
     for name in (ORDERS, LINES):
@@ -91,7 +91,7 @@ def test_conflicts_of_all_tables_are_printed(repository: str) -> None:
 
 
 def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
-    """A held channel refuses a publication with the command that releases it; the history has each move."""
+    """A held channel refuses a publication with the command that releases it; the history lists each move."""
     publish(repository, 2, "--channel", "production")
     publish(repository, 3, "--channel", "production")
     first, second = (each.id[:12] for each in reversed(LanceRepository.open(repository).log(limit=2)))
@@ -170,7 +170,7 @@ def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
 
 
 def test_show_says_that_the_parent_was_collected(repository: str) -> None:
-    """What a commit changed is not known then, and no table is called added."""
+    """The changes of such a commit are unknown, and no table is listed as added."""
     lines_of("repository", "commit", repository, "-m", "again")
     publish(repository, 2)
     commits = document_of("repository", "show", repository)
@@ -182,6 +182,6 @@ def test_show_says_that_the_parent_was_collected(repository: str) -> None:
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    """Each command with its whole first sentence."""
+    """The help lists each command with its whole first sentence."""
     result = run("repository")
     assert re.search(r"promote +Move a channel to a commit, for all tables at once", result.output)

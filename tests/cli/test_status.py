@@ -8,7 +8,7 @@ from tests.table_factory import entries, new_table
 
 
 def test_names_stand_beside_main(tmp_path: Path) -> None:
-    """Branches and tags with what they have and lack, and the run branches that wait."""
+    """Branches and tags are listed with their differences from main, and run branches that wait for a merge."""
     table = new_table(tmp_path, entries("a", 1))
     table.tags.create("production", "main@1")
     for name in ("run/1", "run/2", "work"):
@@ -49,7 +49,7 @@ def test_names_stand_beside_main(tmp_path: Path) -> None:
 
 
 def test_a_table_without_names_is_one_line(tmp_path: Path) -> None:
-    """Its newest version."""
+    """The line has the newest version."""
     table = new_table(tmp_path)
     assert ["main@1"] == [line.split()[0] for line in lines_of("status", table.uri)]
     assert 2 == run("status", table_uri(table.uri, "main")).exit_code

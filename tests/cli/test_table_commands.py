@@ -16,14 +16,14 @@ from tests.table_factory import SCHEMA, as_pylance, entries, new_table
 
 
 def answer(*arguments: str) -> Any:  # noqa: ANN401  # whatever the document is
-    """The document a process answers with."""
+    """The JSON document that a process prints."""
     done = process(*arguments, "--json")
     assert (0, "") == (done.returncode, done.stderr)
     return json.loads(done.stdout)
 
 
 def test_tables_are_found_below_a_root(tmp_path: Path) -> None:
-    """At any depth, with branches, rows, newest version and the tag; what is below a table is not looked at."""
+    """Tables at any depth are listed with branches, rows, newest version and tag; folders below a table are skipped."""
     for folder in ("shop", "shop/daily"):
         (tmp_path / folder).mkdir()
         table = LanceTable.create(tmp_path / folder / "orders", SCHEMA)
@@ -44,7 +44,7 @@ def test_tables_are_found_below_a_root(tmp_path: Path) -> None:
 
 
 def test_a_root_may_be_a_table_or_hold_none(tmp_path: Path) -> None:
-    """Neither is an error."""
+    """Both cases are no error."""
     table = new_table(tmp_path)
     assert ".  0 rows  1 branch  main@1" == lines_of("tables", table.uri)[0][:27]
     (tmp_path / "empty").mkdir()
@@ -53,7 +53,7 @@ def test_a_root_may_be_a_table_or_hold_none(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_does_not_hide_others(tmp_path: Path) -> None:
-    """It is listed with the reason."""
+    """The damaged table is listed with the reason."""
     table = new_table(tmp_path, entries("a", 1))
     (tmp_path / "broken/_versions").mkdir(parents=True)
     (tmp_path / "broken/_versions/1.manifest").write_bytes(b"damaged")
@@ -64,7 +64,7 @@ def test_a_damaged_table_does_not_hide_others(tmp_path: Path) -> None:
 
 
 def test_tables_on_s3_are_found(s3_storage: S3Storage) -> None:
-    """By prefixes, without listing what is in the tables."""
+    """Prefixes are listed, but not the content of tables."""
     options = [f"--storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
     for name in ("a/orders", "b"):
         LanceTable.create(f"{s3_storage.uri}/root/{name}", SCHEMA, storage_options=s3_storage.storage_options)
@@ -72,7 +72,7 @@ def test_tables_on_s3_are_found(s3_storage: S3Storage) -> None:
 
 
 def test_a_table_is_created_from_columns(tmp_path: Path) -> None:
-    """With what pylance reads of them; a second time only when that is said."""
+    """Pylance reads the given columns; an existing table needs `--exist-ok`."""
     uri = str(tmp_path / "orders")
     done = process("create", uri, "--schema", "id:int64 not null, day:string,tags:list<string>,price:decimal(10, 2)")
     assert (0, "") == (done.returncode, done.stderr)
@@ -86,7 +86,7 @@ def test_a_table_is_created_from_columns(tmp_path: Path) -> None:
 
 
 def test_exist_ok_refuses_a_table_with_other_columns(tmp_path: Path) -> None:
-    """It would be taken for the table that was asked for; every type that is created is found equal again."""
+    """Otherwise it would be taken for the requested table; all types that can be created compare as equal."""
     columns = "id:int64 not null,tags:list<string>,price:decimal(10, 2),at:timestamp[us, tz=UTC],v:float32[4]"
     for _ in range(2):
         assert 0 == run("create", str(tmp_path / "t"), "--schema", columns, "--exist-ok").exit_code
@@ -95,7 +95,7 @@ def test_exist_ok_refuses_a_table_with_other_columns(tmp_path: Path) -> None:
 
 
 def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
-    """With its columns, and nothing of what pandas keeps in its metadata."""
+    """The table has the columns of the file, without pandas' metadata."""
     schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", tz="UTC")}, metadata={"pandas": "{}"})
     pq.write_table(schema.empty_table(), tmp_path / "file.parquet")
     answer("create", str(tmp_path / "orders"), "--like", str(tmp_path / "file.parquet"))
@@ -121,7 +121,7 @@ def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_columns_that_cannot_be_read_are_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    """In one line, and nothing is created."""
+    """The error is one line, and nothing is created."""
     result = run("create", str(tmp_path / "orders"), *arguments)
     assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n"))
     assert said in result.stderr
@@ -129,7 +129,7 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, arguments: tuple[
 
 
 def test_types_are_read() -> None:
-    """As Arrow writes them, and in the short form for vectors."""
+    """Types are written as Arrow writes them, or in the short form for vectors."""
     text = "v:float32[128],t:timestamp[ms, tz=Europe/Vienna],n:large_list<list<int8 >>,day of week:date32"
     expected = {
         "v": pa.list_(pa.float32(), 128),
@@ -141,7 +141,7 @@ def test_types_are_read() -> None:
 
 
 def test_first_rows_are_shown(tmp_path: Path) -> None:
-    """Of any version, with the columns asked for, and how many there are."""
+    """The rows are of any version, with the chosen columns, and the output has the number of all rows."""
     table = new_table(tmp_path, entries("a", *range(12)))
     table.append(entries("b", 1))
     done = process("head", table.uri, "main@2", "--rows", "2", "--columns", "value,key")
@@ -156,5 +156,5 @@ def test_first_rows_are_shown(tmp_path: Path) -> None:
 
 
 def test_an_empty_table_shows_its_columns(tmp_path: Path) -> None:
-    """And that there are no rows."""
+    """The output has the columns and says that there are no rows."""
     assert ["key  value", "main@1: 0 of 0 rows"] == lines_of("head", new_table(tmp_path).uri)

@@ -1,4 +1,4 @@
-"""A standalone cluster from the pip installation: a master and two workers in processes of their own.
+"""A standalone cluster from the pip installation: a master and two workers in separate processes.
 
 The cluster runs the package as `pip install` leaves it, from a wheel that is built here, and not the checkout.
 """
@@ -30,7 +30,7 @@ class Cluster(NamedTuple):
     log: Path
 
     def start(self, walk: str, table: Path) -> "subprocess.Popen[str]":
-        """Start one of the programs of `walks.py` as a driver, in a process group of its own."""
+        """Start one of the programs of `walks.py` as a driver, in its own process group."""
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("walks.py")), walk, self.master, str(table)],
             env=self.environment,
@@ -42,7 +42,7 @@ class Cluster(NamedTuple):
         )
 
     def run(self, walk: str, table: Path) -> tuple[int, str]:
-        """Run a program to its end; its exit code and what it wrote."""
+        """Run a program to its end; return its exit code and output."""
         with self.start(walk, table) as program:
             output, _ = program.communicate(timeout=PROGRAM_SECONDS)
             return program.returncode, output
@@ -92,7 +92,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def _installed(folder: Path) -> Path:
-    """Build the wheel of the checkout and install it, without what it needs, which is installed already."""
+    """Build the wheel of the checkout and install it without its dependencies, which are installed already."""
     site = folder / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(ROOT)]
     subprocess.run(command, check=True, cwd=folder)
@@ -100,7 +100,7 @@ def _installed(folder: Path) -> Path:
 
 
 def _wait(state: str, processes: "list[subprocess.Popen[bytes]]", log: Path) -> None:
-    """Return once both workers are known to the master."""
+    """Return once the master knows both workers."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
         with suppress(OSError), urllib.request.urlopen(state, timeout=5) as answer:  # noqa: S310 - the loopback

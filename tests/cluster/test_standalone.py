@@ -1,4 +1,4 @@
-"""Spark on a cluster: exact rows and one version, whatever is lost on the way. `make test-cluster` runs these."""
+"""Spark on a cluster writes exact rows and one version, even if processes are lost. `make test-cluster` runs these."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def result(finished: tuple[int, str]) -> dict[str, Any]:
-    """What a driver that ended well reported."""
+    """The result of a driver that succeeded."""
     code, output = finished
     assert 0 == code, output
     found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
@@ -35,7 +35,7 @@ def result(finished: tuple[int, str]) -> dict[str, Any]:
 
 
 def unreferenced(table: LanceTable) -> int:
-    """The number of files that no version names, all of which a collection deletes."""
+    """The number of files that no version references, all of which a collection deletes."""
     found = table.maintenance.collect_garbage(timedelta(days=1), grace=timedelta(0), dry_run=False)
     assert () == tuple(found.problems)
     assert {} == {name: count for name, count in found.waiting.items() if count.files}
@@ -45,7 +45,7 @@ def unreferenced(table: LanceTable) -> int:
 
 
 def test_rows_are_written_read_upserted_deleted_and_compacted(cluster: Cluster, table: LanceTable) -> None:
-    """By two executors, with speculation."""
+    """Two executors do the work, with speculation."""
     found = result(cluster.run("work", Path(table.uri)))
     changed = len(range(0, 2 * ROWS, 3))
     added = ROWS - changed
@@ -57,13 +57,13 @@ def test_rows_are_written_read_upserted_deleted_and_compacted(cluster: Cluster, 
     assert ROWS - 4 == found["changed"]
     before, after = found["fragments"]
     assert after < before
-    # Two appends, an upsert, a delete, and a compaction with its reserved ids.
+    # These are two appends, an upsert, a delete, and a compaction with its reserved ids.
     assert [2, 3, 4, 5, 6, 7] == table.branches.version_numbers(after=1)
     assert table.maintenance.verify(deep=True).ok
 
 
 def test_an_executor_that_is_lost_in_mid_write(cluster: Cluster, table: LanceTable) -> None:
-    """Its tasks are run again by another one; their first files are garbage."""
+    """Another executor repeats its tasks; their first files are garbage."""
     assert result(cluster.run("killed_executor", Path(table.uri)))["killed"]
     assert [2] == table.branches.version_numbers(after=1)
     assert list(range(ROWS)) == sorted(table.read(columns=["id"]).column("id").to_pylist())  # type: ignore[type-var]
@@ -73,7 +73,7 @@ def test_an_executor_that_is_lost_in_mid_write(cluster: Cluster, table: LanceTab
 
 
 def test_a_driver_that_is_lost_after_staging(cluster: Cluster, table: LanceTable) -> None:
-    """No version names its files, and a collection deletes them."""
+    """No version references its files, and a collection deletes them."""
     code, output = cluster.run("killed_driver", Path(table.uri))
     assert -signal.SIGKILL == code, output
     assert [] == table.branches.version_numbers(after=1)
@@ -83,7 +83,7 @@ def test_a_driver_that_is_lost_after_staging(cluster: Cluster, table: LanceTable
 
 
 def test_a_stream_that_is_killed(cluster: Cluster, table: LanceTable, tmp_path: Path) -> None:
-    """Twice, each time soon after a batch was committed; the copy has each row once and each batch one version."""
+    """It is killed twice, soon after a commit; the copy has each row once, and one version for each batch."""
     copy = tmp_path / "copy"
     for kill in range(2):
         program = cluster.start("stream", Path(table.uri))

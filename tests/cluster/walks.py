@@ -48,7 +48,7 @@ def executors(spark: SparkSession) -> int:
 
 
 def java_process() -> int:
-    """The id of the executor that started this worker of Python: the parent of PySpark's daemon."""
+    """The id of the executor that started this Python worker, which is the parent of PySpark's daemon."""
     daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
     return int(daemon.rpartition(")")[2].split()[1])
 
@@ -86,7 +86,7 @@ def killed_executor(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
             yield batch
             if context is not None and context.partitionId() == 1 and number == 2:
                 try:
-                    # Exclusive: of all attempts one kills.
+                    # The creation is exclusive, so only one attempt kills its executor.
                     (folder / "killed").touch(exist_ok=False)
                 except FileExistsError:
                     continue
@@ -97,7 +97,7 @@ def killed_executor(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
 
 
 def killed_driver(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
-    """Stage rows and die before they are committed."""
+    """Stage rows, and kill this process before they are committed."""
     staged = stage(numbers(spark), table)
     assert staged.rows == ROWS
     os.kill(os.getpid(), signal.SIGKILL)
@@ -105,7 +105,7 @@ def killed_driver(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
 
 
 def stream(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
-    """Copy what is appended to the table, until somebody kills this process or `stop` is there."""
+    """Copy rows that are appended to the table, until this process is killed or the file `stop` exists."""
     folder = Path(table.uri).parent
     read = spark.readStream.format("lance_dagster").option("maxVersionsPerTrigger", "1").load(table.uri)
     write = read.writeStream.format("lance_dagster").option("checkpointLocation", str(folder / "checkpoint"))

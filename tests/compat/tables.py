@@ -1,4 +1,4 @@
-"""Tables that this package brought into every state it can make, and how pylance looks at them."""
+"""Tables in every state that this package can make, and the checks that pylance makes of them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,23 +10,23 @@ from lance_dagster import LanceTable
 from tests.table_factory import Rows, as_pylance, entries, new_table, sorted_rows
 
 Operation = Callable[[LanceTable], Rows]
-"""Does something to a table of `BEFORE`, adding only rows of the key "new"; returns the rows main has afterwards."""
+"""An operation on a table of `BEFORE` that adds only rows of the key "new"; it returns the rows that main then has."""
 BEFORE: Rows = [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1)]
 NEW: Rows = [("new", 1), ("new", 2)]
 
 
 def prepared(folder: Path) -> LanceTable:
-    """Two fragments: one of two keys, one of a key of its own."""
+    """Two fragments: one with the rows of two keys, one with the rows of a third key."""
     return new_table(folder, pa.concat_tables([entries("a", 1, 2), entries("b", 1, 2)]), entries("c", 1))
 
 
 def new(*, of: Sequence[tuple[str, int]] = NEW) -> pa.Table:
-    """The rows an operation adds."""
+    """The rows that an operation adds."""
     return entries("new", *(value for _, value in of))
 
 
 def without(key: str) -> Rows:
-    """The rows there were, less those of a key."""
+    """The initial rows without those of a key."""
     return [row for row in BEFORE if row[0] != key]
 
 
@@ -161,7 +161,7 @@ def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def assert_sound(dataset: lance.LanceDataset, rows: Rows) -> None:
-    """What pylance can say about a version: its files fit, rows and counts are right, ids and versions too."""
+    """Pylance's checks of a version: its files are valid, and rows, counts, row ids and row versions are right."""
     dataset.validate()
     assert sorted(rows) == sorted_rows(dataset.to_table(columns=["key", "value"]))
     assert len(rows) == dataset.count_rows()

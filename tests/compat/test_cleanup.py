@@ -1,4 +1,4 @@
-"""Pylance's clean-up beside branches of the package: it deletes files that no version needs, and nothing else."""
+"""Pylance's clean-up of a table with branches of the package deletes only files that no version needs."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,7 +31,7 @@ LATER: dict[str, Callable[[LanceTable], object]] = {
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A run branch with appended, replaced and deleted rows, and a branch of that."""
+    """A run branch with appended, replaced and deleted rows, and a branch forked from it."""
     made = new_table(tmp_path, pa.concat_tables([entries("a", 1, 2), entries("b", 1)]), entries("c", 1))
     made.branches.create("run")
     made.append(entries("r", *range(100)), branch="run")
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> LanceTable:
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("options", CLEAN_UPS)
 def test_a_clean_up_of_main_loses_nothing_of_a_branch(table: LanceTable, options: str, later: str) -> None:
-    """Rows that only a branch has, and rows that only a branch still has, are there afterwards."""
+    """After a clean-up of main, branches keep their own rows and the rows that main has deleted since the fork."""
     before = {name: contents(table, name) for name in ("run", "inner")}
     LATER[later](table)
     main = contents(table)
@@ -60,7 +60,7 @@ def test_a_clean_up_of_main_loses_nothing_of_a_branch(table: LanceTable, options
 
 @pytest.mark.parametrize("name", ["run", "inner"])
 def test_a_clean_up_of_a_branch_loses_nothing_of_the_others(table: LanceTable, name: str) -> None:
-    """Its rows lie in the table's root, where a clean-up of the branch does not look."""
+    """The clean-up keeps the branch's inherited rows, which lie in the root of the table, outside its own folder."""
     before = {ref: contents(table, ref) for ref in ("main", "run", "inner")}
     as_pylance(table, name).cleanup_old_versions(older_than=timedelta(microseconds=1), delete_unverified=True)
     again = LanceTable.open(table.uri)
@@ -68,7 +68,7 @@ def test_a_clean_up_of_a_branch_loses_nothing_of_the_others(table: LanceTable, n
 
 
 def test_automatic_clean_up_loses_nothing_of_a_branch(table: LanceTable) -> None:
-    """It runs inside an ordinary commit of pylance."""
+    """The automatic clean-up runs inside an ordinary commit of pylance."""
     before = contents(table, "run")
     dataset = as_pylance(table)
     dataset.update_config({"lance.auto_cleanup.interval": "1", "lance.auto_cleanup.older_than": "0ms"})
@@ -80,7 +80,7 @@ def test_automatic_clean_up_loses_nothing_of_a_branch(table: LanceTable) -> None
 
 @pytest.mark.parametrize("options", CLEAN_UPS)
 def test_rows_merged_before_a_clean_up_are_there_after_it(table: LanceTable, options: str) -> None:
-    """With the branch alive, and with the branch gone."""
+    """The merged rows stay, both while the branches exist and after they are deleted."""
     table.append(entries("m", 1))
     table.merge("inner")
     rows = contents(table)
@@ -96,7 +96,7 @@ def test_rows_merged_before_a_clean_up_are_there_after_it(table: LanceTable, opt
 
 
 def test_what_a_deleted_branch_left_is_taken_away(table: LanceTable) -> None:
-    """Files nobody names any more do not stay for ever."""
+    """The clean-up deletes the files of deleted branches, which no version references any more."""
     table.branches.delete("inner")
     table.branches.delete("run")
     before = len(list((Path(table.uri) / "data").iterdir()))
@@ -106,7 +106,7 @@ def test_what_a_deleted_branch_left_is_taken_away(table: LanceTable) -> None:
 
 
 def test_a_tagged_version_of_a_branch_is_kept(table: LanceTable) -> None:
-    """A promoted version survives the clean-up of its line."""
+    """A clean-up of a branch and one of main keep a tagged version of the branch."""
     table.tags.create("release", "run@4")
     rows = contents(table, "release")
     as_pylance(table, "run").cleanup_old_versions(
@@ -117,7 +117,7 @@ def test_a_tagged_version_of_a_branch_is_kept(table: LanceTable) -> None:
 
 
 def test_a_writer_that_is_behind_a_clean_up_loses_nothing(table: LanceTable) -> None:
-    """A pylance handle opened long ago finds the newest version through the package's hint."""
+    """A pylance handle opened before the clean-up finds the newest version through the hint that the package writes."""
     stale = lance.dataset(table.uri)
     for value in range(5):
         table.append(entries("m", value))

@@ -1,4 +1,4 @@
-"""Columns that pylance changes before a prepared commit: no value is lost or read as another."""
+"""Pylance changes columns before a prepared commit of the package: no value is lost or read from another column."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +38,7 @@ CHANGES: dict[str, Callable[[lance.LanceDataset], object]] = {
 
 
 def rows(uri: str) -> list[tuple[Any, ...]]:
-    """Rows by the two columns there were, whatever they are called, as far as they are there."""
+    """The rows of the columns `key` and `value`, as far as they exist, under whatever names they have."""
     dataset = lance.dataset(uri)
     dataset.validate()
     names = [name for name in dataset.schema.names if name != "more"]
@@ -48,7 +48,7 @@ def rows(uri: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("write", WRITES)
 def test_rows_are_whole_or_refused(tmp_path: Path, write: str, change: str) -> None:
-    """As when pylance had been first, or as if the package had not tried."""
+    """The rows are as if pylance had changed the columns first, or as if the refused commit had not been tried."""
     uris = [str(tmp_path / name) for name in ("alone", "raced")]
     for uri in uris:
         lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=True)
@@ -69,7 +69,7 @@ def test_rows_are_whole_or_refused(tmp_path: Path, write: str, change: str) -> N
 
 
 def test_rows_of_pylance_meet_a_cast_of_the_package(tmp_path: Path) -> None:
-    """An append that did not see the cast is refused, where its values would be read as nulls."""
+    """An append that did not see the cast is refused, because its values would be read as nulls."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True)
     stale = lance.dataset(uri)
@@ -81,7 +81,7 @@ def test_rows_of_pylance_meet_a_cast_of_the_package(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_values_beside_rows_without_a_mode(tmp_path: Path, *, stable: bool) -> None:
-    """A row that is updated takes along what pylance's `update_columns` wrote beside it, naming fields and no mode."""
+    """An update of a row keeps what pylance's `update_columns` wrote beside it in a transaction without a mode."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
     script = intruder_at_commit(lambda: _write_beside(uri))
@@ -91,7 +91,7 @@ def test_values_beside_rows_without_a_mode(tmp_path: Path, *, stable: bool) -> N
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_values_beside_rows_are_committed_as_pylance_says_them(tmp_path: Path, *, stable: bool) -> None:
-    """Its transaction without a mode, committed by the package, gives the same rows."""
+    """The package commits such a transaction of pylance, without an update mode, with the same rows as pylance."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1, 2, 3), uri, max_rows_per_file=2, enable_stable_row_ids=stable)
     _write_beside(uri)

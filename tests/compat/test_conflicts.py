@@ -1,7 +1,7 @@
-"""Every pair of changes, the second one made from the version before the first: the package's verdict beside pylance's.
+"""The verdicts of the package and of pylance on each pair of changes, both made from the same version.
 
-Both sides commit the very same transactions, made by pylance, to copies of the same table. Where both let one pass,
-the tables that come out of it are compared too.
+Both commit the same transactions, made by pylance, to copies of the same table. Where both accept the second one, the
+resulting tables are compared too.
 """
 
 import shutil
@@ -149,12 +149,12 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
 }
 VERDICTS = {pair: verdicts for verdicts, _, pairs in LISTED.values() for pair in sorted(pairs)}
 KEPT_METADATA = {(change, "schema metadata") for change in ("drop column", "rename", "forbid nulls")}
-"""Here both pass, and pylance loses the schema metadata that the other change set."""
+"""Both commits of these pairs pass, and pylance loses the schema metadata that the other change set."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A change made from the base version, on a copy of its own."""
+    """A change made from the base version, on its own copy of the table."""
 
     folder: Path
     transaction: Transaction
@@ -162,12 +162,12 @@ class Made:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["stable row ids", "row addresses"])
 def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Made]:
-    """Each change, made by pylance on a copy of one table: two fragments, an index, a column in files of its own."""
+    """Each change, made by pylance on a copy of a table that has two fragments, an index and a column in own files."""
     folder = tmp_path_factory.mktemp("conflicts")
     base = folder / "base"
     dataset = lance.write_dataset(rows(*range(10)), str(base), max_rows_per_file=5, enable_stable_row_ids=request.param)
     dataset.add_columns({"more": "key + 100"})
-    # So that a compaction has an id that nobody else takes.
+    # The reserved ids give a compaction an id that no other change takes.
     transaction = Transaction(read_version=2, uuid=str(uuid.uuid4()), operation=ReserveFragments(count=RESERVED))
     LanceTable.open(base).commit(transaction)
     found = {}
@@ -187,7 +187,7 @@ def last_transaction(table: Path) -> Transaction:
 
 
 def with_files_of(waiting: Made, committed: Made, target: Path) -> Path:
-    """A copy of the table where `committed` is committed and the files of `waiting` lie ready."""
+    """A copy of the table with `committed` committed, and with the files of `waiting` in place."""
     shutil.copytree(committed.folder, target)
     for name in FOLDERS:
         if (waiting.folder / name).exists():
@@ -196,7 +196,7 @@ def with_files_of(waiting: Made, committed: Made, target: Path) -> Path:
 
 
 def package_verdict(change: Made, table: Path) -> str:
-    """What becomes of a transaction when the package commits it."""
+    """The outcome when the package commits a transaction."""
     transaction = replace(change.transaction, uuid=str(uuid.uuid4()), read_version=READ)
     if isinstance(transaction.operation, Rewrite):
         (group,) = transaction.operation.groups
@@ -210,7 +210,7 @@ def package_verdict(change: Made, table: Path) -> str:
 
 
 def pylance_verdict(change: Made, name: str, table: Path) -> str:
-    """What becomes of it when pylance commits it."""
+    """The outcome when pylance commits the transaction."""
     source = lance.dataset(str(change.folder))
     transaction: Any = source.read_transaction(source.version)
     transaction.read_version = READ
@@ -218,7 +218,7 @@ def pylance_verdict(change: Made, name: str, table: Path) -> str:
         transaction.operation.groups[0].new_fragments[0].id = 2
     try:
         if name.startswith("base"):
-            # pylance does not give these away, nor take them.
+            # pylance neither returns transactions of this operation nor commits them.
             CHANGES[name](lance.dataset(str(table), version=READ))
         else:
             lance.LanceDataset.commit(str(table), transaction)
@@ -232,7 +232,7 @@ def pylance_verdict(change: Made, name: str, table: Path) -> str:
 
 
 def shape(table: Path) -> dict[str, object]:
-    """What a table holds, for comparison."""
+    """The content of a table, for comparison."""
     dataset = lance.dataset(str(table))
     dataset.validate()
     path = table / "_versions" / manifest_name(dataset.version)
@@ -262,7 +262,7 @@ def shape(table: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("change", thinned(CHANGES, kept=every(2)))
 def test_the_second_change_fares_as_with_pylance(made: dict[str, Made], tmp_path: Path, change: str) -> None:
-    """The same verdict on every pair, but for those that are listed; and the same table where it passes."""
+    """Both give the same verdict on each pair that is not listed, and the same table where the change passes."""
     for earlier in CHANGES:
         found = with_files_of(made[change], made[earlier], tmp_path / f"package {earlier}")
         expected = with_files_of(made[change], made[earlier], tmp_path / f"pylance {earlier}")
@@ -280,7 +280,7 @@ def test_the_second_change_fares_as_with_pylance(made: dict[str, Made], tmp_path
 def test_joined_vectors_take_out_what_both_meant(
     made: dict[str, Made], tmp_path: Path, change: str, earlier: str
 ) -> None:
-    """No row that somebody took out is there again, no other one is gone; an updated row is there once."""
+    """Every row that either change deleted is gone, no other row is, and an updated row occurs once."""
     table = with_files_of(made[change], made[earlier], tmp_path / "table")
     assert PASSES == package_verdict(made[change], table)
     dataset = lance.dataset(str(table))
@@ -298,7 +298,7 @@ def test_joined_vectors_take_out_what_both_meant(
 
 @pytest.mark.parametrize("change", ["drop", "append", "delete", "update"])
 def test_a_change_of_the_write_ahead_log_in_between(tmp_path: Path, change: str) -> None:
-    """Another program's `UpdateMemWalState` stands against what it stands against in pylance, columns included."""
+    """Another program's `UpdateMemWalState` conflicts with the same operations as in pylance, also those on columns."""
     verdicts = []
     for name in ("package", "pylance"):
         uri = str(tmp_path / f"{change}-{name}")

@@ -1,4 +1,4 @@
-"""Columns changed by the package and by pylance, on two copies of one table: nothing tells the copies apart."""
+"""The package and pylance change the columns of two copies of one table in the same way, with the same result."""
 
 import shutil
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Change = tuple[Callable[[LanceTable], object], Callable[[lance.LanceDataset], ob
 
 
 def rows(*keys: int) -> pa.Table:
-    """Rows with columns of every shape that has a field of its own in a file, or several."""
+    """Rows with columns of every shape that has one or several fields of its own in a file."""
     return pa.table(
         {
             "key": pa.array(keys, pa.int64()),
@@ -115,7 +115,7 @@ def manifest_of(dataset: lance.LanceDataset) -> Manifest:
 
 
 def shape(manifest: Manifest) -> object:
-    """What a manifest says, but for names that are made up anew by every writer, and their order."""
+    """The content of a manifest, without the names that each writer generates and their order."""
     fragments = [
         (own.id, own.physical_rows, own.deletion, own.row_ids, own.created_at, own.updated_at)
         for own in manifest.fragments
@@ -135,7 +135,7 @@ def shape(manifest: Manifest) -> object:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_both_make_the_same_of_it(pair: tuple[LanceTable, lance.LanceDataset], change: str) -> None:
-    """Fields, files, row versions, indices, flags, rows; and pylance goes on."""
+    """Fields, files, row versions, indices, flags and rows are equal, and pylance can go on with the table."""
     table, dataset = pair
     change_table, change_dataset = CHANGES[change]
     change_table(table)
@@ -151,7 +151,7 @@ def test_both_make_the_same_of_it(pair: tuple[LanceTable, lance.LanceDataset], c
 
 
 def assert_pylance_goes_on(dataset: lance.LanceDataset) -> None:
-    """Let pylance do everything it can to a table, and look whether rows are as they should be."""
+    """Apply each operation of pylance to a table, and compare the rows with the expected ones."""
     number = next(name for name in ("key", "id") if name in dataset.schema.names)
     expected = dataset.to_table()
     dataset.validate()
@@ -175,7 +175,7 @@ def assert_pylance_goes_on(dataset: lance.LanceDataset) -> None:
 def test_the_package_goes_on_where_pylance_changed_columns(
     pair: tuple[LanceTable, lance.LanceDataset], change: str
 ) -> None:
-    """Append, delete, another column, compaction."""
+    """The package appends, deletes, adds a column and compacts after pylance changed columns."""
     _, dataset = pair
     CHANGES[change][1](dataset)
     table = LanceTable.open(dataset.uri)

@@ -1,4 +1,4 @@
-"""Indices made by pylance still answer, and answer right, after commits of the package."""
+"""Indices made by pylance still give right answers after commits of the package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ CHANGES: dict[str, Callable[[LanceTable], object]] = {
 
 
 def merged(table: LanceTable, change: Callable[[], object]) -> None:
-    """Do something on a branch, something else on main, and merge."""
+    """Change a branch, change main, and merge."""
     table.branches.create("run")
     change()
     table.append(entries("m", *range(100, 110)))
@@ -49,7 +49,7 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
 
 
 def assert_answers(dataset: lance.LanceDataset) -> None:
-    """The index is used, and gives what a look at every row gives."""
+    """Queries use the index, and their results equal those of a full scan."""
     for condition in (
         "value = 30",
         "value >= 20 and value < 40",
@@ -65,7 +65,7 @@ def assert_answers(dataset: lance.LanceDataset) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_index_answers_after_a_commit_of_the_package(table: LanceTable, change: str) -> None:
-    """Rows it does not know are looked at, rows that are gone are left out; also once it was brought up to date."""
+    """Queries scan rows that the index does not cover and omit deleted rows, before and after the index is updated."""
     CHANGES[change](table)
     dataset = as_pylance(table)
     assert 2 == len(dataset.describe_indices())
@@ -78,7 +78,7 @@ def test_an_index_answers_after_a_commit_of_the_package(table: LanceTable, chang
 
 
 def test_a_branch_uses_the_indices_it_inherited(table: LanceTable) -> None:
-    """Through the base path, for old rows and new ones."""
+    """The branch finds the indices through its base path, for inherited and new rows."""
     table.branches.create("run")
     table.append(entries("x", *range(100, 120)), branch="run")
     table.replace_where("value % 3 = 0", entries("x", 120), branch="run")
@@ -89,7 +89,7 @@ def test_a_branch_uses_the_indices_it_inherited(table: LanceTable) -> None:
 
 
 def test_an_overwrite_drops_the_indices(table: LanceTable) -> None:
-    """What they know is about rows that are gone; new ones can be made."""
+    """The indices cover only rows that are gone; new ones can be created."""
     table.overwrite(entries("x", *range(200)))
     dataset = as_pylance(table)
     assert [] == dataset.describe_indices()
@@ -99,7 +99,7 @@ def test_an_overwrite_drops_the_indices(table: LanceTable) -> None:
 
 
 def test_an_index_made_on_a_branch_is_not_merged(table: LanceTable) -> None:
-    """It would point at fragments that have other ids on main; main's own answer."""
+    """The branch's index would refer to fragments that have other ids on main; main keeps its own indices."""
     table.branches.create("run")
     table.append(entries("x", *range(100, 120)), branch="run")
     as_pylance(table, "run").create_scalar_index("value", "BTREE", name="of_the_branch")
@@ -110,7 +110,7 @@ def test_an_index_made_on_a_branch_is_not_merged(table: LanceTable) -> None:
 
 
 def test_a_full_text_index_answers_after_commits_of_the_package(tmp_path: Path) -> None:
-    """Words of old, new and replaced rows are found."""
+    """The index finds words in old, new and replaced rows."""
     schema = pa.schema([("text", pa.string())])
     table = LanceTable.create(tmp_path / "texts", schema)
     table.append(pa.table({"text": ["red apple", "green pear", "red cherry"]}))
@@ -122,7 +122,7 @@ def test_a_full_text_index_answers_after_commits_of_the_package(tmp_path: Path) 
 
 
 def test_a_vector_index_answers_after_commits_of_the_package(tmp_path: Path) -> None:
-    """Neighbours among old and new rows, without those that were replaced."""
+    """The index finds neighbours among old and new rows, and none of the replaced ones."""
     vectors = [[float(number), 0.0] for number in range(300)]
     schema = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])
     table = LanceTable.create(tmp_path / "vectors", schema)

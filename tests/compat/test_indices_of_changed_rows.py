@@ -1,4 +1,4 @@
-"""Indices made by pylance answer right after rows were updated, upserted and deleted by the package."""
+"""Indices made by pylance give right answers after the package updated, upserted and deleted rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ Change = Callable[[LanceTable], object]
 
 
 def rows(*ids: int, word: str | None = None) -> pa.Table:
-    """Rows whose columns follow from their number, or stand apart by a word."""
+    """Rows whose columns are derived from their number, or marked by a word."""
     return pa.Table.from_pylist(
         [
             {
@@ -38,7 +38,7 @@ def rows(*ids: int, word: str | None = None) -> pa.Table:
 
 @pytest.fixture(params=[True, False], ids=["stable", "addresses"])
 def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
-    """Three fragments, the last of which no index knows, with an index of every kind."""
+    """Three fragments, the last of which no index covers, with an index of every kind."""
     uri = str(tmp_path / "indexed")
     dataset = lance.write_dataset(
         rows(*range(SIZE)), uri, max_rows_per_file=150, enable_stable_row_ids=bool(request.param)
@@ -53,7 +53,7 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
 
 
 def assert_exact(dataset: lance.LanceDataset) -> None:
-    """What an index gives is what a look at every row gives."""
+    """The results by index equal those of a full scan."""
     dataset.validate()
     everything = dataset.to_table().to_pylist()
     assert len(everything) == len({row["id"] for row in everything})
@@ -102,10 +102,10 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_indices_are_exact_after_a_change(table: LanceTable, change: str) -> None:
-    """At once, once brought up to date, once compacted; and after a change on top of that."""
+    """Indices are exact after the change, after their update, after a compaction, and after a second change."""
     CHANGES[change](table)
     if change not in ("update of everything", "upsert and delete"):
-        # There, no fragment is left that an index knows.
+        # After these, no fragment is left that an index covers.
         assert "ScalarIndexQuery" in as_pylance(table).scanner(filter="value = 30").explain_plan()
     assert_exact(as_pylance(table))
     as_pylance(table).optimize.optimize_indices()
@@ -120,7 +120,7 @@ def test_indices_are_exact_after_a_change(table: LanceTable, change: str) -> Non
 
 @pytest.mark.parametrize("change", ["update of an indexed column", "upsert", "delete"])
 def test_indices_are_exact_after_a_compaction_of_the_package(table: LanceTable, change: str) -> None:
-    """In whatever order the two come."""
+    """The compaction may come before or after the change."""
     CHANGES[change](table)
     table.maintenance.compact()
     assert_exact(as_pylance(table))
@@ -130,7 +130,7 @@ def test_indices_are_exact_after_a_compaction_of_the_package(table: LanceTable, 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_branch_uses_the_indices_it_inherited(table: LanceTable, change: str) -> None:
-    """And main's stay what they were."""
+    """The rows of main stay as they were."""
     table.branches.create("run")
     before = as_pylance(table).to_table().to_pylist()
     dataset = as_pylance(table, "run")

@@ -1,7 +1,7 @@
 """A scalar, two vector and a full-text index made by pylance answer exactly after each operation of the package.
 
-On `main`, on a branch that inherited them, and after a merge; before and after pylance brought them up to date. Each
-answer is held against one that uses no index. Rows an index does not know are found all the same.
+This holds on `main`, on a branch that inherited the indices, and after a merge, before and after pylance updates the
+indices. Each answer is compared with one that uses no index. Rows that an index does not cover are found too.
 """
 
 import shutil
@@ -35,7 +35,7 @@ Change = Callable[[LanceTable, str], object]
 
 
 def rows(numbers: range, salt: int = 0) -> pa.Table:
-    """Rows whose values follow from their numbers."""
+    """Rows whose values are derived from their numbers."""
     vectors = np.random.default_rng([numbers.start, salt]).random((len(numbers), 4)).astype("float32")
     return pa.table(
         {
@@ -53,7 +53,7 @@ def rows(numbers: range, salt: int = 0) -> pa.Table:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["stable", "addresses"])
 def template(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """Three fragments that the indices know, with deletions, and one that they do not."""
+    """Three fragments that the indices cover, with deletions, and one that they do not cover."""
     folder = tmp_path_factory.mktemp("indexed") / "template"
     dataset = lance.write_dataset(
         rows(range(270)), str(folder), max_rows_per_file=90, enable_stable_row_ids=bool(request.param)
@@ -69,7 +69,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture
 def table(template: Path, tmp_path: Path) -> LanceTable:
-    """A table of the test's own: pylance remembers indices by path."""
+    """A copy for each test, because pylance caches indices by path."""
     shutil.copytree(template, tmp_path / "table")
     return LanceTable.open(tmp_path / "table")
 
@@ -89,7 +89,7 @@ def _twice(table: LanceTable, branch: str) -> None:
     table.maintenance.compact(branch=branch)
 
 
-# What only adds and takes out rows; a merge carries it over.
+# These only add and delete rows, so a merge carries them over.
 MERGEABLE: dict[str, Change] = {
     "append": lambda t, b: t.append(rows(range(300, 340), salt=3), branch=b),
     "delete rows": lambda t, b: t.delete("value % 3 = 0", branch=b),
@@ -124,7 +124,7 @@ CHANGES: dict[str, Change] = {
 
 
 def exact(table: LanceTable, branch: str = "main") -> None:
-    """Every index is there, used unless it knows no row any more, and what it finds is what is there."""
+    """Every index exists, is used unless it covers no row any more, and finds exactly the right rows."""
     dataset = as_pylance(table, branch)
     known = {status.name for status in table.maintenance.indices(branch) if status.indexed_rows}
     assert set(INDEXED) == {index.name for index in dataset.describe_indices()}
@@ -145,22 +145,22 @@ def exact(table: LanceTable, branch: str = "main") -> None:
 
 
 def ids(found: pa.Table) -> list[int]:
-    """The rows found."""
+    """The ids of the rows found."""
     return sorted(row["id"] for row in found.select(["id"]).to_pylist())
 
 
 def unindexed(table: LanceTable, branch: str = "main") -> set[int]:
-    """How many rows an index does not know, over all indices."""
+    """The numbers of rows that indices do not cover."""
     return {status.unindexed_rows for status in table.maintenance.indices(branch)}
 
 
-# Every change once, on main and on a branch in turn; a soak does each on both.
+# Each change is tested once, alternately on main and on a branch; a soak tests each on both.
 CHOSEN_ON_MAIN = set([*CHANGES][::2])
 
 
 @pytest.mark.parametrize("change", thinned(CHANGES, kept=CHOSEN_ON_MAIN.__contains__))
 def test_on_main(table: LanceTable, change: str) -> None:
-    """After a change of the package, and after pylance brought the indices up to date."""
+    """Indices are exact after a change of the package, and after pylance updated them."""
     CHANGES[change](table, "main")
     exact(table)
     as_pylance(table).optimize.optimize_indices()
@@ -171,7 +171,7 @@ def test_on_main(table: LanceTable, change: str) -> None:
 
 @pytest.mark.parametrize("change", thinned(CHANGES, kept=lambda change: change not in CHOSEN_ON_MAIN))
 def test_on_a_branch(table: LanceTable, change: str) -> None:
-    """That inherited the indices; main does not notice."""
+    """Indices are exact on a branch that inherited them, and main is not affected."""
     before = table.read("main", columns=["id"])
     table.branches.create("run")
     CHANGES[change](table, "run")
@@ -185,7 +185,7 @@ def test_on_a_branch(table: LanceTable, change: str) -> None:
 
 @pytest.mark.parametrize("change", MERGEABLE)
 def test_after_a_merge(table: LanceTable, change: str) -> None:
-    """Into a main that moved on."""
+    """Indices are exact after a merge into a main that has changed since the fork."""
     table.branches.create("run")
     MERGEABLE[change](table, "run")
     table.append(rows(range(400, 420), salt=7))
@@ -199,7 +199,7 @@ def test_after_a_merge(table: LanceTable, change: str) -> None:
 
 @pytest.mark.parametrize("shallow", [True, False], ids=["shallow", "deep"])
 def test_in_a_clone(table: LanceTable, tmp_path: Path, *, shallow: bool) -> None:
-    """A clone has the indices, and changes to it are answered."""
+    """A clone has the indices, which are exact after changes to it."""
     clone = table.maintenance.clone(tmp_path / "clone", shallow=shallow)
     exact(clone)
     clone.replace_where("id % 4 = 1 OR id >= 300", rows(range(300, 340), salt=3))
@@ -207,7 +207,7 @@ def test_in_a_clone(table: LanceTable, tmp_path: Path, *, shallow: bool) -> None
 
 
 def test_after_a_move(table: LanceTable, tmp_path: Path) -> None:
-    """On main and on a branch, once the table was moved and told so."""
+    """Indices are exact on main and on a branch after the table was moved and relocated."""
     table.branches.create("run")
     table.append(rows(range(300, 340), salt=3), branch="run")
     moved = shutil.move(table.uri, tmp_path / "moved")
@@ -218,7 +218,7 @@ def test_after_a_move(table: LanceTable, tmp_path: Path) -> None:
 
 
 def test_a_renamed_column_keeps_its_index(table: LanceTable) -> None:
-    """Under the name it has."""
+    """The index is used under the new name of the column."""
     table.columns.rename("value", "worth")
     dataset = as_pylance(table)
     assert "ScalarIndexQuery" in dataset.scanner(filter="worth = 30").explain_plan()
@@ -228,12 +228,12 @@ def test_a_renamed_column_keeps_its_index(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("column", ["value", "text", "near", "coded"])
 def test_a_dropped_column_takes_its_index_along(table: LanceTable, column: str) -> None:
-    """And no other."""
+    """Other indices stay."""
     table.columns.drop([column])
     assert set(INDEXED) - {f"{column}_idx"} == {index.name for index in as_pylance(table).describe_indices()}
 
 
 def test_an_overwrite_leaves_no_index(table: LanceTable) -> None:
-    """What they know is about rows that are gone."""
+    """The indices cover only rows that are gone."""
     table.overwrite(rows(range(20)))
     assert [] == as_pylance(table).describe_indices()

@@ -1,6 +1,6 @@
-"""All of pylance's own maintenance over a table with everything in it: branches live, merged and gone, tags, indices.
+"""Pylance's own maintenance of a table with live, merged and deleted branches, tags and indices.
 
-Each does what it says, and what can be read afterwards reads as before, through pylance and through the package.
+Each operation works, and afterwards pylance and the package read the same rows as before.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ Work = Callable[[LanceTable], object]
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Rows inserted, replaced, updated, deleted and indexed on every line."""
+    """Rows inserted, replaced, updated, deleted and indexed on each branch."""
     made = new_table(tmp_path, entries("a", *range(20)), entries("b", *range(20)))
     as_pylance(made).create_scalar_index("value", "BTREE")
     for name in ("merged", "gone", "live"):
@@ -55,7 +55,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def state(table: LanceTable) -> Mapping[str, Rows]:
-    """The rows of every branch and tag, the same through pylance and through the package, by scan and by index."""
+    """The rows of each branch and tag, which are equal through pylance and the package, by scan and by index."""
     fresh = LanceTable.open(table.uri)
     found: dict[str, Rows] = {}
     for name in ("main", *fresh.branches.list(), *fresh.tags.list()):
@@ -71,7 +71,7 @@ def state(table: LanceTable) -> Mapping[str, Rows]:
 
 
 def held(before: Mapping[str, Rows], table: LanceTable, *gone: str) -> None:
-    """Everything but what is gone reads as before, and works on."""
+    """Each ref that is not deleted has the same rows as before, and each branch accepts commits."""
     expected = {name: rows for name, rows in before.items() if name not in gone}
     assert expected == state(table)
     errors = [str(problem) for problem in table.maintenance.verify().problems if problem.severity == "error"]
@@ -85,7 +85,7 @@ def held(before: Mapping[str, Rows], table: LanceTable, *gone: str) -> None:
 
 @pytest.mark.parametrize("way,line", pairs(WAYS, LINES))
 def test_a_clean_up_of_any_line(table: LanceTable, way: str, line: str) -> None:
-    """On main, on a branch of the package, on a branch of a branch, on a branch of pylance."""
+    """The cleaned branch is main, a branch of the package, a branch of that branch, or a branch of pylance."""
     if way == "verified, a month later":
         age(table, 30 * DAY)
     before = state(table)
@@ -94,7 +94,7 @@ def test_a_clean_up_of_any_line(table: LanceTable, way: str, line: str) -> None:
 
 
 def test_a_clean_up_of_every_line_one_after_the_other(table: LanceTable) -> None:
-    """Twice, since what one leaves is what the next one sees."""
+    """Each branch is cleaned twice, since one clean-up leaves its result to the next."""
     before = state(table)
     for line in (*LINES, *reversed(LINES)):
         as_pylance(table, line).cleanup_old_versions(error_if_tagged_old_versions=False, **WAYS["unverified"])
@@ -103,7 +103,7 @@ def test_a_clean_up_of_every_line_one_after_the_other(table: LanceTable) -> None
 
 @pytest.mark.parametrize("line", LINES)
 def test_automatic_clean_up_in_ordinary_commits(table: LanceTable, line: str) -> None:
-    """Of any line, by commits of pylance. While a tag names an old version of the line, it does nothing at all."""
+    """Pylance's commits to any branch clean it up, but not while a tag names an old version of the branch."""
     for name in table.tags.list():
         as_pylance(table).tags.delete(name)
     dataset = as_pylance(table, line)
@@ -127,7 +127,7 @@ def test_automatic_clean_up_in_ordinary_commits(table: LanceTable, line: str) ->
 @pytest.mark.parametrize("name", ["merged", "inner", "by-pylance"])
 @pytest.mark.parametrize("merge_first", [False, True])
 def test_pylance_deletes_a_branch(table: LanceTable, name: str, *, merge_first: bool) -> None:
-    """What was merged into main stays, also after a clean-up; what was not goes with the branch."""
+    """Rows that were merged into main stay, also after a clean-up; rows that were not merged go with the branch."""
     if merge_first:
         table.merge(name)
     before = state(table)
@@ -138,7 +138,7 @@ def test_pylance_deletes_a_branch(table: LanceTable, name: str, *, merge_first: 
 
 
 def test_pylance_does_not_delete_a_branch_that_is_referred_to(table: LanceTable) -> None:
-    """By a branch forked from it, or a tag."""
+    """A branch forked from it, or a tag on it, prevents the deletion."""
     before = state(table)
     with pytest.raises(OSError, match=r"(?i)referenc|branch"):
         as_pylance(table).branches.delete("live")
@@ -147,11 +147,11 @@ def test_pylance_does_not_delete_a_branch_that_is_referred_to(table: LanceTable)
 
 @pytest.mark.parametrize("line", ["main", "merged", "by-pylance"])
 def test_pylance_compacts_a_line_and_cleans_up(table: LanceTable, line: str) -> None:
-    """The fragments it wrote anew hold the same rows; the others still have their files."""
+    """The rewritten fragments hold the same rows, and the other fragments still have their files."""
     before = state(table)
     dataset = as_pylance(table, line)
     if line != "main":
-        # Its compaction on a branch writes an inherited index where readers do not look for it.
+        # Pylance's compaction on a branch writes an inherited index to a place where readers do not look for it.
         dataset.drop_index("value_idx")
     dataset.optimize.compact_files(target_rows_per_fragment=1000, materialize_deletions_threshold=0.0)
     assert before == state(table)
@@ -179,7 +179,7 @@ def _optimized(dataset: lance.LanceDataset) -> None:
 
 
 def _merged(table: LanceTable, line: str) -> Rows:
-    """The rows of main after a merge of a line, tried on branches that are gone when this returns."""
+    """The rows of main after a merge of the branch, tried on temporary branches."""
     table.branches.create("source", line)
     table.branches.create("dest", "main")
     table.merge("source", "dest")
@@ -198,9 +198,9 @@ def _merged(table: LanceTable, line: str) -> Rows:
 def test_a_branch_that_pylance_maintained_is_merged(
     table: LanceTable, line: str, maintain: Callable[[lance.LanceDataset], None]
 ) -> None:
-    """One that is still worked on, or a branch of that one: nothing is lost, and main gets what it would have got.
+    """The maintained branch is one in use or a branch forked from it; main gets the same rows as without maintenance.
 
-    Once it was cleaned up too, nobody knows what its versions claimed: that they claimed nothing has to be said.
+    After a clean-up the claims of its versions are unknown, and the merge needs a strategy that says there were none.
     """
     wanted, before = _merged(table, line), state(table)
     maintain(as_pylance(table, line))
@@ -220,7 +220,7 @@ def test_a_branch_that_pylance_maintained_is_merged(
 
 @pytest.mark.parametrize("line", ["live", "inner"])
 def test_a_branch_whose_inherited_index_pylance_broke_is_merged(table: LanceTable, line: str) -> None:
-    """Its compaction puts that index where no reader looks: the branch says so, and main is none the worse."""
+    """Pylance's compaction puts that index where no reader looks: `verify` reports the branch; main stays intact."""
     wanted, before = _merged(table, line), state(table)
     _compacted(as_pylance(table, line))
     assert before[line] == contents(table, line) == sorted_rows(as_pylance(table, line).to_table())
@@ -239,7 +239,7 @@ def test_a_branch_whose_inherited_index_pylance_broke_is_merged(table: LanceTabl
 
 @pytest.mark.parametrize("line", ["main", "live"])
 def test_pylance_builds_indices_anew_and_cleans_up(table: LanceTable, line: str) -> None:
-    """What the old index left goes, and nobody needs it."""
+    """The files of the old index are deleted, and no query needs them."""
     before = state(table)
     as_pylance(table, line).create_scalar_index("value", "BTREE", replace=True)
     as_pylance(table).optimize.optimize_indices()
@@ -249,7 +249,7 @@ def test_pylance_builds_indices_anew_and_cleans_up(table: LanceTable, line: str)
 
 
 def test_collecting_and_pylances_clean_up_take_turns(table: LanceTable) -> None:
-    """Neither misses what the other took away."""
+    """Neither clean-up needs a file that the other one deleted."""
     before = state(table)
     age(table, 30 * DAY)
     assert table.maintenance.collect_garbage(timedelta(0), dry_run=False).done
@@ -262,7 +262,7 @@ def test_collecting_and_pylances_clean_up_take_turns(table: LanceTable) -> None:
 
 
 def test_a_shallow_clone_keeps_what_it_names(table: LanceTable, tmp_path: Path) -> None:
-    """By the tag it left: through pylance's clean-up, and through the package's."""
+    """Pylance's and the package's clean-up keep the source's version because of the tag that the clone created."""
     clone = table.maintenance.clone(tmp_path / "clone", "main@3")
     rows = contents(clone)
     table.overwrite(entries("new", 1))

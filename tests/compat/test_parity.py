@@ -1,7 +1,7 @@
-"""One operation, done by the package to a table and by pylance to its copy: both go on in the same way.
+"""The package applies an operation to a table, and pylance to its copy: later operations have equal results on both.
 
-Whatever either program does next is done to both. After each step the copies are equal in rows, row ids and versions,
-field ids, fragments, flags, and what indices cover and answer.
+Each later step of either program is applied to both. After each step the copies are equal in rows, row ids and row
+versions, field ids, fragments, flags, and what indices cover and answer.
 """
 
 import shutil
@@ -111,7 +111,7 @@ def manifest_of(table: LanceTable) -> Manifest:
 
 
 def portrait(uri: str) -> dict[str, Any]:
-    """Everything about the newest version that a reader or a later writer goes by, except names of files."""
+    """Everything about the newest version that readers and later writers depend on, except names of files."""
     dataset = lance.dataset(uri)
     dataset.validate()
     manifest = manifest_of(LanceTable.open(uri))
@@ -119,7 +119,7 @@ def portrait(uri: str) -> dict[str, Any]:
     rows = dataset.to_table(columns=[*dataset.schema.names, *lineage]).to_pylist()
     ids = set(manifest.fragments.ids)
     return {
-        # Pylance reads fragments side by side when it moves rows, so their order is not always the same.
+        # Pylance reads fragments in parallel when it moves rows, so their order varies.
         "rows": sorted(rows, key=str),
         "count": dataset.count_rows(),
         "fields": [(own.id, own.parent_id, own.name, own.logical_type, own.nullable) for own in manifest.fields],
@@ -139,7 +139,7 @@ def portrait(uri: str) -> dict[str, Any]:
 
 
 def answers(dataset: lance.LanceDataset) -> list[list[Any]]:
-    """What queries find, by an index where there is one; held against a look at every row."""
+    """The results of queries by an index, where there is one, which equal those of a full scan."""
     found = []
     for condition in ("value = 4", "value > 6 AND value < 45", "key = 'n'", "key = 'b'"):
         indexed = dataset.to_table(columns=["value"], filter=condition)
@@ -150,7 +150,7 @@ def answers(dataset: lance.LanceDataset) -> list[list[Any]]:
 
 
 def two_tables(tmp_path: Path, *, stable: bool) -> tuple[str, str]:
-    """A table of three fragments, deletions, two indices and a tail they do not know; and its copy."""
+    """A table of three fragments with deletions, two indices and rows that these do not cover; and its copy."""
     by_package, by_pylance = str(tmp_path / "package"), str(tmp_path / "pylance")
     rows = pa.concat_tables([noted("a", *range(8)), noted("b", *range(8, 16))])
     dataset = lance.write_dataset(rows, by_package, max_rows_per_file=8, enable_stable_row_ids=stable)
@@ -163,7 +163,7 @@ def two_tables(tmp_path: Path, *, stable: bool) -> tuple[str, str]:
 
 
 def fitted(rows: pa.Table, uri: str) -> pa.Table:
-    """Rows with the columns that a table has by now."""
+    """Rows with the present columns of a table."""
     return pa.Table.from_pylist(rows.to_pylist(), schema=lance.dataset(uri).schema)
 
 
@@ -213,7 +213,7 @@ LATER: dict[str, tuple[Callable[[str], object], ...]] = {
 }
 
 
-# By either program, with stable row ids and without, in turn; a soak runs every case of all three.
+# The program and stable row ids alternate over the operations; a soak runs each combination.
 CASES = [(operation, who, stable) for operation in OPERATIONS for who in LATER for stable in (True, False)]
 CHOSEN = {(operation, [*LATER][i % 2], i // 2 % 2 == 0) for i, operation in enumerate(OPERATIONS)}
 
@@ -227,7 +227,7 @@ CHOSEN = {(operation, [*LATER][i % 2], i // 2 % 2 == 0) for i, operation in enum
     ),
 )
 def test_both_tables_go_on_in_the_same_way(tmp_path: Path, operation: str, who: str, *, stable: bool) -> None:
-    """After the operation, and after each step of either program on top of it."""
+    """The copies are equal after the operation and after each later step of either program."""
     by_package, by_pylance = two_tables(tmp_path, stable=stable)
     both = OPERATIONS[operation]
     both.with_package(LanceTable.open(by_package))

@@ -1,4 +1,4 @@
-"""Pylance reads everything this package writes, and does everything it can on top."""
+"""Pylance reads everything that this package writes, and can apply each of its operations to it."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +23,7 @@ def insert(dataset: lance.LanceDataset) -> None:
 
 
 def merge_insert(dataset: lance.LanceDataset) -> None:
-    """Update the rows of a value, and add one that is not there."""
+    """Delete the rows of a matching value, and insert those of a value that is not there."""
     rows = fitted(pa.concat_tables([entries("m", 2), entries("m", 77)]), dataset.schema)
     builder = dataset.merge_insert("value").when_matched_delete().when_not_matched_insert_all()
     builder.execute(rows)
@@ -36,7 +36,7 @@ def branch_and_tag(dataset: lance.LanceDataset) -> None:
 
 
 def index(dataset: lance.LanceDataset) -> None:
-    """Make an index, add rows, bring the index up to date."""
+    """Create an index, add rows, and update the index."""
     dataset.create_scalar_index("value", "BTREE")
     insert(dataset)
     dataset.optimize.optimize_indices()
@@ -44,7 +44,7 @@ def index(dataset: lance.LanceDataset) -> None:
 
 
 def clean_up(dataset: lance.LanceDataset) -> None:
-    """Delete whatever is not needed by the newest version or a branch, however new."""
+    """Delete all files that neither the newest version nor a branch needs, whatever their age."""
     dataset.cleanup_old_versions(
         older_than=timedelta(microseconds=1), delete_unverified=True, error_if_tagged_old_versions=False
     )
@@ -84,7 +84,7 @@ STEPS: dict[str, tuple[Step, Model]] = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_pylance_reads_what_the_package_wrote(tmp_path: Path, operation: str) -> None:
-    """Rows, counts, row ids, versions of rows, schema; nothing on main points elsewhere."""
+    """Pylance reads the right rows, counts, row ids, row versions and schema; main has no base paths."""
     table = prepared(tmp_path)
     rows = OPERATIONS[operation](table)
     dataset = as_pylance(table)
@@ -99,7 +99,7 @@ def test_pylance_reads_what_the_package_wrote(tmp_path: Path, operation: str) ->
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
-    """With the rows that the package reads, and the lineage that leads to it."""
+    """Pylance reads each branch with the same rows as the package, and with unique row ids."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
     assert set(table.branches.list()) == set(as_pylance(table).branches.list())
@@ -113,7 +113,7 @@ def test_pylance_reads_every_branch(tmp_path: Path, operation: str) -> None:
 
 @pytest.mark.parametrize("operation,step", pairs(OPERATIONS, STEPS))
 def test_pylance_goes_on_and_so_does_the_package(tmp_path: Path, operation: str, step: str) -> None:
-    """Pylance commits on top of the package, the package on top of that, and every branch keeps its rows."""
+    """Pylance commits on top of the package, then the package on top of pylance, and each branch keeps its rows."""
     table = prepared(tmp_path)
     stale = as_pylance(table)
     rows = OPERATIONS[operation](table)
@@ -124,7 +124,7 @@ def test_pylance_goes_on_and_so_does_the_package(tmp_path: Path, operation: str,
     after = model(rows)
     assert_sound(as_pylance(table), after)
     assert sorted(after) == contents(table)
-    # Another table object, as another process would have it: what it reads was cleaned up, maybe.
+    # This table object has no cache, like one in another process; a clean-up may have deleted what it reads.
     again = LanceTable.open(table.uri)
     again.append(fitted(entries("o", 1), again.schema()))
     again.replace_where("key = 'p' or key = 'o' and value = 2", fitted(entries("o", 2), again.schema()))
@@ -141,7 +141,7 @@ def test_pylance_goes_on_and_so_does_the_package(tmp_path: Path, operation: str,
 @pytest.mark.parametrize("operation", ["branch", "nested branch"])
 @pytest.mark.parametrize("step", ["append", "delete", "update", "merge_insert", "compaction", "index", "new column"])
 def test_pylance_goes_on_on_a_branch_of_the_package(tmp_path: Path, operation: str, step: str) -> None:
-    """A branch is a table like others, and main does not notice."""
+    """Pylance's changes to a branch do not affect main."""
     table = prepared(tmp_path)
     rows = OPERATIONS[operation](table)
     name = "inner" if operation == "nested branch" else "run"
@@ -156,7 +156,7 @@ def test_pylance_goes_on_on_a_branch_of_the_package(tmp_path: Path, operation: s
 
 
 def test_pylance_reads_tags_of_the_package_and_moves_them(tmp_path: Path) -> None:
-    """And the package reads where pylance moved them."""
+    """The package reads the tags where pylance moved them."""
     table = prepared(tmp_path)
     table.tags.create("release", "main@1")
     table.tags.move("release", "main@2")
@@ -169,7 +169,7 @@ def test_pylance_reads_tags_of_the_package_and_moves_them(tmp_path: Path) -> Non
 
 
 def test_pylance_deletes_a_branch_of_the_package(tmp_path: Path) -> None:
-    """The rows that were merged stay."""
+    """Rows that were merged from the branch stay."""
     table = prepared(tmp_path)
     rows = OPERATIONS["merge of deletion vectors"](table)
     as_pylance(table).branches.delete("run")
@@ -179,7 +179,7 @@ def test_pylance_deletes_a_branch_of_the_package(tmp_path: Path) -> None:
 
 
 def test_each_program_forks_from_branches_of_the_other(tmp_path: Path) -> None:
-    """Alternating, each with a row of its own; the innermost is merged all the way down."""
+    """Both programs fork in turn, and each branch adds a row; a merge of the innermost brings all rows to main."""
     table = prepared(tmp_path)
     table.branches.create("one")
     table.append(entries("one", 1), branch="one")

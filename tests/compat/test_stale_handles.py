@@ -1,4 +1,4 @@
-"""Pylance commits from a handle older than changes of the package: its change applies to the rows that are left."""
+"""Pylance commits from a handle older than changes of the package: its change applies to the remaining rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ BY_PYLANCE: dict[str, PylanceChange] = {
 def test_a_stale_change_is_done_to_what_the_package_left(
     tmp_path: Path, change: str, stale_change: str, *, stable: bool
 ) -> None:
-    """The same as one after the other, done to the other table; a compaction is refused, and then nothing is done."""
+    """The result equals that of both changes in sequence; a compaction may be refused, and then changes nothing."""
     pair = ParityPair.made(tmp_path, stable_row_ids=stable)
     stale = as_pylance(pair.table)
     BY_PACKAGE[change](pair.table)
@@ -66,7 +66,7 @@ def test_a_stale_change_is_done_to_what_the_package_left(
     assert [row["value"] for row in rows if row["value"] == 6] == dataset.to_table(filter="value = 6")[
         "value"
     ].to_pylist()
-    # And the package goes on where pylance left.
+    # The package can go on after pylance's commit.
     pair.table.update({"key": "'end'"}, where="value = 1")
     pair.table.upsert(entries("end", 0, 70), on=["value"])
     as_pylance(pair.table).validate()

@@ -13,24 +13,24 @@ from tests.format.histories import OPERATIONS, written
 from tests.table_factory import as_pylance, contents, entries
 
 UNREADABLE = frozenset({"compacted index"})
-"""Operations whose transaction pylance cannot show: it writes rewritten indices without details."""
+"""Operations whose transaction pylance cannot return, because it writes rewritten indices without details."""
 OTHER_COLUMNS = frozenset(
     {"overwrite", "primary key", "schema evolution", "replaced data", "merge_insert variants", "merge_insert on a key"}
     | {"scalar indices", "vector indices"}
 )
-"""Operations after which the table has others than the two columns it began with."""
+"""Operations after which the table has other columns than the two it began with."""
 
 
 @pytest.fixture(autouse=True)
 def _allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables that pylance spreads over several places have them all below the folder of the test."""
+    """The base paths that pylance adds lie below the folder of the test, which is allowed here."""
     monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, stable: bool) -> None:
-    """Rows, schema, counts, history, on main and on branches."""
+    """The package reads rows, schema, counts and history of each version, on main and on branches."""
     dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     table = LanceTable.open(dataset.uri)
     for branch in ["main", *dataset.branches.list()]:
@@ -57,7 +57,7 @@ def test_every_version_pylance_made_is_read(tmp_path: Path, operation: str, *, s
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in OTHER_COLUMNS])
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 def test_the_package_goes_on_with_what_pylance_made(tmp_path: Path, operation: str, *, stable: bool) -> None:
-    """Append, replace, branch, merge; pylance agrees on every row."""
+    """The package appends, replaces, branches and merges; pylance reads the same rows."""
     dataset = written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     table = LanceTable.open(dataset.uri)
     before = contents(table)
@@ -75,7 +75,7 @@ def test_the_package_goes_on_with_what_pylance_made(tmp_path: Path, operation: s
 
 
 def test_columns_that_came_and_went_do_not_confuse_the_package(tmp_path: Path) -> None:
-    """After columns were added, renamed, cast and dropped, field ids are not positions any more."""
+    """After columns were added, renamed, cast and dropped, field ids differ from positions."""
     dataset = written(tmp_path, OPERATIONS["schema evolution"], stable_row_ids=True)
     table = LanceTable.open(dataset.uri)
     before = table.read().to_pylist()
@@ -88,7 +88,7 @@ def test_columns_that_came_and_went_do_not_confuse_the_package(tmp_path: Path) -
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> None:
-    """Read, written to and merged, although it names the table's root in its own way."""
+    """A branch of pylance can be read, written and merged, although pylance writes the table's root in its own way."""
     dataset = lance.write_dataset(entries("a", 1, 2), str(tmp_path / "t"), enable_stable_row_ids=True)
     dev = dataset.create_branch("dev")
     dev.insert(entries("dev", 1))
@@ -113,7 +113,7 @@ def test_a_branch_of_pylance_is_a_branch(tmp_path: Path, *, nested: bool) -> Non
 
 
 def test_a_branch_of_a_table_called_something_else_can_be_read_and_merged(tmp_path: Path) -> None:
-    """It cannot be written to: a clean-up would not see that the new files are needed."""
+    """The branch cannot be written to, because a clean-up would not see that the new files are needed."""
     dataset = lance.write_dataset(entries("a", 1, 2), f"file://{tmp_path}/t", enable_stable_row_ids=True)
     dataset.create_branch("dev").insert(entries("dev", 1))
     table = LanceTable.open(dataset.uri)
@@ -128,7 +128,7 @@ def test_a_branch_of_a_table_called_something_else_can_be_read_and_merged(tmp_pa
 
 
 def test_a_branch_of_the_package_on_one_of_pylance_is_protected(tmp_path: Path) -> None:
-    """Its own entry in the lineage is one that pylance's clean-up of the parent always looks at."""
+    """The branch's last lineage entry has a version number that pylance's clean-up of the parent never passes over."""
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
     dataset.create_branch("dev")
     table = LanceTable.open(dataset.uri)
@@ -137,7 +137,7 @@ def test_a_branch_of_the_package_on_one_of_pylance_is_protected(tmp_path: Path) 
 
 
 def test_blobs_written_by_pylance_on_a_branch_of_the_package_come_along(tmp_path: Path) -> None:
-    """Small ones lie in the data file, large ones beside it, and all are there after the merge."""
+    """Small blobs lie in the data file, large ones beside it, and all are there after the merge."""
     blobs = [b"small", b"p" * 100_000, b"d" * 6_000_000]
     schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])
     rows = pa.table({"id": [1, 2, 3], "blob": lance.blob_array(blobs)}, schema=schema)
@@ -153,7 +153,7 @@ def test_blobs_written_by_pylance_on_a_branch_of_the_package_come_along(tmp_path
 
 
 def test_a_moved_tag_is_followed(tmp_path: Path) -> None:
-    """Whoever moved it."""
+    """The package reads a tag where pylance moved it."""
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "t"))
     dataset.tags.create("production", 1)
     table = LanceTable.open(dataset.uri)

@@ -1,4 +1,4 @@
-"""Columns of every type: tables of the package read by pylance, tables of pylance appended to by the package."""
+"""Columns of every type: pylance reads tables of the package, and the package appends to tables of pylance."""
 
 import datetime as dt
 import decimal
@@ -81,7 +81,7 @@ STORED: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 def _rows(column: "pa.Field[Any]", values: "list[Any] | pa.Array[Any]") -> pa.Table:
-    """Rows of a number, a column and another number, so that a column too many or too few shows."""
+    """Rows of a number, a column and a text, so that a missing or surplus column is noticed."""
     middle = values if isinstance(values, pa.Array) else pa.array(values, column.type)
     schema = pa.schema([pa.field("first", pa.int64()), column, pa.field("last", pa.string())])
     return pa.table([pa.array(range(3)), middle, pa.array(["x", "y", "z"])], schema=schema)
@@ -103,7 +103,7 @@ EVERY = pytest.mark.parametrize("rows", _all().values(), ids=_all().keys())
 
 @EVERY
 def test_columns_of_every_type_are_those_of_pylance(tmp_path: Path, rows: pa.Table) -> None:
-    """A table made here holds what pylance's would: the same schema, columns of files and rows; and goes on."""
+    """A table of the package has the schema, file columns and rows of pylance's, and both can append to it."""
     table = LanceTable.create(tmp_path / "package", rows.schema)
     table.append(rows)
     dataset = lance.dataset(table.uri)
@@ -122,11 +122,11 @@ def test_columns_of_every_type_are_those_of_pylance(tmp_path: Path, rows: pa.Tab
 @EVERY
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_a_column_of_pylances_is_appended_to(tmp_path: Path, rows: pa.Table, version: Any) -> None:  # noqa: ANN401
-    """In files of every version that can hold it; one that cannot is refused by pylance and by `check_storable`."""
+    """The package appends in each file version that can hold the column; pylance and `check_storable` refuse others."""
     uri = str(tmp_path / "pylance")
     fields = fields_from_arrow(rows.schema)
     if version == "2.0":
-        # Such files know no struct that is null.
+        # Files of this version cannot hold a null struct.
         rows = rows.slice(0, 1)
     try:
         check_storable(fields, version)
@@ -156,7 +156,7 @@ UNSTORABLE: dict[str, tuple[pa.DataType, Any]] = {
 
 
 def test_a_struct_without_fields_is_refused(tmp_path: Path) -> None:
-    """Written by pylance, it makes the values of the columns behind it unreadable, and nothing says so."""
+    """When pylance writes such a struct, the values of the columns after it become unreadable without an error."""
     rows = _rows(pa.field("c", pa.struct([])), [{}] * 3)
     dataset = lance.write_dataset(rows, str(tmp_path / "pylance"))
     assert [None] * 3 == dataset.to_table()["last"].to_pylist()
@@ -166,7 +166,7 @@ def test_a_struct_without_fields_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", UNSTORABLE)
 def test_what_pylance_cannot_store_is_refused_before_there_is_a_table(tmp_path: Path, kind: str) -> None:
-    """Given the schema, pylance agrees, and then fails or crashes when rows are written or read."""
+    """Pylance accepts the schema, and then fails or crashes when rows are written or read."""
     arrow, value = UNSTORABLE[kind]
     rows = _rows(pa.field("c", arrow), [value] * 3)
     crash: Any = BaseException
@@ -191,7 +191,7 @@ def test_what_pylance_cannot_store_is_refused_before_there_is_a_table(tmp_path: 
     ],
 )
 def test_other_columns_pylance_cannot_store_are_refused(tmp_path: Path, column: "pa.Field[Any]", said: str) -> None:
-    """Packed structs of anything but plain values, and dictionaries whose name cannot be read back."""
+    """These are packed structs of anything but plain values, and dictionaries whose name cannot be read back."""
     with pytest.raises(InvalidInputError, match=said):
         LanceTable.create(tmp_path / "t", pa.schema([column]))
 
@@ -203,7 +203,7 @@ def _read(dataset: lance.LanceDataset, count: int) -> list[bytes]:
 
 
 def test_blobs_in_files_of_their_own(tmp_path: Path) -> None:
-    """Small, packed and large ones, on a branch and merged, read by pylance wherever they are."""
+    """Pylance reads small, packed and large blobs on a branch and after its merge."""
     schema = pa.schema([pa.field("first", pa.int64()), lance.blob_field("c")])
     table = LanceTable.create(tmp_path / "t", schema)
 
@@ -229,7 +229,7 @@ def test_blobs_in_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_blobs_of_a_table_pylance_made(tmp_path: Path) -> None:
-    """What pylance made of the older kind of blob column takes bytes and described blobs."""
+    """A blob column of the older kind, made by pylance, takes bytes and described blobs."""
     schema = pa.schema([pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
     uri = str(tmp_path / "t")
     lance.write_dataset(pa.table([pa.array([b"a"], pa.large_binary())], schema=schema), uri)
@@ -245,7 +245,7 @@ def test_blobs_of_a_table_pylance_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_the_older_kind_of_blobs(tmp_path: Path, version: Any) -> None:  # noqa: ANN401  # the stubs want literals
-    """Tables made here keep them as they are, and those of older files too."""
+    """The package keeps blob columns of the older kind, in its own tables and in those of older files."""
     schema = pa.schema([pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
     rows = pa.table([pa.array([b"a", b"b" * 70_000], pa.large_binary())], schema=schema)
     if version == "2.2":

@@ -24,30 +24,30 @@ from typing import Any
 
 import pyarrow as pa
 
-# Any release, so nothing is known of its functions.
+# The module may be any release, so its functions are unknown to the type checker.
 lance: Any = importlib.import_module("lance")
 PLACE = Path("/tmp/lance-corpus")  # noqa: S108 - branches store the path of their table, which must not be a home
 KEPT_ROWS = 100
-"""Rows kept of a version; of a longer one, every so many."""
-# What releases raise over a type, an option or a method they do not know.
+"""The number of rows kept of a version; of a longer version, rows at equal distances are kept."""
+# Releases raise these for an unknown type, option or method.
 REFUSALS = (AttributeError, NotImplementedError, OSError, RuntimeError, TypeError, UnboundLocalError, ValueError)
 Recipe = Callable[[str], None]
 
 
 def entries(*numbers: int) -> pa.Table:
-    """Rows of a number, its name (none for every fifth) and a half of it."""
+    """Rows of a number, its name (null for every fifth) and half of it."""
     names = [None if number % 5 == 0 else f"name {number}" for number in numbers]
     columns: dict[str, Any] = {"id": pa.array(numbers, pa.int64()), "name": pa.array(names, pa.string())}
     return pa.table({**columns, "half": pa.array([number / 2 for number in numbers], pa.float64())})
 
 
 def write(rows: pa.Table, uri: str, mode: str = "create", **options: Any) -> Any:  # noqa: ANN401 - any release
-    """Write with whatever this release takes."""
+    """Write with the options that this release takes."""
     return lance.write_dataset(rows, uri, mode=mode, **options)
 
 
 def plain(uri: str) -> None:
-    """Rows that come and go: create in two fragments, append, delete some, delete a whole fragment, append."""
+    """Rows added and deleted: two fragments, an append, deleted rows, a deleted fragment, another append."""
     write(entries(*range(8)), uri, max_rows_per_file=4, max_rows_per_group=4)
     write(entries(8, 9, 10), uri, "append")
     lance.dataset(uri).delete("id = 1 or id = 9")
@@ -57,14 +57,14 @@ def plain(uri: str) -> None:
 
 
 def overwritten(uri: str) -> None:
-    """Other columns than before, and rows behind them."""
+    """A table overwritten with other columns, and then appended to."""
     write(entries(1, 2, 3), uri)
     write(pa.table({"code": pa.array(["a", "b"]), "id": pa.array([7, 8], pa.int32())}), uri, "overwrite")
     write(pa.table({"code": pa.array(["c"]), "id": pa.array([9], pa.int32())}), uri, "append")
 
 
 def restored(uri: str) -> None:
-    """An older version made the newest again, and rows behind it."""
+    """A table restored to an older version, and then appended to."""
     write(entries(1, 2, 3), uri)
     lance.dataset(uri).delete("id = 2")
     lance.dataset(uri, version=1).restore()
@@ -72,7 +72,7 @@ def restored(uri: str) -> None:
 
 
 def updated(uri: str) -> None:
-    """Rows given new values."""
+    """Rows with updated values."""
     write(entries(*range(6)), uri)
     lance.dataset(uri).update({"name": "'new'"}, where="id >= 4")
     lance.dataset(uri).update({"half": "half * 2"})
@@ -80,14 +80,14 @@ def updated(uri: str) -> None:
 
 
 def upserted(uri: str) -> None:
-    """Rows put in by their key."""
+    """Rows upserted by their key."""
     write(entries(1, 2, 3), uri)
     rows = pa.table({"id": [2, 4], "name": ["two", "four"], "half": [0.5, 0.25]})
     lance.dataset(uri).merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
 
 def joined(uri: str) -> None:
-    """A column that comes in data files of its own, rows that lack some deleted before."""
+    """A column joined in its own data files, to rows some of which were deleted before."""
     write(entries(1, 2, 3), uri)
     write(entries(4, 5), uri, "append")
     lance.dataset(uri).delete("id = 4")
@@ -96,7 +96,7 @@ def joined(uri: str) -> None:
 
 
 def evolved(uri: str) -> None:
-    """Columns that come, are called otherwise, get another type and go."""
+    """Columns that are added, renamed, cast and dropped."""
     write(entries(1, 2, 3), uri)
     lance.dataset(uri).add_columns({"double": "id * 2"})
     lance.dataset(uri).drop_columns(["half"])
@@ -109,7 +109,7 @@ def evolved(uri: str) -> None:
 
 
 def compacted(uri: str) -> None:
-    """Small fragments made one, with rows that were deleted, and a deletion after it."""
+    """Small fragments compacted after a deletion, and a deletion after that."""
     for number in range(4):
         write(entries(2 * number, 2 * number + 1), uri, "append" if number else "create")
     lance.dataset(uri).delete("id = 3 or id = 4")
@@ -118,7 +118,7 @@ def compacted(uri: str) -> None:
 
 
 def indexed(uri: str) -> None:
-    """A scalar index, rows it does not cover, and deleted rows that it does."""
+    """A scalar index, rows that it does not cover, and deleted rows that it covers."""
     write(entries(*range(20)), uri)
     lance.dataset(uri).create_scalar_index("id", index_type="BTREE")
     write(entries(20, 21), uri, "append")
@@ -126,7 +126,7 @@ def indexed(uri: str) -> None:
 
 
 def vectors(uri: str) -> None:
-    """Vectors with an index, and rows it does not cover."""
+    """Vectors with an index, and rows that it does not cover."""
     write(_vectors(0, 300), uri)
     lance.dataset(uri).create_index("vector", index_type="IVF_PQ", num_partitions=2, num_sub_vectors=2)
     write(_vectors(300, 2), uri, "append")
@@ -140,20 +140,20 @@ def _vectors(start: int, count: int) -> pa.Table:
 
 
 def emptied(uri: str) -> None:
-    """No row left, and a table that never had one."""
+    """A table whose rows were all deleted, and then appended to."""
     write(entries(1, 2), uri)
     lance.dataset(uri).delete("id > 0")
     write(entries(3), uri, "append")
 
 
 def many_deleted(uri: str) -> None:
-    """So many deleted rows that they are stored as a bitmap."""
+    """A table with so many deleted rows that they are stored as a bitmap."""
     write(pa.table({"id": pa.array(range(8000), pa.int64())}), uri)
     lance.dataset(uri).delete("id % 8 != 0")
 
 
 def types(uri: str) -> None:
-    """Columns of many types, nested ones among them."""
+    """Columns of many types, nested ones too."""
     day = dt.date(2024, 2, 29)
     moment = dt.datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=dt.UTC)
     columns: dict[str, Any] = {
@@ -171,7 +171,7 @@ def types(uri: str) -> None:
         "point": pa.array([{"x": 1, "y": "a"}, {"x": 2, "y": None}, {"x": None, "y": "c"}]),
         "word": pa.array(["red", "blue", "red"]).dictionary_encode(),
     }
-    # A release that lacks a type refuses the whole table, so each is tried.
+    # A release that lacks a type refuses the whole table, so each type is tried by itself.
     taken = {name: column for name, column in columns.items() if _takes(uri, name, column)}
     write(pa.table(taken), uri)
     write(pa.table(taken), uri, "append")
@@ -190,14 +190,14 @@ def _takes(uri: str, name: str, column: Any) -> bool:  # noqa: ANN401 - an array
 
 
 def blobs(uri: str) -> None:
-    """Large values, marked as such; what is read of them says where they are."""
+    """Large values, marked as blobs; reading them gives their positions."""
     rows = pa.table({"id": [1, 2], "blob": [b"first", None]}, schema=_marked("lance-encoding:blob", "true"))
     write(rows, uri)
     write(rows, uri, "append")
 
 
 def apart(uri: str) -> None:
-    """Large values in a table of their own, which some releases made of this storage class."""
+    """Large values that some releases stored in a separate table because of their storage class."""
     rows = pa.table({"id": [1, 2], "blob": [b"first", b"2"]}, schema=_marked("lance-schema:storage-class", "blob"))
     write(rows, uri)
     write(rows, uri, "append")
@@ -209,21 +209,21 @@ def _marked(key: str, value: str) -> pa.Schema:
 
 
 def present_names(uri: str) -> None:
-    """Manifests named so that the newest is listed first, which was a choice once."""
+    """Manifest names that list the newest first, which used to be optional."""
     write(entries(1, 2), uri, enable_v2_manifest_paths=True)
     write(entries(3), uri, "append")
     lance.dataset(uri).delete("id = 1")
 
 
 def first_names(uri: str) -> None:
-    """Manifests named by their number, which is a choice now."""
+    """Manifests named by their number, which are optional now."""
     write(entries(1, 2), uri, enable_v2_manifest_paths=False)
     write(entries(3), uri, "append")
     lance.dataset(uri).delete("id = 1")
 
 
 def with_stable_row_ids(option: str) -> Recipe:
-    """Rows that keep their ids: appended, deleted, updated, compacted, under the release's name for the option."""
+    """Rows with stable row ids, appended, deleted, updated and compacted, under the release's name for the option."""
 
     def stable(uri: str) -> None:
         lance.write_dataset(entries(*range(6)), uri, **{option: True})
@@ -248,7 +248,7 @@ def of_file_version(version: str) -> Recipe:
 
 
 def unversioned_second(uri: str) -> None:
-    """Data files of the second format before it had versions."""
+    """Data files of the second format from before it had versions."""
     write(entries(1, 2, 3), uri, use_legacy_format=False)
     write(entries(4), uri, "append", use_legacy_format=False)
     lance.dataset(uri).delete("id = 2")
@@ -296,7 +296,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def told(value: Any) -> Any:  # noqa: ANN401 - any value of any column
-    """Return a value as JSON knows it."""
+    """Return a value in a form that JSON can hold."""
     match value:
         case dict():
             return {key: told(item) for key, item in value.items()}
@@ -311,7 +311,7 @@ def told(value: Any) -> Any:  # noqa: ANN401 - any value of any column
 
 
 def sampled(rows: pa.Table) -> pa.Table:
-    """Return the rows that are kept of a version."""
+    """Return the rows of a version that are kept."""
     step = max(1, -(-rows.num_rows // KEPT_ROWS))
     return rows.take(pa.array(range(0, rows.num_rows, step), pa.int64()))
 
@@ -342,7 +342,7 @@ def expected(uri: str) -> dict[str, Any]:
 
 
 def made(name: str, recipe: Recipe, folder: Path) -> str | None:
-    """Make one table, and say why not when this release cannot."""
+    """Make one table, or return the reason why this release cannot."""
     uri = str(folder / name)
     try:
         recipe(uri)
@@ -355,7 +355,7 @@ def made(name: str, recipe: Recipe, folder: Path) -> str | None:
 
 def _said(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".replace(str(PLACE), "")
-    # Where the sources of a release lay when it was built is nobody's business.
+    # The folder in which a release was built is of no use here.
     return text.splitlines()[0].split(", /")[0].split(". rust/")[0][:200]
 
 
@@ -373,7 +373,7 @@ def packed(folder: Path, target: Path) -> None:
 
 
 def main(target: Path) -> None:
-    """Make every table this release can, and pack them."""
+    """Make each table that this release can make, and pack them."""
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir()
     missing = {name: reason for name, recipe in RECIPES.items() if (reason := made(name, recipe, PLACE)) is not None}

@@ -1,6 +1,6 @@
 """Tables that releases of pylance wrote, from the first with versions to the present one.
 
-`make.py` made them. What each release read from its own tables is what the package has to read, or to refuse by name.
+`make.py` made them. The package must read what each release read from its own tables, or refuse it with the reason.
 """
 
 import json
@@ -30,7 +30,7 @@ Expected = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A table of the corpus: the release that wrote it, what it was called, and what that release read from it."""
+    """A table of the corpus: the release that wrote it, its name, and what that release read from it."""
 
     release: tuple[int, ...]
     name: str
@@ -38,12 +38,12 @@ class Written:
 
     @property
     def label(self) -> str:
-        """What a test is called by."""
+        """The name of its test."""
         return f"{'.'.join(map(str, self.release))}-{self.name}"
 
 
 def corpus() -> Iterator[Written]:
-    """Every table there is."""
+    """All tables."""
     for path in sorted(HERE.glob("lance-*.tar.gz")):
         release = tuple(map(int, path.name.removeprefix("lance-").removesuffix(".tar.gz").split(".")))
         with tarfile.open(path) as archive:
@@ -59,7 +59,7 @@ ALL = list(corpus())
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why rows of a table cannot be read from a version on, as pylance 14 cannot read them either."""
+    """Why the rows cannot be read from a version on; pylance 14 cannot read them either."""
 
     error: type[LanceDagsterError]
     said: str
@@ -70,12 +70,12 @@ def refusal(table: Written) -> Refusal | None:
     """Return why the rows of a table cannot be read, or None."""
     unfinished = "data files that pylance cannot read"
     rules: dict[str, tuple[bool, Refusal]] = {
-        # Marked as large values in files of the first format: pylance crashes.
+        # Pylance crashes on values marked as blobs in files of the first format.
         "blobs": ((0, 7) <= table.release < (0, 19), Refusal(StoreError, "pylance crashed")),
         "joined": (table.release < (0, 8), Refusal(CorruptFileError, "v1 binary row range", 4)),
         "files_2.1": (table.release < (0, 38), Refusal(UnsupportedFeatureError, unfinished)),
         "files_2.2": (table.release < (2,), Refusal(UnsupportedFeatureError, unfinished)),
-        # These compacted updated rows without giving them ids.
+        # These releases compacted updated rows without giving them row ids.
         "move_stable": (True, Refusal(CorruptFileError, "6 row ids for 7 rows", 6)),
         "apart": ((0, 19) <= table.release < (1,), Refusal(UnsupportedFeatureError, "columns of storage class 'blob'")),
     }
@@ -84,29 +84,29 @@ def refusal(table: Written) -> Refusal | None:
 
 
 def is_refused_whole(table: Written) -> bool:
-    """Whether not even a count can be had."""
+    """Whether the package cannot even count its rows."""
     found = refusal(table)
     return table.name == "apart" and found is not None
 
 
 def is_uncounted(table: Written) -> bool:
-    """Whether its fragments do not say how many rows they have."""
+    """Whether its fragments do not record their number of rows."""
     return table.release < (0, 8)
 
 
 def takes_no_files(table: Written) -> bool:
-    """Whether its data files are of the first format, or of the second one before that had versions."""
+    """Whether its data files are of the first format, or of the second one before it had versions."""
     early = table.release < (0, 16) or table.name in {"files_legacy", "files_0.1"}
     return early or (table.release < (0, 19) and table.name not in {"files_2.0", "unversioned_second"})
 
 
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole corpus, in a folder for each release; not to be written to."""
+    """The whole corpus, in a folder for each release; tests must not write to it."""
     folder = tmp_path_factory.mktemp("corpus")
     for path in HERE.glob("lance-*.tar.gz"):
         with tarfile.open(path) as archive:
-            # The first releases of Python 3.11 have no filters, and take all that is in an archive made here.
+            # The first releases of Python 3.11 have no filters; the archive is trusted, so all of it may be extracted.
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(folder / path.name.removeprefix("lance-").removesuffix(".tar.gz"))  # noqa: S202
     return folder
@@ -124,9 +124,9 @@ def names(table: LanceTable) -> set[str]:
 
 
 def kept() -> set[str]:
-    """The tables that `make test` looks at: one of each release, and at least one of every kind.
+    """The tables that `make test` tests: one of each release, and at least one of every kind.
 
-    A release gives a table of the kind that fewest releases before it gave, so that kinds are spread over releases.
+    Each release gives a table of the kind that the fewest earlier releases gave, to spread kinds over releases.
     """
     chosen: dict[str, str] = {}
     counted: Counter[str] = Counter()
@@ -145,14 +145,14 @@ EVERY = pytest.mark.parametrize(
 
 
 def test_the_corpus_is_whole() -> None:
-    """Archives were found, and tables in each."""
+    """All archives are found, with all tables."""
     assert 23 <= len({table.release for table in ALL})
     assert 300 <= len(ALL)
 
 
 @EVERY
 def test_every_version_is_what_its_release_read(unpacked: Path, table: Written) -> None:
-    """Count, schema and rows; or an error that says what is in the way."""
+    """The package reads the count, schema and rows that the release read, or raises an error with the reason."""
     found = opened(unpacked, table)
     assert sorted(map(int, table.expected["branches"]["main"])) == found.branches.version_numbers()
     refused = refusal(table)
@@ -175,7 +175,7 @@ def test_every_version_is_what_its_release_read(unpacked: Path, table: Written) 
 
 @EVERY
 def test_history_and_soundness(unpacked: Path, table: Written) -> None:
-    """Each version tells who made it, unless it cannot be counted; what verifies finds nothing wrong that is not."""
+    """Each version names its writer, unless its rows cannot be counted."""
     found = opened(unpacked, table)
     if is_uncounted(table):
         with pytest.raises(UnsupportedFeatureError, match="fragments without a number of rows"):
@@ -185,7 +185,7 @@ def test_history_and_soundness(unpacked: Path, table: Written) -> None:
         with pytest.raises(UnsupportedFeatureError, match="storage class"):
             found.log()
         return
-    # The first releases did not say.
+    # The first releases did not record it.
     written = f"lance {'.'.join(map(str, table.release))}" if table.release >= (0, 8, 14) else "an unknown program"
     assert {written} == {version.writer for version in found.log()}
     counts = [expected["count"] for expected in table.expected["branches"]["main"].values()]
@@ -193,7 +193,7 @@ def test_history_and_soundness(unpacked: Path, table: Written) -> None:
     assert dict(table.expected["tags"]) == {tag.name: tag.version for tag in found.tags.list().values()}
 
 
-# What is wrong with tables, beyond what cannot be read: of a release when it is named.
+# The problems of tables other than unreadable rows; a key with a release is for that release alone.
 WRONG = {
     "move_stable": "the ids of its rows cannot be right",
     "branched": "branch 'dev' has no identifier",
@@ -205,13 +205,13 @@ WRONG = {
 }
 
 
-# Reading files takes a process.
+# Reading files needs a process, so only these tables are verified deeply.
 DEEP = frozenset({"plain", "files_2.0", "stable", "unversioned_second"})
 
 
 @EVERY
 def test_nothing_is_said_to_be_wrong_that_is_not(unpacked: Path, tmp_path: Path, table: Written) -> None:
-    """Old tables look different from those of today; some are verified with all that is in their files."""
+    """`verify` reports no false problem of old tables, some of which are verified with the content of their files."""
     found = opened(unpacked, table, tmp_path)
     if table.name == "branched":
         found.maintenance.relocate()
@@ -221,7 +221,7 @@ def test_nothing_is_said_to_be_wrong_that_is_not(unpacked: Path, tmp_path: Path,
         if problem.severity == ERROR
     ]
     known = WRONG.get(table.label, WRONG.get(table.name, "nothing"))
-    # Versions of a branch from before its table was moved look for files where it was, which is outside of it now.
+    # Versions of a branch from before the table was moved look for files at the old place, outside of the table.
     before = ("the file is missing", "a base path outside of the table is not allowed", "it cannot be listed")
     moved = [what for what in problems if what.startswith(before) and table.name == "branched"]
     assert [] == [what for what in problems if known not in what and what not in moved]
@@ -229,8 +229,8 @@ def test_nothing_is_said_to_be_wrong_that_is_not(unpacked: Path, tmp_path: Path,
 
 @EVERY
 def test_the_package_goes_on_with_it(unpacked: Path, tmp_path: Path, table: Written) -> None:
-    """The package appends a row, then pylance; manifests keep their naming scheme until they are migrated."""
-    # What is read of a large value is where it lies, which cannot be written again.
+    """The package appends a row, then pylance does; manifests keep their naming scheme until they are migrated."""
+    # Reading a blob gives its position, which cannot be written again.
     if refusal(table) is not None or table.name == "blobs":
         return
     table_copy = opened(unpacked, table, tmp_path)
@@ -278,7 +278,7 @@ BRANCHED = [table for table in ALL if len(table.expected["branches"]) > 1]
 
 @pytest.mark.parametrize("table", thinned(BRANCHED, kept=every(3), label=lambda table: table.label))
 def test_branches_work_at_another_place(unpacked: Path, tmp_path: Path, table: Written) -> None:
-    """Read where the table lies now, written to and merged, whatever names their versions have."""
+    """Branches can be read, written and merged after the table was moved, under either naming scheme of manifests."""
     table_copy = opened(unpacked, table, tmp_path)
     ((number, expected),) = table.expected["branches"]["dev"].items()
     assert expected["count"] == table_copy.count_rows(f"dev@{number}")

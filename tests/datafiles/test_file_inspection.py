@@ -1,4 +1,4 @@
-"""Data files opened by a process of its own."""
+"""Data files inspected in a separate process."""
 
 import os
 import signal
@@ -24,14 +24,14 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_file_says_what_it_has(file: Path, read: bool) -> None:  # noqa: FBT001
-    """Rows, columns and the version it is written in; one process for many files."""
+    """An inspection returns rows, columns and the file version; one process inspects several files."""
     expected = DataFileShape(rows=1000, columns=2, major=2, minor=2)
     with DataFileInspector() as inspector:
         assert [expected] * 3 == [inspector.inspect(str(file), {}, size=1, read=read) for _ in range(3)]
 
 
 def test_what_cannot_be_read_is_damage(file: Path) -> None:
-    """Missing, cut, of another kind, or such that pylance panics; the next file is read all the same."""
+    """A missing or cut file, one of another kind, or one on which pylance panics is damage; the next one is read."""
     whole = file.read_bytes()
     with DataFileInspector() as inspector:
         for content in (b"", b"text", whole[: len(whole) // 2], whole[:-1]):
@@ -46,7 +46,7 @@ def test_what_cannot_be_read_is_damage(file: Path) -> None:
 
 
 def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some damage makes pylance ask for more memory than there is; whoever looks for damage outlives that."""
+    """Some damage makes pylance request more memory than there is; the caller survives the end of the process."""
     with DataFileInspector() as inspector:
         monkeypatch.setenv("PYTHONMALLOC", "a kind that ends the interpreter")
         with pytest.raises(CorruptFileError, match="the process that reads it ended with exit code 1"):
@@ -56,7 +56,7 @@ def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.
 
 
 def test_a_process_without_damage_serves_the_next_inspection(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same environment, because pylance takes credentials from there; one that died meanwhile is replaced."""
+    """It serves only the same environment, from which pylance takes credentials; a process that died is replaced."""
     (file.parent / "cut").write_bytes(b"text")
 
     def serving(name: str, damage: bool) -> int:  # noqa: FBT001

@@ -1,4 +1,4 @@
-"""Errors of pylance and Arrow, in the words of this package."""
+"""Errors of pylance and Arrow, translated into errors of this package."""
 
 import pickle
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from tests.table_factory import entries, new_table
 
 
 def full_memory_in_a_query() -> None:
-    """More than any machine has."""
+    """Request more memory than any machine has."""
     with query_errors(None, "/t"):
         pa.allocate_buffer(1 << 60)
 
 
 def full_memory_in_a_file() -> None:
-    """The same, while a file is read."""
+    """Request as much while a file is read."""
     with storage_errors("read /t/data/x.lance"):
         pa.allocate_buffer(1 << 60)
 
 
 @pytest.mark.parametrize("read", [full_memory_in_a_query, full_memory_in_a_file])
 def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
-    """It says what would need less; a handler of `MemoryError` gets it too."""
+    """The error says what would need less memory; a handler of `MemoryError` catches it too."""
     with pytest.raises(MemoryError, match="not enough memory; read fewer columns or rows, or a stream") as caught:
         read()
     assert isinstance(caught.value, NotEnoughMemoryError)
@@ -35,7 +35,7 @@ def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
 
 
 def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
-    """The size of a buffer that a page claims leads beyond the end of the file."""
+    """The page claims a buffer whose size leads beyond the end of the file."""
     table = new_table(tmp_path, entries("letter a", 0, 1, 2))
     path = only_file(table, "data/*.lance")
     data = bytearray(path.read_bytes())
@@ -51,7 +51,7 @@ def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("filter", [None, "value = 1"])
 @pytest.mark.parametrize("place, value", [(-4, b"P"), (-24, b"\xff" * 8)])
 def test_a_damaged_footer_is_no_wrong_argument(tmp_path: Path, place: int, value: bytes, filter: str | None) -> None:
-    """Of its magic number and of the places of its tables pylance says "Invalid user input"."""
+    """Pylance says "Invalid user input" for a wrong magic number and for wrong offsets of the footer's tables."""
     table = new_table(tmp_path, entries("letter a", 0, 1, 2))
     path = only_file(table, "data/*.lance")
     data = bytearray(path.read_bytes())
@@ -65,6 +65,6 @@ def test_a_damaged_footer_is_no_wrong_argument(tmp_path: Path, place: int, value
 
 @pytest.mark.parametrize("filter", ["to_timestamp(key) > now()", "cast(key as int) = 1"])
 def test_a_filter_that_fails_on_values_is_a_wrong_argument(tmp_path: Path, filter: str) -> None:
-    """Whatever the function in it says about the values."""
+    """The error does not depend on what the function in the filter says about the values."""
     with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
         new_table(tmp_path, entries("letter a", 0)).read(filter=filter)

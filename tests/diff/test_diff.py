@@ -1,4 +1,4 @@
-"""Diffs of real tables, changed by the package and by pylance: what is told, and which rows are read for it."""
+"""Diffs of tables that the package and pylance changed: their content, and which rows are read for them."""
 
 import math
 import pickle
@@ -24,32 +24,32 @@ TEXTS = pa.schema(TEXT_COLUMNS)
 
 
 def made(folder: Path, *, stable: bool = True, rows: int = 10) -> LanceTable:
-    """A table of pylance's with fragments of five rows."""
+    """A table made by pylance with fragments of five rows."""
     table = pa.table({"id": range(rows), "name": [f"n{number}" for number in range(rows)], "price": [1.5] * rows})
     lance.write_dataset(table, str(folder / "t"), max_rows_per_file=5, enable_stable_row_ids=stable)
     return LanceTable.open(folder / "t")
 
 
 def counts(diff: Diff) -> tuple[int, int, int]:
-    """Rows added, removed and changed."""
+    """The numbers of rows added, removed and changed."""
     found = diff.stat()
     return found.added, found.removed, found.changed
 
 
 def feed(diff: Diff, kind: ChangeKind | None = None, columns: list[str] | None = None) -> list[Change]:
-    """The rows that differ with what became of them."""
+    """The rows that differ, each with its kind of change."""
     rows = diff.rows(kind, columns).read_all().to_pylist()
     return [(row.pop("_change_type"), {name: row[name] for name in row if name != "_change_id"}) for row in rows]
 
 
 def lines(diff: Diff) -> list[str]:
-    """What is printed of a diff, without the versions."""
+    """The printed diff, without the line of versions."""
     return str(diff).splitlines()[1:]
 
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_rows_appended_and_deleted(tmp_path: Path, *, stable: bool) -> None:
-    """Told by fragments alone, by the package and by pylance."""
+    """Changes by the package and by pylance are found from fragments alone."""
     table = made(tmp_path, stable=stable)
     table.append(pa.table({"id": [10], "name": ["new"], "price": [2.0]}))
     as_pylance(table).delete("id IN (3, 7)")
@@ -69,7 +69,7 @@ def test_rows_appended_and_deleted(tmp_path: Path, *, stable: bool) -> None:
 
 
 def test_an_updated_row_is_a_changed_one(tmp_path: Path) -> None:
-    """Both images stand one after the other, and share a number."""
+    """Both images of the row are adjacent, and share a number."""
     table = made(tmp_path)
     table.update({"name": "'package'"}, where="id = 2")
     as_pylance(table).update({"name": "'pylance'"}, where="id = 8")
@@ -84,7 +84,7 @@ def test_an_updated_row_is_a_changed_one(tmp_path: Path) -> None:
 
 
 def test_without_row_ids_an_update_is_one_row_for_another(tmp_path: Path) -> None:
-    """Unless a key tells that they are the same."""
+    """A key identifies the updated row."""
     table = made(tmp_path, stable=False)
     table.update({"name": "'package'"}, where="id = 2")
     assert (1, 1, 0) == counts(table.diff("main@1", "main"))
@@ -94,7 +94,7 @@ def test_without_row_ids_an_update_is_one_row_for_another(tmp_path: Path) -> Non
 @pytest.mark.parametrize("stable", [True, False])
 @pytest.mark.parametrize("by", ["package", "pylance"])
 def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -> None:
-    """Rows that only moved are no changes, whatever tells them, nulls in the key included."""
+    """Moved rows are no changes, with row ids and with keys, even where the key is null."""
     table = made(tmp_path, stable=stable)
     table.append(pa.table({"id": pa.array([None, None], pa.int64()), "name": ["x", "x"], "price": [math.nan, None]}))
     table.delete("id = 4")
@@ -112,7 +112,7 @@ def test_a_compaction_changes_no_row(tmp_path: Path, by: str, *, stable: bool) -
 
 
 def test_versions_written_beside_rows_change_none(tmp_path: Path) -> None:
-    """A new column sets them for all rows, and so does compaction after it."""
+    """A new column sets the row versions of all rows, and so does a compaction after it; neither changes a row."""
     table = made(tmp_path)
     table.columns.add({"twice": "id * 2"})
     added = table.diff("main@1", "main")
@@ -145,7 +145,7 @@ def test_a_column_written_anew_in_place_is_compared(tmp_path: Path) -> None:
 
 
 def test_fragments_that_are_the_same_are_not_opened(tmp_path: Path) -> None:
-    """Their files may even be gone."""
+    """The diff works even when their files are gone."""
     table = made(tmp_path, rows=20)
     table.update({"name": "'x'"}, where="id = 7")
     table.columns.add(pa.field("more", pa.int64()))
@@ -163,7 +163,7 @@ def test_fragments_that_are_the_same_are_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_cast_column_is_compared_in_the_new_type(tmp_path: Path) -> None:
-    """Rows of equal values do not change; the older values stand beside under a name of their own."""
+    """Rows with equal values are unchanged; the older values are shown in a column `<name>_before`."""
     table = made(tmp_path)
     table.columns.cast("id", pa.int32())
     diff = table.diff("main@1", "main")
@@ -178,7 +178,7 @@ def test_a_cast_column_is_compared_in_the_new_type(tmp_path: Path) -> None:
 
 
 def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
-    """Numbers written as text and as numbers are compared as numbers; what is none differs."""
+    """Numbers as text and as integers are compared as integers; a text that is no number differs."""
     table = LanceTable.create(tmp_path / "t", TEXTS)
     table.append(pa.table({"key": [1, 2, 3], "value": ["1", "2", "3"]}))
     table.branches.create("x")
@@ -191,7 +191,7 @@ def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
 
 
 def test_columns_renamed_dropped_and_reordered(tmp_path: Path) -> None:
-    """None of it changes a row; rows are shown under the names of the newer version."""
+    """None of these changes a row; rows are shown under the names of the newer version."""
     table = made(tmp_path)
     table.columns.rename("name", "title")
     table.columns.drop(["price"])
@@ -208,7 +208,7 @@ def test_columns_renamed_dropped_and_reordered(tmp_path: Path) -> None:
 
 
 def test_a_column_put_in_anew_under_its_name_is_compared(tmp_path: Path) -> None:
-    """Dropped and added again it is another field without values, though no fragment is written differently."""
+    """A dropped and added column is another field without values, although no fragment is rewritten."""
     table = made(tmp_path)
     table.columns.drop(["name"])
     table.columns.add(pa.field("name", pa.string()))
@@ -218,7 +218,7 @@ def test_a_column_put_in_anew_under_its_name_is_compared(tmp_path: Path) -> None
 
 
 def test_swapped_names_change_no_row(tmp_path: Path) -> None:
-    """The files tell which column is which."""
+    """The data files tell which column is which."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"a": pa.int64(), "b": pa.int64()}))
     table.append(pa.table({"a": [1], "b": [2]}))
     for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
@@ -230,7 +230,7 @@ def test_swapped_names_change_no_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_an_overwritten_table_has_other_rows(tmp_path: Path, *, stable: bool) -> None:
-    """Unless a key tells which is which."""
+    """Rows of an overwritten table differ from the old ones unless a key identifies them."""
     table = made(tmp_path, stable=stable)
     table.overwrite(pa.table({"id": [0, 1, 99], "name": ["n0", "x", "y"], "price": [1.5, 1.5, 0.0]}))
     assert ((3, 10, 0) if stable else (2, 9, 0)) == counts(table.diff("main@1", "main"))
@@ -240,7 +240,7 @@ def test_an_overwritten_table_has_other_rows(tmp_path: Path, *, stable: bool) ->
 
 
 def test_a_restored_version_has_no_difference(tmp_path: Path) -> None:
-    """Rows that are back were never gone; those put in between are."""
+    """Rows that a restore brought back are unchanged; rows added before the restore are removed."""
     table = made(tmp_path)
     table.delete("id < 3")
     table.append(pa.table({"id": [10], "name": ["new"], "price": [2.0]}))
@@ -254,7 +254,7 @@ def test_a_restored_version_has_no_difference(tmp_path: Path) -> None:
 
 
 def test_branches_give_the_same_ids_to_other_rows(tmp_path: Path) -> None:
-    """An id given after the fork says nothing about the other branch, not even after a compaction."""
+    """Row ids given after the fork do not identify rows of the other branch, even after a compaction."""
     table = made(tmp_path)
     table.branches.create("x")
     table.append(pa.table({"id": [10], "name": ["main"], "price": [0.0]}))
@@ -270,7 +270,7 @@ def test_branches_give_the_same_ids_to_other_rows(tmp_path: Path) -> None:
 
 
 def test_what_was_merged_is_the_same_in_both(tmp_path: Path) -> None:
-    """Rows of the branch have other ids on main, and are known there wherever they are moved to."""
+    """Merged rows get other ids on main, and are still identified there after a compaction."""
     table = made(tmp_path)
     table.branches.create("x")
     table.append(pa.table({"id": [10], "name": ["main"], "price": [0.0]}))
@@ -286,7 +286,7 @@ def test_what_was_merged_is_the_same_in_both(tmp_path: Path) -> None:
 
 
 def test_three_dots_are_what_a_branch_did(tmp_path: Path) -> None:
-    """Since it was forked, or since it was last merged."""
+    """Three dots give the changes of a branch since its fork or its last merge."""
     table = made(tmp_path)
     table.branches.create("x")
     table.delete("id = 0")
@@ -305,7 +305,7 @@ def test_three_dots_are_what_a_branch_did(tmp_path: Path) -> None:
 
 
 def test_without_the_fork_rows_are_told_by_their_values(tmp_path: Path) -> None:
-    """Where it was cleaned up, nobody knows any more which ids both branches share."""
+    """After the fork point was cleaned up, it is unknown which ids both branches share."""
     table = made(tmp_path)
     table.branches.create("x")
     table.update({"name": "'x'"}, where="id = 1", branch="x")
@@ -325,7 +325,7 @@ NESTED = pa.schema(FIELDS)
 
 
 def test_nested_values_are_compared_to_the_bottom(tmp_path: Path) -> None:
-    """Null is null, a number that is none is equal to itself, and a word in a list in a struct is a difference."""
+    """Null equals null, NaN equals NaN, and a different string in a list in a struct is a difference."""
     table = LanceTable.create(tmp_path / "t", NESTED)
     values = [{"x": math.nan, "of": [{"y": "a"}, None]}, None, {"x": None, "of": None}, {"x": 1.0, "of": []}]
     table.append(pa.Table.from_pylist([{"id": place, "s": value} for place, value in enumerate(values)], NESTED))
@@ -345,7 +345,7 @@ def test_nested_values_are_compared_to_the_bottom(tmp_path: Path) -> None:
 
 
 def test_a_field_dropped_from_a_struct_changes_no_row(tmp_path: Path) -> None:
-    """The fields both have are compared; both shapes of the column are shown."""
+    """The common fields of a struct are compared; both shapes of the column are shown."""
     table = LanceTable.create(tmp_path / "t", NESTED)
     table.append(
         pa.Table.from_pylist([{"id": 1, "s": {"x": 1.0, "of": None}}, {"id": 2, "s": {"x": 2.0, "of": []}}], NESTED)
@@ -362,7 +362,7 @@ def test_a_field_dropped_from_a_struct_changes_no_row(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
-    """A list where a number was: the column is left out, and said so."""
+    """A column that became a list is left out of the comparison, and the diff names it."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "v": pa.int64()}))
     table.append(pa.table({"id": [1, 2], "v": [1, 2]}))
     table.branches.create("x")
@@ -376,7 +376,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
 
 
 def test_a_key_may_come_once(tmp_path: Path) -> None:
-    """The row is named; other wrong keys are refused at once."""
+    """The error names the row whose key occurs twice; other wrong keys are refused at once."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     with pytest.raises(InvalidInputError, match=r"two rows of main@3 have the key key = 'a'; a key may come once"):
         table.diff("main@1", "main", on=["key"]).stat()
@@ -388,7 +388,7 @@ def test_a_key_may_come_once(tmp_path: Path) -> None:
 
 
 def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
-    """Rows that differ elsewhere do not differ; names of either version will do."""
+    """Rows that differ only in other columns are unchanged; a column may have its name in either version."""
     table = made(tmp_path)
     table.update({"name": "'x'"}, where="id = 1")
     table.update({"price": "2.5"}, where="id = 2")
@@ -408,7 +408,7 @@ def test_columns_choose_what_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_columns_may_be_named_as_before(tmp_path: Path) -> None:
-    """By every method alike, unless the newer version has another column of that name; and each once."""
+    """Each method takes old names, unless the newer version has another column of that name; duplicates count once."""
     table = made(tmp_path)
     table.columns.rename("name", "label")
     table.upsert(pa.table({"id": [2, 99], "label": ["x", "new"], "price": [1.5, 1.5]}), on=["id"])
@@ -430,7 +430,7 @@ def test_columns_may_be_named_as_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_indices_are_compared_by_name(tmp_path: Path, *, stable: bool) -> None:
-    """Made, dropped, built anew or over more rows, by pylance; the content ids differ as well."""
+    """An index that pylance created, dropped or rebuilt is a change, and the content ids differ as well."""
     table = made(tmp_path, stable=stable)
     as_pylance(table).create_scalar_index("id", "BTREE")
     as_pylance(table).create_scalar_index("name", "BITMAP", name="names")
@@ -459,13 +459,13 @@ def test_indices_are_compared_by_name(tmp_path: Path, *, stable: bool) -> None:
     )[1:-1]
 
 
-# Where row ids are stable, pylance does not put off following the rows.
+# With stable row ids, pylance updates indices at once even if it is told to defer that.
 @pytest.mark.parametrize(
     "by,stable",
     [("package", True), ("package", False), ("pylance", True), ("pylance", False), ("pylance later", False)],
 )
 def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, stable: bool) -> None:
-    """Though they are stored anew, or what Lance keeps for itself says how rows moved."""
+    """The index is no change, although it is stored anew or an internal index of Lance records how rows moved."""
     table = made(tmp_path, stable=stable)
     as_pylance(table).create_scalar_index("id", "BTREE")
     table.delete("id = 3")
@@ -484,7 +484,7 @@ def test_a_compaction_leaves_indices_as_they_are(tmp_path: Path, by: str, *, sta
 
 
 def test_a_squash_is_no_change_of_settings(tmp_path: Path) -> None:
-    """Nor is a merge: what they record is for the next merge."""
+    """What a merge or squash records for the next merge is no setting."""
     table = new_table(tmp_path, entries("a", 1))
     modes: dict[str, MergeMode] = {"one": "squash", "two": "merge"}
     for name, mode in modes.items():
@@ -496,7 +496,7 @@ def test_a_squash_is_no_change_of_settings(tmp_path: Path) -> None:
 
 
 def test_settings_are_compared(tmp_path: Path) -> None:
-    """Configuration, and descriptions of the table and its columns."""
+    """The settings are the configuration and the metadata of the table and its columns."""
     table = made(tmp_path)
     table.config.set({"lance.auto_cleanup.interval": "5"})
     table.config.set_table_metadata({"owner": "me"})
@@ -512,7 +512,7 @@ def test_settings_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["2.1", "2.2"])
 def test_blobs_are_compared_by_their_bytes(tmp_path: Path, version: Literal["2.1", "2.2"]) -> None:
-    """Wherever they were moved to; and read as bytes."""
+    """Blobs are compared and returned as bytes, also after they were moved."""
     legacy: pa.Field[Any] = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     schema = pa.schema([pa.field("id", pa.int64()), blob_field("blob") if version == "2.2" else legacy])
     values = [b"a" * 10, b"b" * 200_000, None, b""]
@@ -530,7 +530,7 @@ def test_blobs_are_compared_by_their_bytes(tmp_path: Path, version: Literal["2.1
 
 
 def test_a_pickled_diff_holds_no_secret(tmp_path: Path) -> None:
-    """It can be compared and printed, and reads rows with what the environment has."""
+    """The copy can be compared and printed, and reads rows with the options of the environment."""
     table = made(tmp_path)
     table.update({"name": "'x'"}, where="id = 1")
     diff = table.diff("main@1", "main", on=["id"])
@@ -542,7 +542,7 @@ def test_a_pickled_diff_holds_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_pickled_diff_finds_rows_out_once(tmp_path: Path) -> None:
-    """As the one it is a copy of: files that go away afterwards are not asked for again."""
+    """The copy caches which rows differ, as the original does, so it does not need files that are deleted later."""
     table = made(tmp_path)
     table.delete("id = 1")
     copy = pickle.loads(pickle.dumps(table.diff("main@1", "main")))  # noqa: S301  # bytes of this test
@@ -554,7 +554,7 @@ def test_a_pickled_diff_finds_rows_out_once(tmp_path: Path) -> None:
 
 
 def test_only_two_manifests_are_read(tmp_path: Path) -> None:
-    """Of versions on one branch, when names say which numbers are meant; rows cost one file each."""
+    """Versions given by number on one branch need two manifests; the rows need one file more each."""
     table = made(tmp_path)
     table.delete("id = 1")
     asked: list[Request] = []
@@ -572,7 +572,7 @@ def test_only_two_manifests_are_read(tmp_path: Path) -> None:
 
 
 def test_a_diff_on_object_storage(s3_storage: S3Storage) -> None:
-    """Across branches, rows included; nothing that is printed or pickled has the secret."""
+    """A diff across branches works with rows; what is printed or pickled does not contain the secret."""
     table = LanceTable.create(
         f"{s3_storage.uri}/t",
         TEXTS,
@@ -588,7 +588,7 @@ def test_a_diff_on_object_storage(s3_storage: S3Storage) -> None:
 
 
 def test_a_key_that_was_renamed_is_told(tmp_path: Path) -> None:
-    """With the name it has in the newer version."""
+    """The error gives the name of the key in the newer version."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64(), "customer": pa.int64()}))
     table.columns.rename("customer", "client")
     with pytest.raises(InvalidInputError, match="have in common id, client; customer is called client in main@2"):

@@ -1,4 +1,4 @@
-"""What manifests tell about the difference between two versions, and digests of values."""
+"""Differences between two versions as far as manifests show them, and digests of values."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ FIELDS = fields_from_arrow(pa.schema(COLUMNS))
 
 
 def data_file(path: str, *fields: int, base_id: int | None = None) -> DataFile:
-    """A file with a column for each field."""
+    """A file with one column for each field."""
     return DataFile(
         path=path, fields=fields, column_indices=tuple(range(len(fields))), major=2, minor=1, base_id=base_id
     )
@@ -56,24 +56,24 @@ def version(
 
 
 def compared(before: Manifest, after: Manifest) -> Comparison:
-    """Two versions of one line."""
+    """The comparison of two versions of one branch."""
     return compare(before, after, before)
 
 
 def shown(changes: Sequence[object]) -> list[str]:
-    """The lines of changes."""
+    """The changes as text."""
     return [str(change) for change in changes]
 
 
 def test_equal_versions_do_not_differ() -> None:
-    """Nothing is said about them."""
+    """Equal versions give no changes."""
     one = version(FIELDS, fragment(0, data_file("a.lance", 0, 1, 2)))
     found = compared(one, replace(one, version=2, timestamp=7))
     assert ((), (), ()) == (found.schema, found.settings, found.fragments)
 
 
 def test_columns_are_added_dropped_and_renamed() -> None:
-    """A rename keeps the id; what has no counterpart came or went."""
+    """A rename keeps the field id; a field without a counterpart was added or dropped."""
     after = (FIELDS[0], replace(FIELDS[1], name="title"), replace(FIELDS[2], id=3, name="cost", logical_type="int32"))
     assert ["- price: double", "~ title: renamed from name", "+ cost: int32"] == shown(
         compared(version(), version(after)).schema
@@ -81,7 +81,7 @@ def test_columns_are_added_dropped_and_renamed() -> None:
 
 
 def test_names_that_are_swapped_are_told_by_the_files() -> None:
-    """The same column of the same file is the same field, whatever it is called."""
+    """The same column of the same file is the same field under any name."""
     swapped = (FIELDS[0], replace(FIELDS[1], name="x", logical_type="string"), replace(FIELDS[1], id=9, name="name"))
     file = data_file("a.lance", 0, 1, 2)
     before, after = version(FIELDS, fragment(0, file)), version(swapped, fragment(0, file, data_file("b.lance", 9)))
@@ -89,7 +89,7 @@ def test_names_that_are_swapped_are_told_by_the_files() -> None:
 
 
 def test_ids_given_on_two_branches_prove_nothing() -> None:
-    """The same id for two columns of the same type is no rename, unless it is older than the fork."""
+    """The same id for two columns of the same type is a rename only if the id is older than the fork."""
     one = version((*FIELDS, Field(id=3, name="first", logical_type="int64")))
     other = version((*FIELDS, Field(id=3, name="second", logical_type="int64")))
     assert ["- first: int64", "+ second: int64"] == shown(compare(one, other, version()).schema)
@@ -98,7 +98,7 @@ def test_ids_given_on_two_branches_prove_nothing() -> None:
 
 
 def test_a_column_that_a_merge_gave_another_id_is_the_same() -> None:
-    """Its file says which it is."""
+    """The file of the column identifies it."""
     one = version((*FIELDS, Field(id=3, name="q", logical_type="int64")), fragment(0, data_file("q.lance", 3)))
     other = (*FIELDS, Field(id=3, name="r", logical_type="int64"), Field(id=4, name="s", logical_type="int64"))
     found = compare(one, version(other, fragment(0, data_file("q.lance", 4), data_file("r.lance", 3))), version())
@@ -106,13 +106,13 @@ def test_a_column_that_a_merge_gave_another_id_is_the_same() -> None:
 
 
 def test_a_cast_is_a_change_of_type() -> None:
-    """A new id under the same name."""
+    """A cast gives the column a new id under the same name."""
     after = (replace(FIELDS[0], id=3, logical_type="int32"), *FIELDS[1:])
     assert ["~ id: int64 -> int32"] == shown(compared(version(), version(after)).schema)
 
 
 def test_nullability_and_order_are_changes() -> None:
-    """As few columns as possible are said to have moved."""
+    """The diff reports as few moved columns as possible."""
     after = (FIELDS[2], replace(FIELDS[0], nullable=False), FIELDS[1])
     assert ["~ price: moved from place 2 to 0", "~ id: null -> not null"] == shown(
         compared(version(), version(after)).schema
@@ -120,7 +120,7 @@ def test_nullability_and_order_are_changes() -> None:
 
 
 def test_fields_inside_columns_are_named_by_their_path() -> None:
-    """Added, dropped, renamed and cast below a struct and a list."""
+    """Fields below a struct and a list can be added, dropped, renamed and cast."""
     inner = pa.struct([("x", pa.int32()), ("y", pa.string())])
     before = fields_from_arrow(pa.schema([("s", inner), ("l", pa.list_(inner))]))
     ids = {f"{field.parent_id}.{field.name}": field for field in before}
@@ -137,7 +137,7 @@ def test_fields_inside_columns_are_named_by_their_path() -> None:
 
 
 def test_keys_of_every_map_are_compared() -> None:
-    """Both values are told; what merges record is left out."""
+    """Both values are shown; the records of merges are left out."""
     before = version(
         config={"a": "1", "b": "2"},
         table_metadata={f"{MERGED_PREFIX}x": "1@2", f"{SQUASHED_PREFIX}y": "y@2"},
@@ -158,7 +158,7 @@ def test_keys_of_every_map_are_compared() -> None:
 
 
 def test_fragments_are_told_by_their_files() -> None:
-    """Another id or another base path is no change; another id for other rows is one."""
+    """Another id or base path for the same files is no change; the same id for other files is one."""
     before = version(FIELDS, fragment(0, data_file("a.lance", 0, 1, 2)), fragment(1, data_file("b.lance", 0, 1, 2)))
     after = version(
         FIELDS,
@@ -169,7 +169,7 @@ def test_fragments_are_told_by_their_files() -> None:
 
 
 def test_deletions_and_files_of_columns_are_changes_of_a_fragment() -> None:
-    """Grown, shrunk, replaced by as many, and columns whose values lie elsewhere."""
+    """Deleted rows may grow or be replaced by as many others, and values of columns may lie in other files."""
     whole = data_file("a.lance", 0, 1, 2)
     one = DeletionFile(kind=0, read_version=1, id=1, deleted_rows=3)
     other = DeletionFile(kind=0, read_version=2, id=2, deleted_rows=3)
@@ -193,7 +193,7 @@ def test_deletions_and_files_of_columns_are_changes_of_a_fragment() -> None:
 
 
 def test_a_fragment_that_got_all_its_files_anew_is_another() -> None:
-    """Its id proves nothing."""
+    """The same fragment id does not identify it."""
     before = version(FIELDS[:1], fragment(0, data_file("a.lance", 0)))
     after = version(FIELDS[:1], fragment(0, data_file("b.lance", 0)))
     assert ["- fragment 0: 10 rows", "+ fragment 0: 10 rows"] == shown(compared(before, after).fragments)
@@ -224,7 +224,7 @@ def digest(values: Any, shape: ComparisonShape | None = None, *, after: bool = T
     ids=lambda values: str(values.type),
 )
 def test_digests_tell_values_apart(values: "pa.Array[Any]") -> None:
-    """Each value has a digest of its own, which does not depend on what stands beside it."""
+    """Each value has its own digest, which does not depend on its neighbours."""
     found = digest(values)
     assert len(values) == len({tuple(row) for row in found.tolist()})
     for place in range(len(values)):
@@ -233,7 +233,7 @@ def test_digests_tell_values_apart(values: "pa.Array[Any]") -> None:
 
 
 def test_digests_do_not_depend_on_the_representation() -> None:
-    """Widths of offsets, views and dictionaries; every number that is no number is the same."""
+    """Digests are equal for all widths of offsets, for views and dictionaries, and for all bit patterns of NaN."""
     plain = pa.array(["x", None, "a word that is longer than others"])
     for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())):
         assert digest(plain).tolist() == digest(plain.cast(kind)).tolist()
@@ -244,7 +244,7 @@ def test_digests_do_not_depend_on_the_representation() -> None:
 
 
 def test_the_older_values_are_brought_to_the_newer_type() -> None:
-    """What cannot be brought there equals nothing, not even null."""
+    """A value that cannot be cast equals nothing, not even null."""
     shape = ComparisonShape(cast=pa.int64())
     old = digest(pa.array(["1", "x", None, "02"]), shape, after=False)
     new = digest(pa.array([1, None, None, 2], pa.int64()), shape)
@@ -252,7 +252,7 @@ def test_the_older_values_are_brought_to_the_newer_type() -> None:
 
 
 def test_only_the_fields_both_have_are_looked_at() -> None:
-    """In their pairs, wherever they stand below the column."""
+    """The common fields are compared in pairs, at any depth below the column."""
     shape = ComparisonShape(parts=((0, 1, None),))
     old = pa.array([{"x": 1, "gone": "a"}, None])
     new = pa.array([{"new": 2.0, "x": 1}, None])
@@ -260,7 +260,7 @@ def test_only_the_fields_both_have_are_looked_at() -> None:
 
 
 def test_rows_are_paired_by_ids() -> None:
-    """In the order of the newer version; an id that is not known pairs nothing."""
+    """Pairs are in the order of the newer version; an unknown id gives no pair."""
     before = {4: RowRuns.of([(0, 1, 5), (2, 1, 7)])}
     after = {9: RowRuns.of([(0, 1, 7), (1, 1, 6)]), 3: RowRuns.of([(5, 1, 5), (6, 1, 9)])}
     found = paired_by_ids(before, after)
@@ -269,7 +269,7 @@ def test_rows_are_paired_by_ids() -> None:
 
 
 def test_whole_fragments_are_paired_as_one_run() -> None:
-    """A compaction of two fragments of a billion rows each costs two pairs."""
+    """A compaction of two fragments of a billion rows each gives two pairs."""
     most = 10**9
     before = {0: RowRuns.of([(0, most, 0)]), 1: RowRuns.of([(0, most, most)])}
     found = paired_by_ids(before, {2: RowRuns.of([(0, 2 * most, 0)])})
@@ -278,7 +278,7 @@ def test_whole_fragments_are_paired_as_one_run() -> None:
 
 
 def test_equal_rows_are_paired_as_often_as_both_have_them() -> None:
-    """Three of one kind and two of it leave one."""
+    """Three equal rows before and two after leave one removed row."""
     found = paired_by_values(digest(pa.array([1, 1, 1, 2])), digest(pa.array([3, 1, 1])))
     assert ([0, 1], [1, 2], [2, 3], [0]) == (
         found.before.tolist(),
@@ -291,6 +291,6 @@ def test_equal_rows_are_paired_as_often_as_both_have_them() -> None:
 
 
 def test_a_row_that_is_there_twice_is_found() -> None:
-    """The place of one of the two."""
+    """The result is the position of one of the two."""
     assert first_duplicate(digest(pa.array([1, 2, 3]))) is None
     assert first_duplicate(digest(pa.array([1, 2, 1]))) in (0, 2)

@@ -1,4 +1,4 @@
-"""Columns added, dropped, renamed, moved and cast, and what a table says about them."""
+"""Columns added, dropped, renamed, reordered and cast, and metadata of tables and columns."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def rows(*keys: int) -> pa.Table:
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Two fragments; of the first, the rows 0, 3 and 4 are deleted, of the second the last one."""
+    """Two fragments; the rows 0, 3 and 4 of the first and the last row of the second are deleted."""
     table = LanceTable.create(tmp_path / "table", rows().schema)
     table.append(rows(*range(5)))
     table.append(rows(*range(5, 9)))
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Twice the key."""
+    """The doubled keys."""
     keys: list[Any] = batch["key"].to_pylist()
     return pa.record_batch({"double": pa.array([2 * key for key in keys], pa.int64())})
 
@@ -50,12 +50,12 @@ NULL_KEY = rows(1).set_column(0, "key", pa.array([None], pa.int64()))
 
 
 def files(table: LanceTable) -> set[str]:
-    """The names of the data files there are."""
+    """The names of the data files."""
     return {path.name for path in (Path(table.uri) / "data").iterdir()}
 
 
 def valid(table: LanceTable) -> lance.LanceDataset:
-    """The table as pylance sees it, checked by it."""
+    """The table as pylance reads and validates it."""
     dataset = lance.dataset(table.uri)
     dataset.validate()
     assert dataset.count_rows() == table.count_rows()
@@ -63,7 +63,7 @@ def valid(table: LanceTable) -> lance.LanceDataset:
 
 
 def test_a_column_of_nulls_writes_no_file(table: LanceTable) -> None:
-    """It reads as null; rows appended later have values, and pylance goes on."""
+    """The new column reads as null; rows that pylance appends later have values in it."""
     before = files(table)
     version = table.columns.add(
         [pa.field("a", pa.int8()), pa.field("b", pa.struct([("c", pa.string())]))], message="more"
@@ -79,7 +79,7 @@ def test_a_column_of_nulls_writes_no_file(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("kind", ["expression", "function", "table"])
 def test_values_stand_beside_their_rows(table: LanceTable, kind: str) -> None:
-    """One new file for each fragment, aligned with rows that are deleted; nothing else is written."""
+    """Each fragment gets one new file with values for deleted rows too; no other file is written."""
     before, versions = files(table), table.to_lance().to_table(columns=VERSIONS)
 
     if kind == "expression":
@@ -100,21 +100,21 @@ def test_values_stand_beside_their_rows(table: LanceTable, kind: str) -> None:
 
 
 def test_constants_may_be_null_later(table: LanceTable) -> None:
-    """An expression that is never null makes a column that may be."""
+    """An expression that is never null still makes a nullable column."""
     table.columns.add({"source": "'FAA'", "one": "1"})
     assert [("FAA", 1)] * 5 == [(row["source"], row["one"]) for row in table.read().to_pylist()]
     assert table.schema().field("source").nullable
 
 
 def test_keys_that_are_not_found_are_null(table: LanceTable) -> None:
-    """So are null keys, and rows of the other table without a partner do nothing."""
+    """Null keys give nulls too, and unmatched rows of the other table are ignored."""
     other = pa.table({"key": pa.array([1, 99, None, None]), "name": ["one", "no", "a", "b"], "n": [[1], [2], [3], [4]]})
     table.columns.add(other, on=["key"])
     assert [("one", [1]), *[(None, None)] * 4] == [(row["name"], row["n"]) for row in table.read().to_pylist()]
 
 
 def test_columns_are_added_on_a_branch(table: LanceTable) -> None:
-    """Its files lie under the root, and main does not notice."""
+    """Data files of the branch lie under the root, and main is not affected."""
     table.branches.create("run/1")
     table.columns.add({"double": "key * 2"}, branch="run/1")
     assert [2 * key for key in LEFT] == table.read("run/1")["double"].to_pylist()
@@ -124,7 +124,7 @@ def test_columns_are_added_on_a_branch(table: LanceTable) -> None:
 
 
 def test_rows_that_come_and_go_meanwhile_are_computed_too(table: LanceTable) -> None:
-    """The commit is made again; what was computed for old fragments is not computed again."""
+    """The commit is repeated with the new rows; values of the old fragments are not computed again."""
     calls: list[int] = []
 
     def double(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -169,7 +169,7 @@ def test_rows_that_come_and_go_meanwhile_are_computed_too(table: LanceTable) -> 
 def test_columns_that_cannot_be_added(
     table: LanceTable, columns: object, arguments: dict[str, list[str]], said: str
 ) -> None:
-    """One error that says why, and no version."""
+    """One error says why, and no version is made."""
     before = table.head()
     with pytest.raises((InvalidInputError, SchemaMismatchError), match=said):
         table.columns.add(columns, **arguments)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_columns_that_cannot_be_added(
 
 
 def test_errors_of_a_function_are_its_own(table: LanceTable) -> None:
-    """Whoever wrote the function knows what they mean."""
+    """The author of the function can interpret its errors."""
 
     def fails(_: pa.RecordBatch) -> pa.RecordBatch:
         raise ZeroDivisionError("of the function")
@@ -187,7 +187,7 @@ def test_errors_of_a_function_are_its_own(table: LanceTable) -> None:
 
 
 def test_dropped_columns_are_gone_and_their_files_with_them(table: LanceTable) -> None:
-    """Older versions keep them; a file that holds nothing else is named no more."""
+    """Older versions keep the columns; files without any other column are no longer referenced."""
     table.columns.add({"double": "key * 2"})
     kept = table.head()
     table.columns.drop(["double", "place.x"])
@@ -200,7 +200,7 @@ def test_dropped_columns_are_gone_and_their_files_with_them(table: LanceTable) -
 
 
 def test_the_last_written_column_of_a_fragment_stays(table: LanceTable) -> None:
-    """Only a column of nulls would be left, and pylance, which allows it, cannot read the table any more."""
+    """With only a column of nulls left, pylance allows the drop, but cannot read the table afterwards."""
     version = table.columns.add(pa.field("empty", pa.int8()))
     with pytest.raises(InvalidInputError, match="fragment 0 would be left without a file"):
         table.columns.drop(["key", "text", "place"])
@@ -211,7 +211,7 @@ def test_the_last_written_column_of_a_fragment_stays(table: LanceTable) -> None:
 
 
 def test_an_index_goes_with_its_column_and_the_others_stay(table: LanceTable) -> None:
-    """By field id, not by place or name."""
+    """Indices are found by field id, not by the position or name of the column."""
     dataset = lance.dataset(table.uri)
     dataset.create_scalar_index("key", "BTREE", name="by_key")
     dataset.create_scalar_index("text", "BTREE", name="by_text")
@@ -224,7 +224,7 @@ def test_an_index_goes_with_its_column_and_the_others_stay(table: LanceTable) ->
 
 
 def test_renamed_and_reordered(table: LanceTable) -> None:
-    """Nothing is written; fields inside structs have names too."""
+    """No data is written; fields inside structs can be renamed too."""
     before = files(table)
     table.columns.rename("place.x", "longitude")
     table.columns.rename("text", "name")
@@ -257,7 +257,7 @@ def test_renamed_and_reordered(table: LanceTable) -> None:
     ],
 )
 def test_changes_that_cannot_be(table: LanceTable, call: Callable[[LanceTable], object], said: str) -> None:
-    """One error that names the column and says why, and no version."""
+    """One error names the column and the reason, and no version is made."""
     before = table.head()
     with pytest.raises((InvalidInputError, SchemaMismatchError), match=said):
         call(table)
@@ -265,7 +265,7 @@ def test_changes_that_cannot_be(table: LanceTable, call: Callable[[LanceTable], 
 
 
 def test_a_cast_writes_one_column(table: LanceTable) -> None:
-    """In its place, with its name, and with a new id; the same type makes no version."""
+    """The column keeps its position and name, and gets a new id; a cast to the same type makes no version."""
     before = files(table)
     table.columns.cast("key", pa.int16())
     assert 2 == len(files(table) - before)
@@ -279,7 +279,7 @@ def test_a_cast_writes_one_column(table: LanceTable) -> None:
 
 
 def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:
-    """Nothing is rounded or cut off; deleted rows do not matter."""
+    """A cast neither rounds nor truncates values; deleted rows are ignored."""
     table.append(rows(70_000))
     with pytest.raises(SchemaMismatchError, match=r"column 'key' cannot become int16: .*70000"):
         table.columns.cast("key", pa.int16())
@@ -289,7 +289,7 @@ def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:
 
 
 def test_an_indexed_column_is_not_cast(table: LanceTable) -> None:
-    """The index would answer for values of the old type."""
+    """The index would hold values of the old type."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")
     with pytest.raises(InvalidInputError, match=r"column 'key' has the index 'by_key'.*drop_index first"):
         table.columns.cast("key", pa.int16())
@@ -300,7 +300,7 @@ def test_an_indexed_column_is_not_cast(table: LanceTable) -> None:
 
 
 def test_nulls_are_refused_from_then_on(table: LanceTable) -> None:
-    """When there are none; and allowed again."""
+    """A column without nulls can be set to refuse them, and to allow them again."""
     table.columns.add(pa.field("empty", pa.int8()))
     with pytest.raises(InvalidInputError, match="column 'empty' of main@5 is null in 5 rows"):
         table.columns.set_nullable("empty", nullable=False)
@@ -313,13 +313,13 @@ def test_nulls_are_refused_from_then_on(table: LanceTable) -> None:
 
 
 def test_nulls_that_come_meanwhile_are_found(table: LanceTable) -> None:
-    """The check and the commit are about the same rows."""
+    """The check of the column covers the rows that the commit is made on."""
     with pytest.raises(InvalidInputError, match="is null in 1 rows"):
         through(table, intruder_at_commit(lambda: table.append(NULL_KEY))).columns.set_nullable("key", nullable=False)
 
 
 def test_metadata_is_set_and_taken_out(table: LanceTable) -> None:
-    """Of a column, a field inside one, the schema, the table, and settings; pylance reads each."""
+    """Metadata of columns, nested fields, the schema and the table, and config, can be set; pylance reads all of it."""
     table.columns.set_metadata("key", {"unit": "m", "gone": "x"})
     table.columns.set_metadata("key", {"gone": None})
     table.columns.set_metadata("place.x", {"a": "b"}, replace=True)
@@ -337,7 +337,7 @@ def test_metadata_is_set_and_taken_out(table: LanceTable) -> None:
 
 
 def test_two_settings_of_one_key_need_a_person(table: LanceTable) -> None:
-    """Nobody can say which of them is right; other keys are no matter."""
+    """Concurrent settings of the same key conflict, because neither takes precedence; other keys do not."""
     other = through(table, intruder_at_commit(lambda: table.config.set({"a": "intruder"})))
     with pytest.raises(CommitConflictError):
         other.config.set({"a": "own"})

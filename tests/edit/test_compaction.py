@@ -1,4 +1,4 @@
-"""Compaction: the same rows in fewer fragments, with everything that belongs to them."""
+"""Compaction keeps the rows, with their ids and versions, in fewer fragments."""
 
 from pathlib import Path
 
@@ -34,12 +34,12 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def lineage(table: LanceTable, ref: str = "main") -> pa.Table:
-    """The rows with their ids and versions."""
+    """The rows with their row ids and row versions."""
     return table.to_lance(ref).to_table(columns=LINEAGE).sort_by("key")
 
 
 def test_rows_their_ids_and_versions_stay(table: LanceTable) -> None:
-    """Only the fragments are other ones; pylance finds nothing to complain of and goes on."""
+    """Only the fragments change; pylance validates the table and can change it."""
     before = lineage(table)
     version = table.maintenance.compact(target_rows=1_000, message="tidy")
     assert ("Rewrite", "tidy", len(before)) == (version.operation, version.message, version.rows)
@@ -55,7 +55,7 @@ def test_rows_their_ids_and_versions_stay(table: LanceTable) -> None:
 
 
 def test_fragments_reach_the_target_and_the_large_ones_stay(table: LanceTable) -> None:
-    """Neighbours are put together until there are enough rows."""
+    """Adjacent fragments are joined until they have enough rows."""
     table.append(rows(*range(1_000, 1_030)))
     table.maintenance.compact(target_rows=25)
     found = [fragment.count_rows() for fragment in lance.dataset(table.uri).get_fragments()]
@@ -65,7 +65,7 @@ def test_fragments_reach_the_target_and_the_large_ones_stay(table: LanceTable) -
 
 
 def test_fragments_of_one_and_of_several_files_are_put_together(table: LanceTable) -> None:
-    """A column that was added is a file of its own, and no reason to stay apart."""
+    """A fragment with an added column in a second file can be joined with others."""
     table.columns.add({"more": "key + 1"})
     table.append(table.read(filter="key = 2"))
     before = lineage(table)
@@ -75,7 +75,7 @@ def test_fragments_of_one_and_of_several_files_are_put_together(table: LanceTabl
 
 
 def test_nothing_to_do_makes_no_version(tmp_path: Path) -> None:
-    """A table of one good fragment, or of none, is left as it is."""
+    """A table with one large enough fragment, or with none, is left as it is."""
     table = LanceTable.create(tmp_path / "table", rows().schema)
     assert "main@1" == str(table.maintenance.compact())
     table.append(rows(1, 2, 3))
@@ -83,7 +83,7 @@ def test_nothing_to_do_makes_no_version(tmp_path: Path) -> None:
 
 
 def test_a_fragment_with_many_deleted_rows_is_rewritten_alone(tmp_path: Path) -> None:
-    """Deleted rows are not read any more."""
+    """The rewritten fragment has no deleted rows."""
     table = LanceTable.create(tmp_path / "table", rows().schema)
     table.append(rows(*range(10)))
     table.replace_where("key < 3", rows())
@@ -95,7 +95,7 @@ def test_a_fragment_with_many_deleted_rows_is_rewritten_alone(tmp_path: Path) ->
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_indices_answer_as_before(tmp_path: Path, *, stable: bool) -> None:
-    """A number, a vector and a text are found, with row ids and, through pylance, without."""
+    """Indices of numbers, vectors and text answer with stable row ids and, through pylance, without them."""
     uri = str(tmp_path / "table")
     data = rows(*range(600))
     dataset = lance.write_dataset(data, uri, max_rows_per_file=100, enable_stable_row_ids=stable)
@@ -122,7 +122,7 @@ def test_indices_answer_as_before(tmp_path: Path, *, stable: bool) -> None:
 
 
 def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: LanceTable) -> None:
-    """Its files lie under the root, where branch files lie; an index it inherited leaves the rows to the search."""
+    """The branch's files lie under the root; queries scan the rows that an inherited index no longer covers."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE")
     table.branches.create("run/1")
     table.append(rows(500), branch="run/1")
@@ -141,7 +141,7 @@ def test_a_branch_is_compacted_without_copying_and_main_does_not_notice(table: L
 
 
 def test_a_shallow_clone_is_compacted_and_its_inherited_index_stays_sound(table: LanceTable, tmp_path: Path) -> None:
-    """The index leaves the moved rows to the search; every row is found, also by pylance."""
+    """Queries scan the moved rows, which the index no longer covers; pylance finds every row too."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE")
     clone = table.maintenance.clone(str(tmp_path / "clone"))
     before = clone.count_rows()
@@ -152,7 +152,7 @@ def test_a_shallow_clone_is_compacted_and_its_inherited_index_stays_sound(table:
 
 
 def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) -> None:
-    """Pylance would have to move the rows for the one, and would break the other; nothing is written."""
+    """Pylance would have to remap the index of the branch, and would break the inherited one; nothing is written."""
     lance.dataset(table.uri).create_scalar_index("key", "BTREE", name="by_key")
     table.branches.create("run/1")
     table.to_lance("run/1").create_scalar_index("text", "BTREE", name="by_text")
@@ -164,6 +164,6 @@ def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) 
 
 @pytest.mark.parametrize("goal", [{"target_rows": 0}, {"deleted_share": 1.5}, {"deleted_share": -0.1}])
 def test_a_goal_that_cannot_be_is_refused(table: LanceTable, goal: dict[str, float]) -> None:
-    """The message says what would be right."""
+    """The error names valid values."""
     with pytest.raises(InvalidInputError, match=r"1 or more|between 0 and 1"):
         table.maintenance.compact(**goal)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rows taken out by a condition, beside the same done by pylance."""
+"""Deletions by a predicate, compared with those of pylance."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def pair(tmp_path: Path, request: pytest.FixtureRequest) -> ParityPair:
 
 @pytest.mark.parametrize("predicate", ["value = 3", "value % 2 = 0", "value < 5", "value >= 2", "true", "key = 'none'"])
 def test_what_is_left_is_what_pylance_leaves(pair: ParityPair, predicate: str) -> None:
-    """Rows, ids, versions of rows; and both can go on."""
+    """Rows, row ids and row versions are equal, and pylance can go on with the table."""
     version = pair.table.delete(predicate)
     pair.dataset.delete(predicate)
     assert row_lineage(pair.dataset) == row_lineage(as_pylance(pair.table))
@@ -33,7 +33,7 @@ def test_what_is_left_is_what_pylance_leaves(pair: ParityPair, predicate: str) -
 
 
 def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
-    """One fragment taken out whole, one with a deletion vector, and the condition."""
+    """One fragment is removed, one gets a deletion vector, and the predicate is recorded."""
     operations = []
     for table in (pair.table, pair.dataset):
         table.delete("value < 7")
@@ -62,7 +62,7 @@ def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
 
 
 def test_nothing_to_delete_makes_no_version(pair: ParityPair) -> None:
-    """Pylance makes one that changes nothing."""
+    """Pylance makes a version that changes nothing."""
     before = pair.table.head()
     assert before == pair.table.delete("key = 'none'")
     pair.dataset.delete("key = 'none'")
@@ -70,7 +70,7 @@ def test_nothing_to_delete_makes_no_version(pair: ParityPair) -> None:
 
 
 def test_a_second_delete_takes_out_of_what_is_left(pair: ParityPair) -> None:
-    """The deletion vector grows, and the last row takes the fragment along."""
+    """The deletion vector grows, and a fragment without rows is removed."""
     for value in range(5):
         assert 9 - value == pair.table.delete(f"value = {value}").rows
     assert 1 == len(as_pylance(pair.table).get_fragments())
@@ -78,14 +78,14 @@ def test_a_second_delete_takes_out_of_what_is_left(pair: ParityPair) -> None:
 
 
 def test_a_message_and_properties_are_kept(tmp_path: Path) -> None:
-    """As for every commit."""
+    """A deletion keeps both, as every commit does."""
     table = new_table(tmp_path, entries("a", 1, 2))
     version = table.delete("value = 1", message="wrong", properties={"run": "7"})
     assert ("wrong", "7", "Delete") == (version.message, version.properties["run"], version.operation)
 
 
 def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
-    """Rows of main and of the branch; then both are merged."""
+    """The branch deletes inherited rows and its own; then it is merged."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
     table.branches.create("run")
     table.append(entries("b", 1, 2), branch="run")
@@ -101,7 +101,7 @@ def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("predicate", ["", "key ==", "missing = 1", "nofunction(key)"])
 def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str) -> None:
-    """And nothing is deleted."""
+    """The predicate is refused, and nothing is deleted."""
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
         table.delete(predicate)
@@ -132,7 +132,7 @@ MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[int]]] = {
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_rows_are_looked_up_again_when_somebody_is_faster(tmp_path: Path, meanwhile: str) -> None:
-    """As if the other one had been there all along; a row that does not match any more stays."""
+    """The deletion is applied to the other writer's version; a row that no longer matches stays."""
     table = new_table(tmp_path, entries("a", 0, 1), entries("a", 2, 3))
     act, left = MEANWHILE[meanwhile]
     interrupted(table, lambda: act(LanceTable.open(table.uri))).delete("value = 2")
@@ -141,7 +141,7 @@ def test_rows_are_looked_up_again_when_somebody_is_faster(tmp_path: Path, meanwh
 
 
 def test_a_replaced_table_is_not_deleted_from(tmp_path: Path) -> None:
-    """Other rows of the same values are not those that were meant."""
+    """New rows with the same values are not the rows that were to be deleted."""
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(CommitConflictError) as caught:
         interrupted(table, lambda: LanceTable.open(table.uri).overwrite(entries("b", 1))).delete("value = 1")
@@ -150,7 +150,7 @@ def test_a_replaced_table_is_not_deleted_from(tmp_path: Path) -> None:
 
 
 def test_many_rows_are_deleted(tmp_path: Path) -> None:
-    """A deletion vector of the other kind, on top of one of the first."""
+    """A deletion vector of the bitmap kind replaces one of the array kind."""
     rows = pa.table({"key": ["a"] * 20_000, "value": range(20_000)})
     table = new_table(tmp_path, rows)
     table.delete("value % 7 = 0")
@@ -164,7 +164,7 @@ def test_many_rows_are_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("predicate, left", [("value = 2", [0, 1, 3]), ("value > 1", [0, 1])])
 def test_rows_that_a_revert_brought_back_stay(tmp_path: Path, predicate: str, left: list[int]) -> None:
-    """They are deleted in the version that the deletion was made from, and not by the deletion."""
+    """The rows were deleted in the version that the deletion read, so the deletion does not cover them."""
     table = new_table(tmp_path, entries("a", 0, 1, 2, 3))
     table.delete("value < 2")
     interrupted(table, lambda: LanceTable.open(table.uri).revert("main")).delete(predicate)

@@ -1,4 +1,4 @@
-"""Which rows are meant by rows of the same key."""
+"""Matching of rows by key."""
 
 import datetime as dt
 import decimal
@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_keys_of_every_kind_are_found(kind: str) -> None:
-    """In any order, more than once, with others and nulls in between."""
+    """Keys are found in any order, repeatedly, and among other keys and nulls."""
     arrow, values = VALUES[kind]
     keys = Keys(pa.table({"k": pa.array([*values, None], arrow)}), ["k"])
     asked = pa.table({"k": pa.array([None, *reversed(values), *values], arrow)})
@@ -43,7 +43,7 @@ def test_keys_of_every_kind_are_found(kind: str) -> None:
 
 
 def test_a_null_is_equal_to_nothing() -> None:
-    """In any column of a key, however often; and no key at all finds nothing."""
+    """This holds for each column of a key and for several nulls; an empty set of keys matches nothing."""
     rows = pa.table({"a": pa.array([None, None, 1, None], pa.int64()), "b": ["x", "x", "y", None]})
     assert [-1, -1, 2, -1] == Keys(rows, ["a", "b"]).places(rows).tolist()
     assert [-1, -1] == Keys(rows.slice(0, 2), ["a"]).places(rows.slice(2, 2)).tolist()
@@ -51,7 +51,7 @@ def test_a_null_is_equal_to_nothing() -> None:
 
 
 def test_nought_is_not_minus_nought() -> None:
-    """As in pylance: values are compared as they are stored."""
+    """Values are compared as they are stored, as in pylance."""
     assert [-1] == Keys(pa.table({"k": [0.0]}), ["k"]).places(pa.table({"k": [-0.0]})).tolist()
 
 
@@ -60,7 +60,7 @@ COLUMNS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.none(
 
 @given(COLUMNS, COLUMNS)
 def test_keys_of_several_columns_are_found(given: list[Any], asked: list[Any]) -> None:
-    """As by a look at each pair."""
+    """The result equals a comparison of each pair."""
     given = list(dict.fromkeys(given))
     rows, others = (
         pa.table(
@@ -77,21 +77,21 @@ def test_keys_of_several_columns_are_found(given: list[Any], asked: list[Any]) -
 
 
 def test_rows_in_many_chunks_are_one() -> None:
-    """Whatever they were read as."""
+    """The result does not depend on the chunks of the rows."""
     parts = [pa.table({"k": [number, number + 100]}) for number in range(5)]
     rows = pa.concat_tables(parts)
     assert list(range(10)) == Keys(rows, ["k"]).places(rows).tolist()
 
 
 def test_a_key_that_comes_twice_is_named() -> None:
-    """With its values."""
+    """The error has the values of the key."""
     rows = pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "y"]})
     with pytest.raises(InvalidInputError, match="two of the rows have the key a = 1, b = 'y'; each key may occur once"):
         Keys(rows, ["a", "b"])
 
 
 def test_millions_of_keys_are_numbered() -> None:
-    """Without a number that is too large."""
+    """The combined numbers of several columns do not overflow."""
     size = 300_000
     order = np.random.default_rng(5).permutation(size)
     there, back = pa.array(order.tolist()), pa.array(order[::-1].tolist())
@@ -115,7 +115,7 @@ def test_millions_of_keys_are_numbered() -> None:
     ],
 )
 def test_a_condition_holds_for_all_keys(rows: dict[str, list[Any]], predicate: str | None) -> None:
-    """And for few others; values that have no plain literal are left out, which makes it wider."""
+    """The predicate is true for all keys and few other rows; omitting values without a plain literal widens it."""
     assert predicate == predicate_of(pa.table(rows), list(rows))
 
 
@@ -131,19 +131,19 @@ def test_a_condition_holds_for_all_keys(rows: dict[str, list[Any]], predicate: s
     ],
 )
 def test_few_keys_are_looked_up_one_by_one(rows: dict[str, list[Any]], predicate: str | None) -> None:
-    """By one column that has few of them; a null is not looked up, since it is equal to nothing."""
+    """The predicate is on one column with few values; nulls are left out, since they match nothing."""
     assert predicate == exact_predicate_of(pa.table(rows), list(rows))
 
 
 def test_numbers_beyond_a_literal_are_not_written_down() -> None:
-    """They would be read as another type."""
+    """As literals, these numbers would be read as another type."""
     assert exact_predicate_of(pa.table({"k": pa.array([2**63], pa.uint64())}), ["k"]) is None
     assert predicate_of(pa.table({"k": pa.array([2**64 - 1], pa.uint64())}), ["k"]) is None
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_rows_of_every_kind_of_key_are_found_in_a_table(tmp_path: Path, kind: str) -> None:
-    """Once they are there, an upsert changes them, whether they are looked up by a condition or by reading all."""
+    """An upsert updates existing keys, whether it finds them by a predicate or by reading all rows."""
     arrow, values = VALUES[kind]
     table = LanceTable.create(tmp_path / "keyed", pa.schema({"k": arrow, "n": pa.int64()}))
     rules: tuple[Literal["keep", "delete"], ...] = ("keep", "keep", "delete")

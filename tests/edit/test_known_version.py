@@ -1,4 +1,4 @@
-"""Appends whose rows are written for a version that is not the newest one: the table object has not asked since."""
+"""Appends by a table object that has not looked for the newest version since other writers committed."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_rows_fit_the_head(tmp_path: Path) -> None:
 
 
 def test_what_others_did_stays(tmp_path: Path) -> None:
-    """An overwrite and a restore by others do not fail an append that was called later."""
+    """An append succeeds after an overwrite or a restore by another writer."""
     table = new_table(tmp_path, entries("a", 1))
     known = LanceTable.open(table.uri)
     known.append(entries("b", 1))
@@ -79,7 +79,7 @@ def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3S
 @pytest.mark.parametrize("where", ["disk", "s3"])
 @pytest.mark.parametrize("longer", [0, 12])
 def test_nothing_is_cached_of_a_former_table(where: str, longer: int, tmp_path: Path, s3_storage: S3Storage) -> None:
-    """The head, older versions and deletions are those of the table that has the place now, however long it is."""
+    """The head, older versions and deletions are those of the present table, whatever its number of versions."""
     uri = f"{tmp_path}/t" if where == "disk" else f"{s3_storage.uri}/t"
     options = {} if where == "disk" else dict(s3_storage.storage_options)
     known = LanceTable.create(uri, SCHEMA, storage_options=options)
@@ -100,7 +100,7 @@ def test_nothing_is_cached_of_a_former_table(where: str, longer: int, tmp_path: 
 
 
 class FailingDisk(LocalStore):
-    """A store on a disk that fails to write out what has an ending."""
+    """A local store that fails to sync files whose name has a given ending."""
 
     failing = "nothing"
 
@@ -112,7 +112,7 @@ class FailingDisk(LocalStore):
 
 @pytest.mark.parametrize("what", [".lance", "/data"])
 def test_data_files_are_synced_before_their_version(what: str, tmp_path: Path) -> None:
-    """Where the data file or its folder cannot be synced, there is no version that names it, and no second attempt."""
+    """If the data file or its folder cannot be synced, no version references it, and the commit is not repeated."""
     table = new_table(tmp_path, entries("a", 1))
     store = FailingDisk(table.uri)
     failing, before = LanceTable(context_on(store)), table.head()

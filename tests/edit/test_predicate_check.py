@@ -1,4 +1,4 @@
-"""Rows that a replacement may bring: those that its predicate is true for."""
+"""A replacement takes only rows for which its predicate is true."""
 
 import datetime as dt
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_rows_outside_of_the_predicate_are_refused(table: LanceTable, given: str
 
 @EACH
 def test_rows_that_satisfy_the_predicate_replace(table: LanceTable, given: str) -> None:
-    """Whatever shape they come in."""
+    """The rows may come in any shape."""
     table.replace_where("key = 'mon' AND value < 9", GIVEN[given](table, entries("mon", 3, 4)))
     assert [("mon", 3), ("mon", 4), ("tue", 2)] == contents(table)
 
@@ -54,14 +54,14 @@ def test_rows_that_satisfy_the_predicate_replace(table: LanceTable, given: str) 
 @EACH
 @pytest.mark.parametrize("predicate", ["true", "1 = 1", "value IS NOT NULL OR key IS NULL"])
 def test_a_predicate_that_every_row_satisfies(table: LanceTable, given: str, predicate: str) -> None:
-    """Also one that names no column."""
+    """The predicate may name no column."""
     table.replace_where(predicate, GIVEN[given](table, entries("wed", 3, 4)))
     assert [("wed", 3), ("wed", 4)] == contents(table)
 
 
 @EACH
 def test_a_predicate_that_no_row_satisfies(table: LanceTable, given: str) -> None:
-    """No rows fit it; without rows there is nothing to refuse."""
+    """The predicate is false for any row; a replacement without rows is valid."""
     with pytest.raises(InvalidInputError, match="2 of 2 rows do not satisfy the predicate 'false'"):
         table.replace_where("false", GIVEN[given](table, entries("wed", 3, 4)))
     table.replace_where("false", entries("wed"))
@@ -69,7 +69,7 @@ def test_a_predicate_that_no_row_satisfies(table: LanceTable, given: str) -> Non
 
 
 def test_the_last_rows_of_a_long_stream_are_checked(table: LanceTable) -> None:
-    """Rows are checked in large parts, and the rest at the end."""
+    """Rows are checked in large parts, with the rest at the end of the stream."""
     batches = [*entries("mon", *range(100_000)).to_batches(max_chunksize=7_000), *entries("tue", 1).to_batches()]
     with pytest.raises(InvalidInputError, match="1 of 100001 rows does not satisfy"):
         table.replace_where("key = 'mon'", pa.RecordBatchReader.from_batches(SCHEMA, batches))
@@ -101,7 +101,7 @@ def test_rows_in_memory_are_checked_before_a_file_is_written(table: LanceTable) 
 def test_values_of_every_type_are_checked(
     tmp_path: Path, column: "pa.Array[Any]", predicate: str, fitting: object, other: object
 ) -> None:
-    """By the same engine that finds the rows of the table, in the column's type."""
+    """The query engine that finds the rows of the table checks new rows too, in the column's type."""
     schema = pa.schema([pa.field("c", column.type), pa.field("Not in it", pa.int64())])
     table = LanceTable.create(tmp_path / "table", schema)
     rows = pa.Table.from_pylist([{"c": value, "Not in it": 1} for value in (fitting, other)], schema=schema)
@@ -124,7 +124,7 @@ def test_a_column_whose_name_is_quoted_is_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("virtual", ["_rowid", "_rowaddr"])
 def test_a_predicate_about_row_ids_takes_no_rows(table: LanceTable, virtual: str) -> None:
-    """New rows get their ids by the commit, so nobody could tell that they match."""
+    """New rows get their ids in the commit, so the predicate cannot be evaluated before."""
     with pytest.raises(InvalidInputError, match=f"names {virtual}, which new rows do not have"):
         table.replace_where(f"{virtual} = 0", entries("mon", 3))
     table.replace_where(f"{virtual} = 0", entries("mon"))
@@ -132,7 +132,7 @@ def test_a_predicate_about_row_ids_takes_no_rows(table: LanceTable, virtual: str
 
 
 def test_staged_files_under_a_base_path_are_checked(table: LanceTable, tmp_path: Path) -> None:
-    """They are read where they are."""
+    """The files are read under the base path."""
     table.maintenance.add_base("cold", tmp_path / "cold", is_dataset_root=True)
     with pytest.raises(InvalidInputError, match="key = 'tue'"):
         table.replace_where("key = 'mon'", table.stage(entries("tue", 3), base="cold"))
@@ -141,7 +141,7 @@ def test_staged_files_under_a_base_path_are_checked(table: LanceTable, tmp_path:
 
 
 def test_rows_stay_single_over_two_merges(tmp_path: Path) -> None:
-    """What a false claim led to: rows of tuesday, replaced as monday's, survived the next merge of monday's."""
+    """Without the check, rows of Tuesday that replaced Monday's rows survived the next merge of Monday's rows."""
     table = new_table(tmp_path, entries("mon", 1))
     for branch in ("one", "two"):
         table.branches.create(branch)

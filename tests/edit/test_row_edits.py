@@ -1,4 +1,4 @@
-"""Rows that are written anew, as fragments and as deletion vectors."""
+"""Rewritten rows as fragments and deletion vectors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ ADDRESSES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), unique=Tr
 
 @given(ADDRESSES)
 def test_rows_are_grouped_by_their_fragment(pairs: list[tuple[int, int]]) -> None:
-    """In the order in which they come."""
+    """Rows keep their order within a fragment."""
     addresses = np.array([(fragment << 32) + offset for fragment, offset in pairs], np.uint64)
     wanted: dict[int, list[int]] = {}
     for place, (fragment, _) in enumerate(pairs):
@@ -34,7 +34,7 @@ def test_rows_are_grouped_by_their_fragment(pairs: list[tuple[int, int]]) -> Non
 
 
 def test_moved_rows_fill_as_many_files_as_it_takes(tmp_path: Path) -> None:
-    """The last of them shares its file with the first new row, and the rest are new."""
+    """The last moved rows share a file with the first new rows, and later files have only new rows."""
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", *range(5, 10)))
     context = table._context  # noqa: SLF001 - the context are what is tested
     head = context.head("main")
@@ -52,7 +52,7 @@ def test_moved_rows_fill_as_many_files_as_it_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_rows_are_read_where_they_were_found(tmp_path: Path, known: bool) -> None:  # noqa: FBT001
-    """In any order, by their places or their addresses; other rows are refused."""
+    """Rows are read in any order, by position or address; rows at other addresses are refused."""
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", *range(5, 10)))
     table.delete("value IN (1, 6)")
     dataset = table.to_lance()
@@ -68,7 +68,7 @@ def test_rows_are_read_where_they_were_found(tmp_path: Path, known: bool) -> Non
 
 
 def test_rows_of_a_fragment_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    """A reader and the manifest do not agree."""
+    """The reader and the manifest disagree."""
     table = new_table(tmp_path, entries("a", 1))
     context = table._context  # noqa: SLF001 - the parts are what is tested
     with pytest.raises(CorruptFileError, match="a reader finds a fragment 7 that its manifest does not have"):
@@ -76,7 +76,7 @@ def test_rows_of_a_fragment_that_is_not_there_are_refused(tmp_path: Path) -> Non
 
 
 def test_fields_are_named_with_what_is_inside() -> None:
-    """Columns, and the parts of nested ones, however deep."""
+    """The fields are columns with all their nested fields."""
     inner = pa.struct([("x", pa.list_(pa.struct([("y", pa.int8())]))), ("z", pa.int8())])
     columns: list[Any] = [("a", pa.int8()), ("s", inner), ("b", pa.int8())]
     fields = fields_from_arrow(pa.schema(columns))
@@ -86,7 +86,7 @@ def test_fields_are_named_with_what_is_inside() -> None:
 
 
 def test_what_cannot_be_done_again_is_not() -> None:
-    """An error of another kind ends it at once."""
+    """An error other than a conflict is raised at once."""
     attempts = []
 
     def attempt() -> Any:  # noqa: ANN401 - never returns

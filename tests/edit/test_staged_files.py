@@ -1,4 +1,4 @@
-"""Staged files as a caller describes them, held against the files that are there."""
+"""Descriptions of staged files are compared with the actual files."""
 
 import uuid
 from dataclasses import replace
@@ -24,7 +24,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The table, through a store that asks a script before each request."""
+    """The table, through a store that calls a script before each request."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
@@ -35,7 +35,7 @@ def staged(table: LanceTable, *values: int) -> StagedFiles:
 
 
 def described(given: StagedFiles, **changes: str | int) -> StagedFiles:
-    """The same file, described otherwise."""
+    """The same file with another description."""
     return replace(given, files=tuple(replace(file, **changes) for file in given.files))  # type: ignore[arg-type]
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_is_refused(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("more", [-1, 1, 4096])
 def test_a_file_of_another_size_is_refused(table: LanceTable, more: int) -> None:
-    """A file that is shorter than its writer said was cut; one that is longer was written by someone else."""
+    """A file that is shorter than described was truncated; a longer one was written by another process."""
     given = staged(table, 3)
     said = given.files[0].size + more
     assert_refused(table, described(given, size=said), CorruptFileError, f"size is not {said} bytes")
@@ -74,7 +74,7 @@ def test_a_file_of_another_size_is_refused(table: LanceTable, more: int) -> None
 
 @pytest.mark.parametrize("rows", [0, 2, 2**32, 2**62])
 def test_a_file_of_another_number_of_rows_is_refused(table: LanceTable, rows: int) -> None:
-    """The number of rows is in the file."""
+    """The file itself has its number of rows."""
     given = described(staged(table, 3), rows=rows)
     assert_refused(table, given, InvalidInputError, f"has 1 rows, but its description has {rows}")
 
@@ -93,7 +93,7 @@ def test_a_file_of_other_columns_is_refused(table: LanceTable) -> None:
 
 
 def test_the_same_file_twice_is_refused(table: LanceTable) -> None:
-    """Its rows would be there twice, and a clean-up of one fragment would not see the other."""
+    """Its rows would be in the table twice, and a clean-up of one fragment would not know about the other."""
     given = staged(table, 3)
     assert_refused(table, replace(given, files=given.files * 2), InvalidInputError, "twice")
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_data_file_is_refused(table: LanceTable) -> None:
 
 
 def test_each_staged_file_costs_one_read(table: LanceTable) -> None:
-    """The footer, the rows and the size come with one request; files that the same call wrote cost none."""
+    """One request reads the footer, the number of rows and the size; files written by the same call need no request."""
     asked: list[tuple[str, str]] = []
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
@@ -126,7 +126,7 @@ def test_each_staged_file_costs_one_read(table: LanceTable) -> None:
 
 
 def test_staged_files_of_a_base_path_are_looked_for_there(table: LanceTable, tmp_path: Path) -> None:
-    """A file of the same name in the table's own folder does not stand in."""
+    """A file of the same name in the table's own folder is not taken instead."""
     table.maintenance.add_base("cold", str(tmp_path / "cold"))
     given = table.stage(entries("c", 3), base="cold")
     missing = replace(given, base=None)
@@ -135,7 +135,7 @@ def test_staged_files_of_a_base_path_are_looked_for_there(table: LanceTable, tmp
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
 
 
-# A transaction that a caller made.
+# Transactions that a caller made.
 
 
 def transaction_of(table: LanceTable, **changes: object) -> Transaction:
@@ -163,7 +163,7 @@ def transaction_of(table: LanceTable, **changes: object) -> Transaction:
 def test_a_transaction_with_a_wrong_file_is_refused(
     table: LanceTable, changes: dict[str, object], error: type[LanceDagsterError], what: str
 ) -> None:
-    """What a transaction says of its files is held against them, as for staged files."""
+    """The file descriptions in a transaction are compared with the files, like those of staged files."""
     with pytest.raises(error, match=what):
         table.commit(transaction_of(table, **changes))
     assert "main@2" == str(LanceTable.open(table.uri).head())
@@ -171,7 +171,7 @@ def test_a_transaction_with_a_wrong_file_is_refused(
 
 
 def test_a_transaction_that_landed_is_found_though_its_files_are_gone(table: LanceTable) -> None:
-    """A later version may have replaced the rows, and a collection removed the files."""
+    """The files may have been collected after a later version replaced the rows."""
     transaction = transaction_of(table)
     made = table.commit(transaction)
     operation = transaction.operation
@@ -181,7 +181,7 @@ def test_a_transaction_that_landed_is_found_though_its_files_are_gone(table: Lan
 
 
 def test_a_transaction_with_a_deletion_file_that_is_not_there_is_refused(table: LanceTable) -> None:
-    """Its rows could not be read."""
+    """Without the deletion file, the rows of the fragment could not be read."""
     head = table._context.head("main")  # noqa: SLF001 - the fragment as it is
     gone = DeletionFile(kind=0, read_version=2, id=7, deleted_rows=1)
     fragment = replace(head.manifest.fragments[0], deletion=gone)

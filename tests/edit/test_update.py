@@ -1,4 +1,4 @@
-"""Rows given new values, beside the same done by pylance."""
+"""Updates, compared with those of pylance."""
 
 import datetime as dt
 import decimal
@@ -40,7 +40,7 @@ def pair(tmp_path: Path, request: pytest.FixtureRequest) -> ParityPair:
     ],
 )
 def test_rows_become_what_pylance_makes_of_them(pair: ParityPair, values: dict[str, str], where: str | None) -> None:
-    """Rows, ids, versions of rows; and both can go on."""
+    """Rows, row ids and row versions are equal, and pylance can go on with the table."""
     failed = [
         _failed(lambda: pair.table.update(values, where=where)),
         _failed(lambda: pair.dataset.update(values, where)),
@@ -60,7 +60,7 @@ def _failed(act: Callable[[], object]) -> bool:
 
 
 def test_updates_follow_each_other(pair: ParityPair) -> None:
-    """Rows that were moved are moved again, with a compaction of each program in between."""
+    """Moved rows are moved again, with compactions by both programs in between."""
     for number in range(4):
         for table in (pair.table, pair.dataset):
             table.update({"value": f"value + {number}"}, where=f"value % {number + 2} = 0")
@@ -78,7 +78,7 @@ def _unplaced(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
-    """One fragment gone, one with a deletion vector, one new one with the ids of the rows."""
+    """One fragment is removed, one gets a deletion vector, and a new one has the row ids."""
     operations = []
     for table in (pair.table, pair.dataset):
         table.update({"key": "'z'"}, where="value < 7")
@@ -109,7 +109,7 @@ def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
 
 
 def test_no_row_that_matches_makes_no_version(tmp_path: Path) -> None:
-    """And leaves no file."""
+    """No file is written either."""
     table = new_table(tmp_path, entries("a", 1))
     files = list(Path(table.uri, "data").iterdir())
     assert table.head() == table.update({"value": "2"}, where="value = 7")
@@ -117,7 +117,7 @@ def test_no_row_that_matches_makes_no_version(tmp_path: Path) -> None:
 
 
 def test_rows_keep_who_they_are_through_large_files(tmp_path: Path) -> None:
-    """The rows of many fragments in one new one, and of one in another."""
+    """Updated rows of many fragments go into one new fragment, and some of them into another; they keep their ids."""
     table = new_table(
         tmp_path, *(entries(f"k{number}", *range(number * 100, number * 100 + 100)) for number in range(8))
     )
@@ -160,7 +160,7 @@ TYPES: dict[str, tuple[pa.DataType, object, str, object]] = {
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_values_are_converted_to_the_column(tmp_path: Path, kind: str) -> None:
-    """As in pylance; rows that do not match are untouched, in every type."""
+    """Values are converted as in pylance; rows that do not match are unchanged, in every type."""
     arrow, before, expression, after = TYPES[kind]
     schema = pa.schema([("id", pa.int64()), ("c", arrow), ("other", arrow)])
     rows = pa.table(
@@ -174,7 +174,7 @@ def test_values_are_converted_to_the_column(tmp_path: Path, kind: str) -> None:
 
 
 def test_extension_types_survive(tmp_path: Path) -> None:
-    """Rows are written anew with what their columns stand for."""
+    """Rewritten columns keep their extension types."""
     ids: Any = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([uuid.uuid4().bytes] * 3, pa.binary(16)))
     table = LanceTable.create(tmp_path / "ids", pa.schema([("id", pa.uuid()), ("my value", pa.int64())]))
     table.append(pa.table({"id": ids, "my value": [1, 2, 3]}))
@@ -206,7 +206,7 @@ def test_extension_types_survive(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said_and_nothing_is_written(
     tmp_path: Path, values: dict[str, str], where: str | None, said: str
 ) -> None:
-    """With the column, the expression and what is wrong."""
+    """The error has the column, the expression and the reason."""
     table = new_table(tmp_path, entries("a", 1, 2))
     files = list(Path(table.uri, "data").iterdir())
     with pytest.raises(InvalidInputError, match=said):
@@ -216,7 +216,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(
 
 
 def test_part_of_a_column_is_refused_by_name(tmp_path: Path) -> None:
-    """As by pylance; the whole column can be given."""
+    """Pylance refuses it too; the whole column can be updated."""
     schema = pa.schema([("s", pa.struct([("x", pa.int64()), ("y", pa.int64())]))])
     table = LanceTable.create(tmp_path / "nested", schema)
     table.append(pa.table({"s": [{"x": 1, "y": 2}]}, schema))
@@ -227,7 +227,7 @@ def test_part_of_a_column_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
-    """Whether it is written down or computed."""
+    """The null may be a literal or a computed value."""
     table = LanceTable.create(tmp_path / "strict", pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     table.append(pa.table({"id": [1, 2]}))
     for expression in ("NULL", "nullif(id, 2)"):
@@ -237,17 +237,17 @@ def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
 
 
 def _sizes(table: LanceTable, branch: str = "main") -> list[tuple[int, int | None]]:
-    """How long the blob of each row is."""
+    """The length of each row's blob."""
     dataset = as_pylance(table, branch)
     dataset.validate()
-    # `read_blobs` does not find those of older files on a branch.
+    # `read_blobs` does not find blobs of older files on a branch.
     rows = dataset.scanner(blob_handling="all_binary").to_table().to_pylist()
     return sorted((row["id"], None if row["blob"] is None else len(row["blob"])) for row in rows)
 
 
 @pytest.mark.parametrize("version", ["2.1", "2.2"])
 def test_blobs_move_along(tmp_path: Path, version: Literal["2.1", "2.2"]) -> None:
-    """Inside the file, beside it in one of many or one of its own, or not there at all; on a branch too."""
+    """Blobs lie in the data file, in a shared or separate file beside it, or are null; branches can update them too."""
     legacy: pa.Field[Any] = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     schema = pa.schema([pa.field("id", pa.int64()), blob_field("blob") if version == "2.2" else legacy])
     values = [b"a", b"b" * 200_000, b"c" * 5_000_000, None, b""]
@@ -289,7 +289,7 @@ EVERY_TYPE: list[tuple[Any, list[Any]]] = [
 
 @pytest.mark.parametrize("arrow,values", EVERY_TYPE, ids=lambda value: None if isinstance(value, list) else str(value))
 def test_values_of_every_type_are_moved_as_they_are(tmp_path: Path, arrow: Any, values: list[Any]) -> None:  # noqa: ANN401
-    """By an update of another column, and by an upsert that leaves the column out."""
+    """An update of another column, and an upsert without the column, keep its values."""
     column: Any = pa.array(values, arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow)
     if isinstance(arrow, pa.BaseExtensionType):
         column = pa.ExtensionArray.from_storage(arrow, column)
@@ -306,7 +306,7 @@ def test_values_of_every_type_are_moved_as_they_are(tmp_path: Path, arrow: Any, 
 
 
 def test_rows_of_a_branch_are_updated_and_main_keeps_its_own(tmp_path: Path) -> None:
-    """Rows inherited from main among them."""
+    """The branch updates rows inherited from main too."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
     table.branches.create("run")
     table.append(entries("b", 4), branch="run")
@@ -341,7 +341,7 @@ MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[int]]] = {
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_values_are_computed_again_when_somebody_is_faster(tmp_path: Path, meanwhile: str) -> None:
-    """As if the other one had been there all along: no row lost, doubled or brought back."""
+    """The update is applied to the other writer's version, and no row is lost, duplicated or restored."""
     table = new_table(tmp_path, entries("a", 0, 1), entries("a", 2, 3))
     act, wanted = MEANWHILE[meanwhile]
     version = interrupted(table, lambda: act(LanceTable.open(table.uri))).update(
@@ -350,13 +350,13 @@ def test_values_are_computed_again_when_somebody_is_faster(tmp_path: Path, meanw
     rows = as_pylance(table).to_table(columns=["value", "_rowid", "_row_last_updated_at_version"]).to_pylist()
     assert wanted == sorted(row["value"] for row in rows)
     assert len(rows) == len({row["_rowid"] for row in rows})
-    # The commit's own number, whichever attempt it was.
+    # The row versions are those of the commit, not of an earlier attempt.
     assert {version.number} >= {row["_row_last_updated_at_version"] for row in rows if row["value"] == 12}
     as_pylance(table).validate()
 
 
 def test_a_replaced_table_is_not_updated(tmp_path: Path) -> None:
-    """Other rows of the same values are not those that were meant."""
+    """New rows with the same values are not the rows that were to be updated."""
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(CommitConflictError):
         interrupted(table, lambda: LanceTable.open(table.uri).overwrite(entries("b", 1))).update({"value": "2"})
@@ -364,7 +364,7 @@ def test_a_replaced_table_is_not_updated(tmp_path: Path) -> None:
 
 
 def test_a_text_without_quotes_is_told(tmp_path: Path) -> None:
-    """It reads as a column; those of the table are listed where they can be used."""
+    """It is read as a column name; the error lists the columns where they are allowed."""
     orders = pa.table({"id": [1], "status": ["new"]})
     table = LanceTable.create(tmp_path / "t", orders.schema)
     table.append(orders)

@@ -1,4 +1,4 @@
-"""Rows brought in by key, beside the same done by pylance."""
+"""Upserts by key, compared with those of pylance."""
 
 import random
 from collections.abc import Callable
@@ -70,7 +70,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("rule,source", pairs(RULES, SOURCES))
 def test_rows_become_what_pylance_makes_of_them(pair: ParityPair, rule: str, source: str) -> None:
-    """Rows, ids, versions of rows; and both can go on."""
+    """Rows, row ids and row versions are equal, and pylance can go on with the table."""
     given, build = RULES[rule]
     before = pair.table.head()
     after = pair.table.upsert(SOURCES[source], on=["value"], **given)
@@ -82,7 +82,7 @@ def test_rows_become_what_pylance_makes_of_them(pair: ParityPair, rule: str, sou
 
 
 def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
-    """Moved rows first, new ones behind them, in one new fragment."""
+    """One new fragment has the moved rows first, and then the new ones."""
     pair.table.upsert(GIVEN, on=["value"])
     _everything(pair.dataset.merge_insert("value")).execute(GIVEN)
     found, expected = pair.operation(pair.table), pair.operation(pair.dataset)
@@ -108,7 +108,7 @@ def test_the_transaction_is_the_one_pylance_writes(pair: ParityPair) -> None:
 
 
 def test_keys_may_have_several_columns(pair: ParityPair) -> None:
-    """Each value of which occurs with others too."""
+    """Each value of a key column may occur with several values of the other."""
     rows = pa.table({"key": ["a", "a", "b", "c"], "value": [1, 7, 7, 1]})
     pair.table.upsert(rows, on=["key", "value"])
     _everything(pair.dataset.merge_insert(["key", "value"])).execute(rows)
@@ -117,7 +117,7 @@ def test_keys_may_have_several_columns(pair: ParityPair) -> None:
 
 
 def test_every_row_of_a_key_is_changed(pair: ParityPair) -> None:
-    """Also those that pylance added, moved and deleted before."""
+    """These are also rows that pylance added and moved; rows that it deleted are not matched."""
     rows = entries("new", 3, 4, 77)
     for dataset in (as_pylance(pair.table), pair.dataset):
         dataset.insert(entries("twice", 3, 8))
@@ -145,7 +145,7 @@ def _wide(*ids: int) -> pa.Table:
 
 @pytest.mark.parametrize("columns", [["id", "name"], ["vector", "id"], ["place", "name", "id"]])
 def test_columns_that_are_not_given_are_kept(tmp_path: Path, columns: list[str]) -> None:
-    """Of rows that are there; new rows have nulls."""
+    """Existing rows keep the values of these columns; new rows get nulls."""
     pair = ParityPair.made(tmp_path, _wide(*range(12)))
     given = pa.table(
         {"id": [3, 8, 50], "name": ["p", None, "q"], "place": [None, {"x": 1}, {"x": 2}], "vector": [[1, 1]] * 3}, WIDE
@@ -156,7 +156,7 @@ def test_columns_that_are_not_given_are_kept(tmp_path: Path, columns: list[str])
 
 
 def test_a_column_new_rows_must_have_is_asked_for(tmp_path: Path) -> None:
-    """Unless no row is added."""
+    """The column may be missing if no row is inserted."""
     table = LanceTable.create(tmp_path / "strict", WIDE)
     table.append(_wide(1))
     rows = pa.table({"name": ["n1", "n2"], "place": [{"x": 7}, {"x": 8}]})
@@ -168,7 +168,7 @@ def test_a_column_new_rows_must_have_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [pa.Table.to_reader, lambda rows: rows.to_batches()[0], lambda rows: rows])
 def test_rows_come_in_any_shape(tmp_path: Path, shape: Callable[[pa.Table], Any]) -> None:
-    """A stream, a batch, a table."""
+    """The rows may be a stream, a batch or a table."""
     table = new_table(tmp_path, entries("a", 1, 2))
     version = table.upsert(
         shape(entries("b", 2, 3)), on=["value"], message="new prices", properties={"a": "b"}, partitions=["jan"]
@@ -194,7 +194,7 @@ def test_rows_come_in_any_shape(tmp_path: Path, shape: Callable[[pa.Table], Any]
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(tmp_path: Path, rows: Any, on: list[str], said: str) -> None:  # noqa: ANN401
-    """With the key or the column."""
+    """The error names the key or the column."""
     table = new_table(tmp_path, entries("a", 1, 2))
     files = list(Path(table.uri, "data").iterdir())
     with pytest.raises(InvalidInputError, match=said):
@@ -215,7 +215,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(tmp_path: Path, rows: Any
 )
 @pytest.mark.parametrize("value", [1, 100])
 def test_a_rule_that_makes_no_sense_is_named(tmp_path: Path, when: dict[str, Any], said: str, value: int) -> None:
-    """Whether a row matches or not."""
+    """The rule is refused whether or not a row matches."""
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(InvalidInputError, match=said):
         table.upsert(entries("b", value), on=["value"], **when)
@@ -223,7 +223,7 @@ def test_a_rule_that_makes_no_sense_is_named(tmp_path: Path, when: dict[str, Any
 
 
 def test_staged_files_are_refused_by_name(tmp_path: Path) -> None:
-    """Keys are looked up before a file is written."""
+    """An upsert looks up keys before it writes files."""
     table = new_table(tmp_path, entries("a", 1))
     target = table.write_target()
     staged = StagedFiles(target.schema, write_files(target, entries("a", 1).to_batches()))
@@ -233,14 +233,14 @@ def test_staged_files_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arrow", [pa.struct([("x", pa.int64())]), pa.list_(pa.int64()), pa.float16()], ids=str)
 def test_a_key_is_of_single_values(tmp_path: Path, arrow: pa.DataType) -> None:
-    """Other types are refused by name."""
+    """The error names the column and its type."""
     table = LanceTable.create(tmp_path / "keys", pa.schema([("k", arrow)]))
     with pytest.raises(InvalidInputError, match=r"column 'k' is .*, which cannot be a key"):
         table.upsert(pa.table({"k": pa.array([None], arrow)}), on=["k"])
 
 
 def test_what_changes_nothing_makes_no_version(tmp_path: Path) -> None:
-    """Pylance makes one."""
+    """Pylance makes a version."""
     table = new_table(tmp_path, entries("a", 1))
     assert table.head() == table.upsert(entries("b", 1), on=["value"], when_matched="keep")
     assert table.head() == table.upsert(entries("b", 2), on=["value"], when_not_matched="ignore")
@@ -249,7 +249,7 @@ def test_what_changes_nothing_makes_no_version(tmp_path: Path) -> None:
 
 
 def test_a_branch_is_upserted_and_main_keeps_its_rows(tmp_path: Path) -> None:
-    """Rows inherited from main among them; row ids go on where main was."""
+    """The branch upserts rows inherited from main too, and continues main's row ids."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
     table.branches.create("run")
     version = table.upsert(entries("b", 2, 4), on=["value"], branch="run")
@@ -267,7 +267,7 @@ def test_a_branch_is_upserted_and_main_keeps_its_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [99, 150])
 def test_branches_that_add_the_same_key_cannot_be_merged(tmp_path: Path, size: int) -> None:
-    """Others can: the keys are claimed, one by one or from the first to the last."""
+    """Each upsert claims its new keys, as a list or as a range; branches with other keys can be merged."""
     table = new_table(tmp_path, entries("a", 1))
     for name, start in (("one", 1000), ("two", 1000 + size - 1), ("three", 2000)):
         table.branches.create(name)
@@ -303,7 +303,7 @@ MEANWHILE: dict[str, tuple[Callable[[LanceTable], object], list[tuple[str, int]]
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_keys_are_looked_up_again_when_somebody_is_faster(tmp_path: Path, meanwhile: str) -> None:
-    """As if the other one had been there all along: no key comes twice."""
+    """The upsert is applied to the other writer's version, and no key occurs twice."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     act, wanted = MEANWHILE[meanwhile]
     interrupted(table, lambda: act(LanceTable.open(table.uri))).upsert(entries("n", 2, 7), on=["value"])
@@ -314,7 +314,7 @@ def test_keys_are_looked_up_again_when_somebody_is_faster(tmp_path: Path, meanwh
 
 
 def test_a_replaced_table_is_not_upserted(tmp_path: Path) -> None:
-    """A person has to look."""
+    """The conflict is not resolved automatically."""
     table = new_table(tmp_path, entries("a", 1))
     with pytest.raises(CommitConflictError):
         interrupted(table, lambda: LanceTable.open(table.uri).overwrite(entries("b", 5))).upsert(
@@ -324,7 +324,7 @@ def test_a_replaced_table_is_not_upserted(tmp_path: Path) -> None:
 
 
 def bring(uri: str, writer: int) -> int:
-    """Upsert the same few keys again and again, through the package or through pylance."""
+    """Upsert the same few keys repeatedly, or update them through pylance."""
     table = LanceTable.open(uri)
     for number in range(6):
         rows = entries(f"w{writer}", *range(number, number + 4))
@@ -337,7 +337,7 @@ def bring(uri: str, writer: int) -> int:
 
 @pytest.mark.slow
 def test_writers_at_the_same_moment_add_each_key_once(tmp_path: Path) -> None:
-    """Three upserting processes, and pylance updating in between."""
+    """Three processes upsert while pylance updates."""
     table = new_table(tmp_path, entries("a", 0, 1))
     assert [6] * 4 == race(bring, [(table.uri, writer) for writer in range(4)])
     assert list(range(9)) == sorted(value for _, value in contents(table))
@@ -348,7 +348,7 @@ def test_writers_at_the_same_moment_add_each_key_once(tmp_path: Path) -> None:
 
 
 def test_large_tables_are_read_in_parts(tmp_path: Path) -> None:
-    """Many rows, many fragments, keys in any order, values of other columns taken from all over."""
+    """The table has many rows and fragments, and the upsert takes other columns from all over it."""
     size = 60_000
     rows = pa.table({"id": range(size), "key": [f"k{n % 100}" for n in range(size)], "value": range(size)})
     lance.write_dataset(rows, str(tmp_path / "large"), max_rows_per_file=7_000, enable_stable_row_ids=True)
@@ -385,7 +385,7 @@ CHANGES = st.lists(
 def test_any_changes_leave_both_with_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, Any, str]]
 ) -> None:
-    """Ids and versions are the same, too. Where the package has nothing to commit, pylance does not commit either."""
+    """Row ids and versions are equal too. Where the package has nothing to commit, pylance is not called."""
     pair = ParityPair.made(tmp_path_factory.mktemp("pair"), entries("a", *range(8)))
     for number, change in enumerate(changes):
         before = pair.table.head()
@@ -416,7 +416,7 @@ def _changed(table: LanceTable | lance.LanceDataset, number: int, change: tuple[
 
 
 def test_rows_without_columns_left_out_are_the_tables(tmp_path: Path) -> None:
-    """The schema is as it was."""
+    """The types of the given rows do not change the schema."""
     table = new_table(tmp_path, entries("a", 1))
     table.upsert(pa.table({"value": [1, 2], "key": pa.array(["b", "c"], pa.large_string())}), on=["value"])
     assert SCHEMA == table.schema()
@@ -424,7 +424,7 @@ def test_rows_without_columns_left_out_are_the_tables(tmp_path: Path) -> None:
 
 
 def test_rows_are_changed_on_object_storage(s3_storage: S3Storage) -> None:
-    """Deleted, updated and upserted, as anywhere."""
+    """Deletions, updates and upserts work on object storage."""
     options = s3_storage.storage_options
     table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=options)
     table.append(entries("a", *range(6)))
@@ -440,7 +440,7 @@ def test_rows_are_changed_on_object_storage(s3_storage: S3Storage) -> None:
 
 
 def test_columns_that_differ_in_case_are_different(tmp_path: Path) -> None:
-    """Whatever SQL makes of names that are not quoted."""
+    """Column names are not folded as SQL does with names that are not quoted."""
     table = LanceTable.create(tmp_path / "case", pa.table({"id": [0], "ID": [0], "of rows": ["x"]}).schema)
     table.append(pa.table({"id": [1, 2], "ID": [10, 20], "of rows": ["a", "b"]}))
     table.update({"ID": "`ID` + id"}, where="`ID` = 20")
@@ -453,7 +453,7 @@ def test_columns_that_differ_in_case_are_different(tmp_path: Path) -> None:
     [("when_matchd", "did you mean 'when_matched'?"), ("x", "the options are when_matched, when_not_matched")],
 )
 def test_a_choice_that_is_not_there_is_told(tmp_path: Path, wrong: str, hint: str) -> None:
-    """With the one that was meant."""
+    """The error suggests the argument that was probably meant."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64()}))
     with pytest.raises(InvalidInputError) as caught:
         table.upsert(pa.table({"id": [1]}), on=["id"], **{wrong: "keep"})  # type: ignore[arg-type]  # what is tested

@@ -1,4 +1,4 @@
-"""Rows put into a table and taken out, and what is said when they do not fit."""
+"""Appends, overwrites and replacements, and the errors for rows that do not fit."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +49,7 @@ def data_files(table: LanceTable) -> list[str]:
     ids=["table", "batch", "stream", "other order"],
 )
 def test_rows_come_in_any_shape(table: LanceTable, given: Callable[[pa.Table], pa.Table]) -> None:
-    """A table, a batch, a stream; columns are found by name."""
+    """Rows may be a table, a batch or a stream; columns are matched by name."""
     version = table.append(given(entries("c", 3)))
     assert ("main@3", 3) == (str(version), version.rows)
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
@@ -57,7 +57,7 @@ def test_rows_come_in_any_shape(table: LanceTable, given: Callable[[pa.Table], p
 
 @pytest.mark.parametrize("kind", ["string", "large string", "struct", "list", "map", "dictionary"])
 def test_a_string_that_is_not_utf8_is_refused(tmp_path: Path, kind: str) -> None:
-    """Its rows could not be read again; rows outside of a slice do not count."""
+    """Such rows could not be read back; rows outside of a slice are ignored."""
     texts: Any = pa.array([b"ok", b"\xc3\xa4", b"latin \xe4", b"ok"]).view(pa.string())
     offsets: Any = [0, 1, 2, 4]
     numbers: Any = pa.array([1, 2, 3, 4])
@@ -80,7 +80,7 @@ def test_a_string_that_is_not_utf8_is_refused(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("write", ["append", "overwrite", "replace_where"])
 def test_rows_that_are_not_arrow_are_refused(table: LanceTable, write: str) -> None:
-    """A frame of another library is refused with the way to Arrow, and nothing is written."""
+    """The error for a dict names the Arrow types that are accepted, and nothing is written."""
     condition = ["value > 0"] if write == "replace_where" else []
     with pytest.raises(InvalidInputError, match=r"cannot write a builtins\.dict; give a pyarrow\.Table"):
         getattr(table, write)(*condition, {"key": ["c"]})
@@ -88,7 +88,7 @@ def test_rows_that_are_not_arrow_are_refused(table: LanceTable, write: str) -> N
 
 
 def test_no_rows_are_a_commit_without_files(table: LanceTable) -> None:
-    """The version is there, since somebody did something, and no empty fragment is."""
+    """The version records that the call was made; there is no empty fragment."""
     table.append(entries("c"))
     table.append(pa.RecordBatchReader.from_batches(SCHEMA, []))
     assert 4 == table.head().number
@@ -106,7 +106,7 @@ def test_staged_files_are_rows(table: LanceTable) -> None:
 
 
 def test_large_input_is_split_into_files(table: LanceTable) -> None:
-    """At most as many rows in a file as the target says, in one commit."""
+    """No file has more rows than the target says, and all files are in one commit."""
     target = table.write_target()
     small = type(target)(data_uri=target.data_uri, schema=target.schema, max_rows=4)
     files = write_files(small, entries("c", *range(10)).to_batches(max_chunksize=3))
@@ -116,20 +116,20 @@ def test_large_input_is_split_into_files(table: LanceTable) -> None:
 
 
 def test_a_replace_takes_out_and_puts_in_at_once(table: LanceTable) -> None:
-    """One version, in which the old rows are gone and the new ones there."""
+    """One version deletes the old rows and adds the new ones."""
     version = table.replace_where("key = 'a'", entries("a", 8, 9))
     assert ("main@3", "Update", 3) == (str(version), version.operation, version.rows)
     assert [("a", 8), ("a", 9), ("b", 2)] == contents(table)
 
 
 def test_a_replace_that_matches_nothing_is_an_append(table: LanceTable) -> None:
-    """A partition that is provided for the first time."""
+    """A partition that is written for the first time matches no rows."""
     table.replace_where("key = 'z'", entries("z", 1))
     assert [("a", 1), ("b", 2), ("z", 1)] == contents(table)
 
 
 def test_a_replace_by_nothing_is_a_delete(table: LanceTable) -> None:
-    """The last rows of a fragment take it along."""
+    """A fragment whose last rows are deleted is removed."""
     table.replace_where("key = 'a'", entries("a"))
     table.replace_where("key = 'b'", entries("b"))
     assert [] == contents(table)
@@ -146,14 +146,14 @@ def test_a_replace_twice_deletes_from_what_is_left(table: LanceTable) -> None:
 
 
 def test_an_overwrite_keeps_the_columns_where_rows_fit(table: LanceTable) -> None:
-    """Types that are only represented differently are the table's own afterwards."""
+    """Arrow types that differ only in representation are stored as the table's types."""
     table.overwrite(pa.table({"value": pa.array([7], pa.int64()), "key": pa.array(["x"], pa.large_string())}))
     assert SCHEMA == table.schema()
     assert [("x", 7)] == contents(table)
 
 
 def test_an_overwrite_can_change_the_columns(table: LanceTable) -> None:
-    """And everything written later has to have the new ones."""
+    """Later writes must have the new columns."""
     table.overwrite(pa.table({"name": ["x"], "vector": pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))}))
     assert ["name", "vector"] == table.schema().names
     with pytest.raises(SchemaMismatchError, match="column 'name' is missing"):
@@ -173,7 +173,7 @@ def test_what_an_overwrite_stores_is_what_is_read(table: LanceTable, arrow: pa.D
 
 
 def test_extension_types_are_kept(tmp_path: Path) -> None:
-    """Rows read from a table can be appended to it, whatever their columns stand for."""
+    """Rows read from a table can be appended to it with their extension types."""
     ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16)))
     table = LanceTable.create(tmp_path / "ids", pa.schema([("id", pa.uuid())]))
     table.append(pa.table({"id": ids}))
@@ -215,7 +215,7 @@ def _written(table: LanceTable, verb: str, rows: pa.Table) -> Version:
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
     table: LanceTable, rows: pa.Table, said: str, verb: str
 ) -> None:
-    """With the column and both types; all of them at once."""
+    """The error lists all wrong columns, each with both types."""
     before = data_files(table)
     with pytest.raises(SchemaMismatchError, match=said):
         _written(table, verb, rows)
@@ -224,7 +224,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
-    """A column that may not be null is not filled in, at any depth."""
+    """Nulls in a column that is not nullable are refused at any depth."""
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False)])
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", inner)])
     table = LanceTable.create(tmp_path / "strict", schema)
@@ -254,7 +254,7 @@ def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
     ids=lambda value: str(getattr(value, "type", "")) or None,
 )
 def test_representations_are_converted(tmp_path: Path, given: "pa.Array[Any]", stored: pa.DataType) -> None:
-    """What means the same is stored in the table's own type."""
+    """Equivalent types are stored as the table's type."""
     table = LanceTable.create(tmp_path / "typed", pa.schema([("c", stored)]))
     table.append(pa.table({"c": given}))
     expected: Any = given.cast(stored)
@@ -277,7 +277,7 @@ def test_representations_are_converted(tmp_path: Path, given: "pa.Array[Any]", s
     ids=lambda value: str(getattr(value, "type", "")) or None,
 )
 def test_nothing_is_rounded_parsed_or_cut(tmp_path: Path, given: "pa.Array[Any]", stored: pa.DataType) -> None:
-    """A value that would become another is refused, with both types."""
+    """A value that a conversion would change is refused with both types."""
     table = LanceTable.create(tmp_path / "typed", pa.schema([("c", stored)]))
     with pytest.raises(SchemaMismatchError, match="column 'c' is ") as caught:
         table.append(pa.table({"c": given}))
@@ -297,7 +297,7 @@ def test_nothing_is_rounded_parsed_or_cut(tmp_path: Path, given: "pa.Array[Any]"
 def test_staged_files_have_the_tables_types_and_order(
     table: LanceTable, types: dict[str, pa.DataType], said: str
 ) -> None:
-    """A file cannot be converted after it was written: its bytes would be read as something else."""
+    """A written file cannot be converted: its bytes would be read as other values."""
     schema = pa.schema(types)
     rows = pa.table({name: pa.array([None], schema.field(name).type) for name in schema.names}, schema=schema)
     with pytest.raises(SchemaMismatchError, match=said):
@@ -306,7 +306,7 @@ def test_staged_files_have_the_tables_types_and_order(
 
 
 def test_a_stream_that_fails_commits_nothing(table: LanceTable) -> None:
-    """The error is the stream's own, and files already written mean nothing."""
+    """The error of the stream is raised, and files already written are not referenced."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield entries("c", 1).to_batches()[0]
@@ -323,7 +323,7 @@ def test_a_stream_that_fails_commits_nothing(table: LanceTable) -> None:
 )
 @pytest.mark.parametrize("verb", ["read", "count_rows", "replace_where"])
 def test_a_condition_that_makes_no_sense_is_named(table: LanceTable, filter: str, verb: str) -> None:
-    """Whatever is wrong with it, and whoever finds out."""
+    """Each method that takes a filter reports the error in the same way."""
     ask: dict[str, Callable[[], object]] = {
         "read": lambda: table.read(filter=filter),
         "count_rows": lambda: table.count_rows(filter=filter),
@@ -338,13 +338,13 @@ def test_a_condition_that_makes_no_sense_is_named(table: LanceTable, filter: str
 
 @pytest.mark.parametrize("columns,said", [(["nope"], "no column 'nope'"), (["key.deep"], "cannot read the columns")])
 def test_a_column_that_is_not_there_is_named(table: LanceTable, columns: list[str], said: str) -> None:
-    """With those that are."""
+    """The error lists the existing columns."""
     with pytest.raises(InvalidInputError, match=said):
         table.read(columns=columns)
 
 
 def test_columns_come_in_the_order_asked_for(table: LanceTable) -> None:
-    """And a filter may use others."""
+    """The filter may use other columns."""
     rows = table.read(columns=["value"], filter="key = 'b'")
     assert (["value"], [2]) == (rows.schema.names, rows["value"].to_pylist())
     assert ["value", "key"] == table.read(columns=["value", "key"]).schema.names
@@ -353,7 +353,7 @@ def test_columns_come_in_the_order_asked_for(table: LanceTable) -> None:
 
 
 def test_a_missing_data_file_is_a_failure_of_the_storage(table: LanceTable) -> None:
-    """Not of the question that was asked."""
+    """The error is not one about the caller's filter."""
     for path in (Path(table.uri) / "data").iterdir():
         path.unlink()
     with pytest.raises(StoreError, match=r"cannot read rows of .*Not found"):
@@ -361,7 +361,7 @@ def test_a_missing_data_file_is_a_failure_of_the_storage(table: LanceTable) -> N
 
 
 def test_a_write_to_a_branch_that_is_not_there_is_refused(table: LanceTable) -> None:
-    """With the nearest name, and before rows are written."""
+    """The error has the nearest name, and is raised before rows are written."""
     table.branches.create("run")
     before = data_files(table)
     for write in (table.append, table.overwrite, lambda rows, branch: table.replace_where("true", rows, branch=branch)):
@@ -371,14 +371,14 @@ def test_a_write_to_a_branch_that_is_not_there_is_refused(table: LanceTable) -> 
 
 
 def test_a_tag_cannot_be_written_to(table: LanceTable) -> None:
-    """It names one version for good."""
+    """A tag names a fixed version."""
     table.tags.create("release", "main")
     with pytest.raises(NotFoundError, match="no branch"):
         table.append(entries("a", 1), branch="release")
 
 
 def test_a_repeated_attempt_replaces_the_first(table: LanceTable) -> None:
-    """The rows the first attempt added go in the commit that adds those of the second."""
+    """The commit that adds the second attempt's rows removes those of the first."""
     first = table.append(entries("c", 1))
     table.append(entries("d", 1))
     second = table.append(entries("c", 2), replaces=first)
@@ -400,7 +400,7 @@ def test_a_repeated_attempt_replaces_the_first(table: LanceTable) -> None:
 def test_rows_of_a_first_attempt_that_moved_are_not_doubled(
     table: LanceTable, move: Callable[[lance.LanceDataset], object]
 ) -> None:
-    """They cannot be told from others any more, and the second attempt is refused."""
+    """The rows cannot be identified any more, so the second attempt is refused."""
     first = table.append(entries("c", 1))
     move(as_pylance(table))
     with pytest.raises(CommitConflictError, match=r"cannot replace the rows of main@3: lance .* may have moved them"):
@@ -408,7 +408,7 @@ def test_rows_of_a_first_attempt_that_moved_are_not_doubled(
 
 
 def test_rows_of_a_first_attempt_that_an_upsert_moved_are_not_doubled(table: LanceTable) -> None:
-    """Also where the upsert put in new keys too, and so claims what it wrote."""
+    """This holds even if the upsert added new keys and therefore claims its rows."""
     first = table.append(entries("c", 1))
     table.upsert(pa.concat_tables([entries("c", 7), entries("x", 1)]), on=["key"])
     with pytest.raises(CommitConflictError, match=r"cannot replace the rows of main@3: .* may have moved them"):
@@ -417,7 +417,7 @@ def test_rows_of_a_first_attempt_that_an_upsert_moved_are_not_doubled(table: Lan
 
 
 def test_an_attempt_on_another_branch_is_not_replaced(table: LanceTable) -> None:
-    """Fragments of another branch have the same numbers and other rows."""
+    """Fragments of another branch may have the same numbers, but have other rows."""
     table.branches.create("run")
     first = table.append(entries("c", 1), branch="run")
     table.append(entries("m", 1))
@@ -427,7 +427,7 @@ def test_an_attempt_on_another_branch_is_not_replaced(table: LanceTable) -> None
 
 
 def test_an_attempt_before_a_fork_is_replaced_after_it(table: LanceTable) -> None:
-    """A run that goes on where another one failed takes out what that one added."""
+    """A run that continues a failed run replaces the rows that the failed run added."""
     table.branches.create("first")
     attempt = table.append(entries("c", 1), branch="first")
     table.branches.create("second", "first")
@@ -438,7 +438,7 @@ def test_an_attempt_before_a_fork_is_replaced_after_it(table: LanceTable) -> Non
 
 
 def test_messages_and_properties_are_kept(table: LanceTable) -> None:
-    """With every kind of write."""
+    """Every kind of write keeps both."""
     for write in (
         table.append,
         table.overwrite,
@@ -452,7 +452,7 @@ def test_messages_and_properties_are_kept(table: LanceTable) -> None:
 
 
 def test_pylance_tables_of_older_file_versions_are_written_in_their_own(tmp_path: Path) -> None:
-    """The version of the data files is the table's, not the newest."""
+    """New data files have the file version of the table, not the newest one."""
     for version in ("2.0", "2.1", "2.2"):
         uri = str(tmp_path / version)
         lance.write_dataset(entries("a", 1), uri, data_storage_version=version)
@@ -464,7 +464,7 @@ def test_pylance_tables_of_older_file_versions_are_written_in_their_own(tmp_path
 
 
 def test_a_table_of_the_first_file_format_can_only_be_read(tmp_path: Path) -> None:
-    """Nothing that is still made writes such files."""
+    """No current library writes such files."""
     uri = str(tmp_path / "legacy")
     lance.write_dataset(entries("a", 1), uri, data_storage_version="legacy")
     table = LanceTable.open(uri)

@@ -1,4 +1,4 @@
-"""What a write says it did."""
+"""What the result of a write reports."""
 
 import pickle
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def table(tmp_path: Path) -> LanceTable:
 def test_a_write_counts_its_rows(
     table: LanceTable, counts: tuple[int, int, int], write: Callable[[LanceTable], WriteResult]
 ) -> None:
-    """Rows added, deleted and updated; together they tell how many rows the version has."""
+    """The result counts added, deleted and updated rows, which add up to the rows of the version."""
     result = write(table)
     assert counts == (result.rows_added, result.rows_deleted, result.rows_updated)
     assert 5 + result.rows_added - result.rows_deleted == result.rows == table.count_rows()
@@ -53,7 +53,7 @@ def test_a_write_counts_its_rows(
     ],
 )
 def test_a_write_without_rows_counts_none(table: LanceTable, write: Callable[[LanceTable], WriteResult]) -> None:
-    """The newest version is returned as it is."""
+    """The newest version is returned unchanged."""
     before = table.head()
     result = write(table)
     assert before == result
@@ -62,14 +62,14 @@ def test_a_write_without_rows_counts_none(table: LanceTable, write: Callable[[La
 
 
 def test_deleted_rows_are_not_counted_again(table: LanceTable) -> None:
-    """A fragment that lost rows before counts those that are left."""
+    """Rows of a fragment that were deleted before do not count."""
     table.delete("value = 1")
     assert 2 == table.delete("value < 4").rows_deleted
     assert 2 == table.overwrite(entries("c", 6)).rows_deleted
 
 
 def test_a_result_is_the_version_it_made(table: LanceTable) -> None:
-    """It is printed as a ref, taken as one, equal to the version read again, and survives a change of process."""
+    """A result is printed and accepted as a ref, equals the version when read again, and can be pickled."""
     result = table.append(entries("c", 6))
     version = table.head()
     assert isinstance(version, Version)
@@ -84,6 +84,6 @@ def test_a_result_is_the_version_it_made(table: LanceTable) -> None:
 
 
 def test_a_summary_is_one_line(table: LanceTable) -> None:
-    """Only what changed is told, and one row is one row."""
+    """The summary has only what changed, and the right singular and plural."""
     assert "main@4: 2 rows added, 5 deleted" == table.overwrite(entries("c", 1, 2)).summary
     assert "main@5: 1 row updated" == table.update({"value": "3"}, where="value = 1").summary

@@ -1,4 +1,4 @@
-"""Arguments of other types than the signatures say: one clear error each, before anything is written."""
+"""Arguments of wrong types raise one clear error before anything is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +113,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def refused(table: LanceTable, act: Act, wrong: object, said: str) -> None:
-    """Hold that it is refused, and that nothing was written."""
+    """Assert that the call is refused, and that nothing was written."""
     before = files(table)
     with pytest.raises(InvalidInputError, match=said):
         act(table, wrong)
@@ -122,19 +122,19 @@ def refused(table: LanceTable, act: Act, wrong: object, said: str) -> None:
 
 @pytest.mark.parametrize("method,wrong", pairs(BRANCHES, [None, 3, b"work", HALF]))
 def test_a_branch_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
-    """Where one is named, and a tag as well."""
+    """The same holds for the name of a tag."""
     refused(table, BRANCHES[method], wrong, "the name of a (branch|tag) has ")
 
 
 @pytest.mark.parametrize("method,wrong", pairs(REFS, [3, b"work"]))
 def test_a_ref_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
-    """An expression over names."""
+    """A ref is an expression over names."""
     refused(table, REFS[method], wrong, "a ref is text such as 'main' or 'main@17', not ")
 
 
 @pytest.mark.parametrize("method,wrong", pairs(MESSAGES, [5, b"why", HALF]))
 def test_a_message_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
-    """All of it."""
+    """Messages with an unpaired surrogate are refused too."""
     refused(table, MESSAGES[method], wrong, "message.* (has to be a string, not|an unpaired surrogate)")
 
 
@@ -142,13 +142,13 @@ def test_a_message_is_a_text(table: LanceTable, method: str, wrong: object) -> N
     "method,wrong", pairs(MAPPINGS, [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "a"}])
 )
 def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong: object) -> None:
-    """As are settings and what is kept with names."""
+    """The same holds for settings and for the metadata of names."""
     refused(table, MAPPINGS[method], wrong, "(properties|metadata|settings) ha(ve|s) (to be|'.ud800')")
 
 
 @pytest.mark.parametrize("method,wrong", pairs(LISTS, ["value", "", b"value", 5, ["value", 5], [HALF]]))
 def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: object) -> None:
-    """Python would take it for a list of characters, and `main` for the patterns m, a, i and n."""
+    """Python would treat the string as a list of characters, so that `main` would be the patterns m, a, i and n."""
     kind = "(partitions|on|reads|patterns|columns|key)"
     said = (
         rf"^{kind}: a list such as \['.+'\] is wanted, not |an element of {kind} has (to be a string, not 5|'.ud800')"
@@ -158,7 +158,7 @@ def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: objec
 
 @pytest.mark.parametrize("wrong", ["1", 1.0, True, [1]])
 def test_a_parent_is_a_number(table: LanceTable, wrong: object) -> None:
-    """And true is none."""
+    """A boolean is refused too."""
     for act in (
         lambda given, parent: given.cherry_pick("work", parent=parent),
         lambda given, parent: given.revert("main", parent=parent),
@@ -167,7 +167,7 @@ def test_a_parent_is_a_number(table: LanceTable, wrong: object) -> None:
 
 
 def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:
-    """Which are texts."""
+    """Kinds and units are strings."""
     refused(
         table, lambda given, wrong: given.merge("work", strategy=wrong), {1: "source-wins"}, "'1' is not a kind of conf"
     )
@@ -175,7 +175,7 @@ def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:
 
 
 def test_settings_are_read_as_they_were_set(table: LanceTable) -> None:
-    """Of any version."""
+    """The settings of any version can be read."""
     table.config.set({"owner": "ann", "lance.auto_cleanup.interval": "20"})
     table.config.set({"owner": None, "team": "sales"})
     assert {"lance.auto_cleanup.interval": "20", "team": "sales"} == table.config.get()

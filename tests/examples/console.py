@@ -1,8 +1,8 @@
-"""Blocks of a page that show a shell: each `$ lance-dagster ...` is called, and what it prints is compared loosely.
+"""Run the shell blocks of a page: each `$ lance-dagster ...` is called, and its output is compared loosely.
 
-What follows a call is what it prints. Of that, times and ids may be any, blanks may be more or fewer, `...` within a
-line stands for anything and on a line of its own for any lines. A call has to exit with 0, unless `$ echo $?` follows
-and says with what.
+The lines after a call are its output. In them, times, ids and the number of blanks may differ; `...` within a line
+stands for any text, and on a line of its own for any lines. A call must exit with 0, unless `$ echo $?` follows with
+another code.
 """
 
 import re
@@ -24,7 +24,7 @@ _STATUS = "echo $?"
 
 @dataclass(slots=True)
 class Call:
-    """One command of a block, and what it has to print and exit with."""
+    """One command of a block, with its expected output and exit code."""
 
     command: str
     lines: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ def calls(block: str) -> list[Call]:
 
 
 def run_block(block: str) -> None:
-    """Do what a block says; fail where it prints something else."""
+    """Run the calls of a block; fail if one prints something else."""
     for call in calls(block):
         assert call.command.startswith(_PROGRAM), f"a page can only show {_PROGRAM}, not {call.command}"
         result = CliRunner().invoke(main, shlex.split(call.command.removeprefix(_PROGRAM)))
@@ -61,7 +61,7 @@ def run_block(block: str) -> None:
 
 
 def like(expected: str, printed: str) -> bool:
-    """Tell whether a text is what a page says it is."""
+    """Return whether a text matches the text of a page."""
     return _matches([_pattern(line) for line in expected.splitlines()], printed.splitlines())
 
 
@@ -75,7 +75,7 @@ def _matches(expected: Sequence[re.Pattern[str] | None], printed: Sequence[str])
 
 
 def _pattern(line: str) -> re.Pattern[str] | None:
-    """Return what a line has to match; None for any lines."""
+    """Return the pattern that a line must match; None stands for any lines."""
     text = line.strip()
     return None if text == "..." else re.compile("".join(_parts(text)))
 

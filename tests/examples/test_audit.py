@@ -19,7 +19,7 @@ FLIGHT_KEY = "unique_time_hour_carrier_flight_origin"
 @pytest.mark.parametrize(
     "defect,stopping",
     [
-        # Each run takes many seconds, and the demo loads a month without a defect and one with negative distances.
+        # Each run takes many seconds; the demo itself loads a month without a defect and one with negative distances.
         pytest.param(Defect.none, set(), marks=pytest.mark.soak),
         pytest.param(Defect.negative_distance, {"in_range_distance"}, marks=pytest.mark.soak),
         pytest.param(Defect.unknown_carrier, {"keys_exist_carrier"}, marks=pytest.mark.soak),
@@ -29,7 +29,7 @@ FLIGHT_KEY = "unique_time_hour_carrier_flight_origin"
 def test_each_defect_is_stopped_by_its_check(
     defect: Defect, stopping: set[str], tmp_path: "Path", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The audit passes the month as it is, and for each defect fails the checks that are about it and no others."""
+    """The audit passes the unchanged month; for each defect, exactly the checks about it fail."""
     monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path))
     job = build_definitions().resolve_job_def("load_month")
     with dg.DagsterInstance.ephemeral() as instance:

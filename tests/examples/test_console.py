@@ -1,4 +1,4 @@
-"""What a page shows of a shell, and how loosely it is compared."""
+"""Shell blocks of a page, and the loose comparison of their output."""
 
 from pathlib import Path
 
@@ -27,19 +27,19 @@ from tests.table_factory import entries, new_table
     ],
 )
 def test_what_is_like_what_a_page_says(expected: str, printed: str, same: bool) -> None:  # noqa: FBT001
-    """Times, ids and blanks may differ; `...` is anything."""
+    """Times, ids and blanks may differ; `...` stands for anything."""
     assert same is like(expected, printed)
 
 
 def test_a_block_is_read_as_calls() -> None:
-    """With what each prints, and the exit code where it is asked for."""
+    """Each call has its output, and its exit code if the block asks for it."""
     one, two = calls("$ lance-dagster a\nprinted\n\nmore\n$ lance-dagster b\n$ echo $?\n1\n")
     assert ("lance-dagster a", ["printed", "", "more"], 0) == (one.command, one.lines, one.code)
     assert ("lance-dagster b", [], 1) == (two.command, two.lines, two.code)
 
 
 def test_a_block_runs(tmp_path: Path) -> None:
-    """And fails where the page is wrong."""
+    """The block fails if the page is wrong."""
     table = new_table(tmp_path, entries("a", 1))
     run_block(f"$ lance-dagster log {table.uri} -n 1\nmain@2 ... 1 row  (main)\n")
     for wrong in ("main@3 ...\n", "main@2 ...\n$ echo $?\n1\n"):

@@ -13,13 +13,13 @@ from tests.forked_program import without_server
 
 CHECKOUT = Path(__file__).parents[2]
 MONTH = "2013-01"
-# Forked from a server that has the slow imports done; Lance itself must not be imported before a fork.
+# The server has done the slow imports before it forks; Lance itself must not be imported before a fork.
 FAST_START = {"start_method": {"forkserver": {"preload_modules": ["dagster", "pandas", "pyspark.sql"]}}}
 TAKEN = ("nyc/flights:keys_exist_carrier", "nyc/flights:rows_match_source", "nyc/airlines:unique_carrier")
 
 
 def load_two_tables() -> dg.JobDefinition:
-    """A part of the example's job, with every step in a process of its own."""
+    """A part of the example's job, with each step in its own process."""
     tables = [assets.flights, assets.airlines]
     taken = [check for check in checks.CHECKS if {key.to_user_string() for key in check.check_keys} <= set(TAKEN)]
     defs = dg.Definitions(
@@ -33,7 +33,7 @@ def load_two_tables() -> dg.JobDefinition:
 
 
 def test_definitions_load() -> None:
-    """Every name in the definitions resolves, and what a user looks for is there."""
+    """All names in the definitions resolve, and all expected nodes exist."""
     dg.Definitions.validate_loadable(defs)
     nodes = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
     for key in assets.KEYS:
@@ -43,7 +43,7 @@ def test_definitions_load() -> None:
 
 
 def test_every_check_blocks() -> None:
-    """A check that does not block would let a month through."""
+    """A check that does not block would let a defective month be published."""
     graph = defs.resolve_asset_graph()
     keys = list(graph.asset_check_keys)
     assert {key.asset_key for key in keys} == set(assets.KEYS)
@@ -51,7 +51,7 @@ def test_every_check_blocks() -> None:
 
 
 def test_the_report_is_no_part_of_the_job() -> None:
-    """The consumer waits for the promoted nodes, and the job that writes ends with them."""
+    """The report depends on the promoted nodes, with which the job that writes ends."""
     job = defs.resolve_job_def("load_month")
     names = {key.to_user_string() for key in job.asset_layer.selected_asset_keys}
     own = {key.to_user_string() for key in assets.KEYS}
@@ -66,12 +66,12 @@ def test_the_schedule_loads_months() -> None:
 
 @pytest.mark.parametrize("sensor", ["main_sensor", "reports_automation"])
 def test_sensors_watch_from_the_start(sensor: str) -> None:
-    """Versions are announced and the report is made without anybody switching it on."""
+    """The sensors that announce versions and make the report run by default."""
     assert dg.DefaultSensorStatus.RUNNING == defs.resolve_sensor_def(sensor).default_status
 
 
 def test_the_report_follows_every_move(instance: dg.DagsterInstance) -> None:
-    """Also one that comes after the report on the move before, but before the automation has looked again."""
+    """The report also follows a move between the previous report and the next evaluation of the automation."""
     report = reports.delay_by_carrier.key
     watched = dg.AssetSelection.assets(report)
     promoted = [dg.AssetKey([publishing.TAG, "nyc", name]) for name in ("airlines", "training_set")]
@@ -88,7 +88,7 @@ def test_the_report_follows_every_move(instance: dg.DagsterInstance) -> None:
 
 @pytest.mark.slow
 def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
-    """`dagster dev -w workspace.yaml` finds the definitions from the top of the checkout."""
+    """`dagster dev -w workspace.yaml` finds the definitions from the root of the checkout."""
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
         cwd=CHECKOUT,
@@ -105,7 +105,7 @@ def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_a_month_under_the_multiprocess_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every step in its own process a broken month is stopped, and goes on to be published when it is mended."""
+    """Each step runs in its own process; the audit stops a defective month, and a corrected re-execution is merged."""
     monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path / "state"))
     with without_server(), dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         job, tags = dg.reconstructable(load_two_tables), {"dagster/partition": MONTH}

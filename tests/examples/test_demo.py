@@ -1,4 +1,4 @@
-"""The demo is run once, as a user runs it; what it leaves behind is looked at with pylance alone."""
+"""The demo runs once, as a user runs it; pylance alone reads its results."""
 
 import os
 import shutil
@@ -26,23 +26,23 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Demo:
-    """What a run of the demo said and left behind."""
+    """The output and the files of a run of the demo."""
 
     output: str
     root: Path
 
     def uri(self, table: str) -> str:
-        """Where a table is."""
+        """The URI of a table."""
         return str(self.root / "tables" / "nyc" / f"{table}.lance")
 
     def production(self, table: str) -> lance.LanceDataset:
-        """A table as readers of production see it."""
+        """A table at the tag `production`."""
         return lance.dataset(self.uri(table), version="production")
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The finished demo; it exits with 0 only when every step did what it should."""
+    """The finished demo; it exits with 0 only if every step succeeded."""
     root = tmp_path_factory.mktemp("demo") / ".demo"
     done = run_demo(root)
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -50,7 +50,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 def run_demo(root: Path, module: str = "example_project.demo") -> "subprocess.CompletedProcess[str]":
-    """Run the demo the way `make demo` does, with its state in another folder."""
+    """Run the demo as `make demo` does, with its state in another folder."""
     return subprocess.run(
         [sys.executable, "-m", module],
         cwd=CHECKOUT,
@@ -63,7 +63,7 @@ def run_demo(root: Path, module: str = "example_project.demo") -> "subprocess.Co
 
 
 def test_every_step_is_told(demo: Demo) -> None:
-    """Six steps, the drawing and the way to open a table are printed."""
+    """The demo prints six steps, the history and the way to open a table."""
     for title in ("1 January", "2 February", "3 February", "4 Row from", "5 Back and forward", "6 The report"):
         assert title in demo.output
     assert "◀ production" in demo.output
@@ -71,7 +71,7 @@ def test_every_step_is_told(demo: Demo) -> None:
 
 
 def test_a_folder_of_somebody_else_stops_the_demo(tmp_path: Path) -> None:
-    """Nothing is deleted from a folder the demo did not make, and the exit code says so."""
+    """The demo deletes nothing from a folder that it did not make, and exits with 2."""
     (tmp_path / "thesis.odt").touch()
     done = run_demo(tmp_path)
     assert (2, True) == (done.returncode, (tmp_path / "thesis.odt").exists())
@@ -80,7 +80,7 @@ def test_a_folder_of_somebody_else_stops_the_demo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_pylance_opens_production_and_finds_it_valid(demo: Demo, table: str) -> None:
-    """The tag opens as a version of main, and pylance's own validation has nothing against it."""
+    """The tag opens as a version of main, which pylance validates."""
     production = demo.production(table)
     production.validate()
     assert production.to_table().num_rows == production.count_rows()
@@ -88,7 +88,7 @@ def test_pylance_opens_production_and_finds_it_valid(demo: Demo, table: str) -> 
 
 @pytest.mark.parametrize("table", MONTHLY)
 def test_production_has_the_rows_of_the_loaded_months(demo: Demo, table: str) -> None:
-    """Each loaded month has as many rows as in the source file, and there is no other month."""
+    """Each loaded month has as many rows as in the source file, and no other month has rows."""
     found = Counter(demo.production(table).to_table(columns=["month"])["month"].to_pylist())
     expected = {month: source.rows_by_month(table)[month] for month in LOADED_MONTHS}
     assert expected == found
@@ -96,12 +96,12 @@ def test_production_has_the_rows_of_the_loaded_months(demo: Demo, table: str) ->
 
 @pytest.mark.parametrize("table", DIMENSIONS)
 def test_production_has_the_rows_of_the_source(demo: Demo, table: str) -> None:
-    """The tables without months are whole, and have nothing that came from outside."""
+    """The tables without months have all rows of the source, and no foreign ones."""
     assert source.rows(table) == demo.production(table).count_rows()
 
 
 def test_every_flight_has_a_vector(demo: Demo) -> None:
-    """One feature row per flight, as a vector column of fixed length; one example per arrival."""
+    """Each flight has one feature vector of fixed length, and each arrival one training example."""
     flights, features = demo.production("flights"), demo.production("flight_features")
     assert flights.count_rows() == features.count_rows()
     vectors = features.schema.field("features").type
@@ -110,7 +110,7 @@ def test_every_flight_has_a_vector(demo: Demo) -> None:
 
 
 def test_defective_rows_are_in_no_version_of_main(demo: Demo) -> None:
-    """Not only is production clean: main never had the rows the audit stopped."""
+    """The rows that the audit stopped are in no version of main."""
     uri = demo.uri("flights")
     versions = [version["version"] for version in lance.dataset(uri).versions()]
     assert len(versions) >= len(LOADED_MONTHS)
@@ -119,20 +119,20 @@ def test_defective_rows_are_in_no_version_of_main(demo: Demo) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_main_names_files_of_its_own_folder_only(demo: Demo, table: str) -> None:
-    """No data file of main is found through a base path, so a table can be moved or copied as a folder."""
+    """No data file of main needs a base path, so the folder of the table can be moved or copied."""
     fragments = lance.dataset(demo.uri(table)).get_fragments()
     assert {None} == {file.base_id for fragment in fragments for file in fragment.data_files()}
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_run_branches_are_retired(demo: Demo, table: str) -> None:
-    """No branch is left but those that hold what commits of the repository name."""
+    """Only branches that commits of the repository need are left."""
     assert all(name.startswith("published/") for name in lance.dataset(demo.uri(table)).branches.list())
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_pylance_cleanup_loses_nothing(demo: Demo, table: str) -> None:
-    """After its default clean-up every version that was there can still be read."""
+    """After pylance's default clean-up each earlier version can still be read."""
     uri = demo.uri(table)
     before = {version["version"]: rows_at(uri, version["version"]) for version in lance.dataset(uri).versions()}
     lance.dataset(uri).cleanup_old_versions()
@@ -141,7 +141,7 @@ def test_pylance_cleanup_loses_nothing(demo: Demo, table: str) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_copy_survives_the_strictest_cleanup(demo: Demo, table: str, tmp_path: Path) -> None:
-    """Copied elsewhere and stripped of every old version and unknown file, production and main are whole."""
+    """A copy without old versions and unreferenced files still has all rows of production and main."""
     copy = tmp_path / f"{table}.lance"
     shutil.copytree(demo.uri(table), copy)
     expected = demo.production(table).count_rows(), lance.dataset(demo.uri(table)).count_rows()
@@ -152,14 +152,14 @@ def test_a_copy_survives_the_strictest_cleanup(demo: Demo, table: str, tmp_path:
 
 
 def test_the_row_from_outside_is_on_main_only(demo: Demo) -> None:
-    """What somebody appended with pylance is kept on main and was not promoted."""
+    """The row that pylance appended stays on main and is not promoted."""
     on_main, promoted = lance.dataset(demo.uri("airlines")), demo.production("airlines")
     assert (1, 0) == (on_main.count_rows("carrier = 'G4'"), promoted.count_rows("carrier = 'G4'"))
     assert promoted.count_rows() + 1 == on_main.count_rows()
 
 
 def test_the_report_is_made_from_production(demo: Demo) -> None:
-    """The consumer's numbers add up to the promoted training set."""
+    """The report's numbers add up to the promoted training set."""
     lines = (demo.root / "reports" / "delay_by_carrier.csv").read_text().splitlines()
     assert "carrier,name,flights,late_percent" == lines[0]
     assert demo.production("training_set").count_rows() == sum(int(line.rsplit(",", 2)[1]) for line in lines[1:])
@@ -172,7 +172,7 @@ def rows_at(uri: str, version: int | str) -> int:
 
 @pytest.mark.soak
 def test_the_demo_runs_on_s3_and_leaves_no_credential(tmp_path: Path) -> None:
-    """With temporary credentials from the environment; the search at its end covers databases, logs and the bucket."""
+    """The demo runs with temporary credentials; its final search covers databases, logs and the bucket."""
     done = run_demo(tmp_path / ".demo", "tests.servers.demo")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "The tables are in s3://lake/tables" in done.stdout

@@ -1,4 +1,4 @@
-"""Every block of Python or of a shell in the pages runs, from top to bottom of its page."""
+"""All blocks of Python or of a shell in the pages run, from top to bottom of each page."""
 
 import re
 import runpy
@@ -16,7 +16,7 @@ RUN_BLOCK = "__import__('tests.examples.console', fromlist=['run_block']).run_bl
 
 
 def page_code(page: Path) -> str:
-    """All blocks of a page as one program, line numbers kept."""
+    """All blocks of a page as one program that keeps the line numbers."""
     text = page.read_text()
     lines = [""] * (text.count("\n") + 1)
     for match in BLOCK.finditer(text):
@@ -33,17 +33,17 @@ def page_code(page: Path) -> str:
     "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    """A reader who types what the page says gets what it says."""
+    """A reader who types the blocks of a page gets the results that the page shows."""
     code = page_code(page)
     program = tmp_path / "page.py"
-    # As a program of its own: Dagster looks at the source of the functions it is given.
+    # Each page is a file, because Dagster reads the source of the functions it is given.
     program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
     done = run_program(str(program), cwd=tmp_path)
     assert 0 == done.returncode, done.stderr
 
 
 def test_the_example_of_the_readme_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that the README says to save is loaded by Dagster, and its job moves the tag."""
+    """Dagster loads the file that the README shows, and its job moves the tag."""
     (block,) = [match["text"] for match in BLOCK.finditer(PAGES[0].read_text()) if "lance_assets(" in match["text"]]
     (tmp_path / "shop.py").write_text(block)
     monkeypatch.chdir(tmp_path)
@@ -53,7 +53,7 @@ def test_the_example_of_the_readme_publishes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_links_lead_somewhere() -> None:
-    """A link to a file of the project leads to a file."""
+    """Each link to a file of the project leads to an existing file."""
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in PAGES

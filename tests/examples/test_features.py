@@ -26,7 +26,7 @@ def test_every_flight_gets_one_vector(spark: "SparkSession") -> None:
 
 
 def test_a_flight_that_never_arrived_is_no_example(spark: "SparkSession") -> None:
-    """The label is the arrival delay's; a quarter of an hour is not late yet."""
+    """An example needs an arrival delay, and a delay of 15 minutes does not count as late."""
     delays = spark.sql("SELECT EXPLODE(ARRAY(NULL, 15, 16)) AS arr_delay")
     rows = delays.selectExpr(
         "now() AS time_hour",
@@ -41,6 +41,6 @@ def test_a_flight_that_never_arrived_is_no_example(spark: "SparkSession") -> Non
 
 
 def test_source_files_have_the_rows_they_are_known_for() -> None:
-    """Read without Spark, the five files have the published number of rows."""
+    """The five source files have their published numbers of rows."""
     expected = {"flights": 336_776, "weather": 26_115, "planes": 3_322, "airports": 1_458, "airlines": 16}
     assert expected == {table: source.rows(table) for table in expected}

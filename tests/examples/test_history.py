@@ -7,7 +7,7 @@ from lance_dagster import Version
 
 
 def version(number: int, *parents: str, **properties: str) -> Version:
-    """A version of main; a message of its number."""
+    """A version of main with a message that contains its number."""
     return Version(
         id=f"{number:064x}",
         branch="main",
@@ -25,7 +25,7 @@ def version(number: int, *parents: str, **properties: str) -> Version:
 
 
 def test_a_merge_is_drawn_with_the_branch_beside_it() -> None:
-    """The second parent of a merge stands beside main, with a short run id, the tag on the merge."""
+    """The second parent of a merge is drawn beside main with a short run id, and the tag at the merge."""
     versions = [version(3, "main@1", "run/0123456789abcdef@2"), version(1)]
     expected = [
         "● main@3       3,000 rows  merge of run/01234567@2  ◀ production",
@@ -38,14 +38,14 @@ def test_a_merge_is_drawn_with_the_branch_beside_it() -> None:
 
 
 def test_a_commit_of_a_run_is_told_from_one_from_outside() -> None:
-    """Only a version no Dagster run made says who wrote it."""
+    """Only a version that no Dagster run made is shown with its writer."""
     versions = [version(3, "main@2", run_id="r"), version(2, "main@1"), version(1)]
     drawn = [line.plain.partition("rows  ")[2] for line in history.lines(versions, {}, {})]
     assert ["append 3", "append 2 by lance 14.0.2", "created"] == drawn
 
 
 def test_an_open_branch_is_drawn_above_its_fork() -> None:
-    """What waits on a branch is seen with its rows; main goes on beside it."""
+    """A version on an open branch is shown with its rows, beside the versions of main."""
     waiting = replace(version(2, "main@1", run_id="r"), branch="run/0123456789")
     drawn = [line.plain for line in history.lines([version(2, "main@1"), version(1)], {}, {"main@1": [waiting]})]
     assert ["│ ○ run/01234567@2     2,000 rows  append 2", "├─╯"] == drawn[1:3]

@@ -13,7 +13,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_second_demo_starts_empty(root: Path) -> None:
-    """What an earlier demo made is gone, Dagster's settings are back."""
+    """The second demo removes the files of the first and writes Dagster's settings again."""
     places.start_empty()
     (root / "tables" / "nyc").mkdir(parents=True)
     places.start_empty()
@@ -22,7 +22,7 @@ def test_a_second_demo_starts_empty(root: Path) -> None:
 
 
 def test_a_folder_of_somebody_else_is_refused(root: Path) -> None:
-    """A folder without the mark is not touched."""
+    """A folder without the marker file is not changed."""
     (root / "tables").mkdir(parents=True)
     with pytest.raises(places.UnrecognisedFolderError, match="was not made by this demo"):
         places.start_empty()
@@ -30,14 +30,14 @@ def test_a_folder_of_somebody_else_is_refused(root: Path) -> None:
 
 
 def test_the_folder_of_loaded_definitions_is_no_obstacle(root: Path) -> None:
-    """The demo starts where the definitions of the example were loaded before, as by the tests."""
+    """The demo starts in a folder in which the example's definitions were loaded before, as tests do."""
     (root / "source").mkdir(parents=True)
     places.start_empty()
     assert [".lance_dagster_example", "dagster_home"] == sorted(entry.name for entry in root.iterdir())
 
 
 def test_a_file_of_somebody_else_is_kept(root: Path) -> None:
-    """One unknown entry stops the clean-up before anything is deleted."""
+    """One unknown entry stops the removal before anything is deleted."""
     places.start_empty()
     (root / "tables").mkdir()
     (root / "thesis.odt").touch()
@@ -47,7 +47,7 @@ def test_a_file_of_somebody_else_is_kept(root: Path) -> None:
 
 
 def test_a_link_is_removed_and_not_followed(root: Path, tmp_path: Path) -> None:
-    """Tables kept elsewhere through a link stay where they are."""
+    """The target of the link stays as it is."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     places.start_empty()

@@ -1,4 +1,4 @@
-"""What pylance can do to a table, one operation each: the manifests and transactions to be understood."""
+"""All operations of pylance on a table, whose manifests and transactions the package must read."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ Operation = Callable[[lance.LanceDataset], object]
 
 
 def written(folder: Path, operation: Operation, *, stable_row_ids: bool) -> lance.LanceDataset:
-    """A table of two fragments made by pylance, and the operation done to it."""
+    """A table of two fragments made by pylance, after the operation."""
     uri = str(folder / "table")
     dataset = lance.write_dataset(
         entries("a", *range(10)), uri, max_rows_per_file=5, enable_stable_row_ids=stable_row_ids
@@ -25,7 +25,7 @@ def written(folder: Path, operation: Operation, *, stable_row_ids: bool) -> lanc
 
 
 def files(folder: Path, pattern: str) -> Iterator[Path]:
-    """The manifests or transactions of a table, those of its branches included."""
+    """The manifests or transactions of a table and of its branches."""
     found = sorted(folder.rglob(pattern))
     if not found:
         raise FileNotFoundError(f"pylance wrote no {pattern}")
@@ -155,7 +155,7 @@ def _merge_insert_on_a_key(dataset: lance.LanceDataset) -> None:
 
 
 def _of_words(dataset: lance.LanceDataset) -> lance.LanceDataset:
-    """Columns that every kind of index can be made of, in two fragments."""
+    """Columns for every kind of index, in two fragments."""
     numbers = pa.array((number * 7 % 13 for number in range(300 * 8)), pa.float32())
     rows = pa.table(
         {
@@ -194,7 +194,7 @@ def _vector_indices(dataset: lance.LanceDataset) -> None:
 def _compacted_index(dataset: lance.LanceDataset) -> None:
     dataset.create_scalar_index("value", "BTREE")
     dataset.delete("value = 1")
-    # Row addresses can be moved later only where rows have no ids of their own.
+    # The remapping of row addresses can be deferred only without stable row ids.
     dataset.optimize.compact_files(defer_index_remap=not dataset.has_stable_row_ids)
 
 
@@ -208,7 +208,7 @@ def _other_files(dataset: lance.LanceDataset) -> None:
 
 
 def spilled(dataset: lance.LanceDataset) -> None:
-    """Row lineage in files of its own, once a fragment has holes in it."""
+    """Row lineage in separate files, which fragments with deleted rows need."""
     dataset.update_config({"lance.row_lineage.spill": "true", "lance.row_lineage.inline_max_bytes": "1"})
     dataset.insert(entries("b", *range(50)))
     dataset.delete("value % 3 = 0")

@@ -1,4 +1,4 @@
-"""The rules for names of branches and tags, each rule one case."""
+"""The rules for names of branches and tags, with one case for each rule."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ BRANCH_RULES = {
     "/".join("a" * 51): "it cannot be longer than 200 characters, of which '/' counts as 3",
 }
 TAG_RULES = {"a/b": "a tag name cannot contain '/'", "/": "a tag name cannot contain '/'"}
-# Names that pylance takes, and the package refuses.
+# Names that pylance accepts and the package refuses.
 TAKEN_ELSEWHERE = [
     "a.", ".hidden", "-x", "17", "deadbeef", "HEAD", "data", "_versions", "tree", "a/_versions", "prüfung", "名前/x",
 ]  # fmt: skip
@@ -76,7 +76,7 @@ TAKEN_ELSEWHERE = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_pylance_takes_the_names_that_pass(tmp_path: Path, name: str) -> None:
-    """A name that keeps the package's rules is a branch for pylance too, in the file that the package reads."""
+    """Pylance accepts a name that follows the package's rules, and writes the file that the package reads."""
     check_branch_name(name)
     dataset = lance.write_dataset(entries("a", 1), str(tmp_path / "table"))
     dataset.create_branch(name)
@@ -90,7 +90,7 @@ def test_pylance_takes_the_names_that_pass(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES | BRANCH_RULES, ids=lambda name: name[:9] or "empty")
 def test_a_branch_name_breaks_one_rule(name: str) -> None:
-    """The error names what was given and the rule."""
+    """The error has the name and the rule."""
     with pytest.raises(InvalidRefNameError) as caught:
         check_branch_name(name)
     rule = (RULES | BRANCH_RULES)[name]
@@ -100,14 +100,14 @@ def test_a_branch_name_breaks_one_rule(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES | TAG_RULES, ids=lambda name: name[:9] or "empty")
 def test_a_tag_name_breaks_one_rule(name: str) -> None:
-    """Tags have the rules of branches, and no slash."""
+    """Tags have the rules of branches, and must not contain a slash."""
     with pytest.raises(InvalidRefNameError) as caught:
         check_tag_name(name)
     assert ("tag", (RULES | TAG_RULES)[name]) == (caught.value.kind, caught.value.rule)
 
 
 def test_the_longest_names_have_files(tmp_path: Path) -> None:
-    """Every name that passes fits a file's name, its slashes encoded."""
+    """Each valid name gives a valid file name, with encoded slashes."""
     for name in ("g" * 200, "/".join("a" * 50)):
         check_branch_name(name)
         file = tmp_path / layout.branch_file(name).rpartition("/")[2]
@@ -120,7 +120,7 @@ def test_the_longest_names_have_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TAKEN_ELSEWHERE)
 def test_names_that_pylance_gave_are_read_and_deleted(tmp_path: Path, name: str) -> None:
-    """A table with such branches and tags is listed, read by them, and rid of them."""
+    """The package lists, reads, writes and deletes branches and tags with such names."""
     uri = str(tmp_path / "table")
     dataset = lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True)
     dataset.create_branch(name).insert(entries("b", 2))

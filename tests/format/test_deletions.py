@@ -1,4 +1,4 @@
-"""Deletion files of both kinds, in both directions."""
+"""Deletion files of both kinds, read and written."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ KINDS = {"arrow": ARROW_FILE, "bin": BITMAP_FILE}
 
 @BOTH_SIDES
 def test_what_pylance_deleted_is_read(tmp_path: Path, deleted: int, suffix: str) -> None:
-    """The kind of file changes where pylance changes it, and the offsets are right."""
+    """The package reads the right offsets, and changes the kind of file at the same number as pylance."""
     dataset = lance.write_dataset(entries("a", *range(8000)), str(tmp_path / "table"))
     dataset.delete(f"value >= 10 and value < {10 + deleted}")
     (path,) = files(tmp_path, "*-*.arrow" if suffix == "arrow" else "*-*.bin")
@@ -29,7 +29,7 @@ def test_what_pylance_deleted_is_read(tmp_path: Path, deleted: int, suffix: str)
 
 @BOTH_SIDES
 def test_what_is_deleted_here_pylance_reads(tmp_path: Path, deleted: int, suffix: str) -> None:
-    """Both kinds of file take the rows out for pylance, which deletes further ones on top."""
+    """Pylance applies both kinds of file, and deletes further rows."""
     table = new_table(tmp_path, entries("a", *range(8000)))
     table.replace_where(f"value < {deleted}", entries("a"))
     assert 1 == len(list(Path(table.uri).glob(f"_deletions/*.{suffix}")))
@@ -42,14 +42,14 @@ def test_what_is_deleted_here_pylance_reads(tmp_path: Path, deleted: int, suffix
 
 @given(st.sets(st.integers(min_value=0, max_value=2**32 - 1), max_size=50))
 def test_offsets_survive(offsets: set[int]) -> None:
-    """What was written is what is read."""
+    """Decoded offsets equal the encoded ones."""
     kind, data = encode_offsets(offsets)
     assert offsets == set(decode_offsets(kind, data, "d"))
 
 
 @pytest.mark.parametrize("count", [3, 5000])
 def test_a_file_cut_off_is_damaged(count: int) -> None:
-    """No prefix of a deletion file passes for one: the rows behind the cut would come back to life."""
+    """No prefix of a deletion file is valid; otherwise deleted rows would reappear."""
     kind, data = encode_offsets(range(0, 3 * count, 3))
     for length in (*range(0, len(data), max(1, len(data) // 200)), len(data) - 1):
         with pytest.raises(CorruptFileError, match=r"^_deletions/x is damaged: it does not hold row offsets"):
@@ -58,7 +58,7 @@ def test_a_file_cut_off_is_damaged(count: int) -> None:
 
 @pytest.mark.parametrize("kind", [ARROW_FILE, BITMAP_FILE, 7])
 def test_other_bytes_are_damaged(kind: int) -> None:
-    """A file of another kind, or of a kind nobody knows, is not read as an empty set."""
+    """A file of another or an unknown kind is not read as an empty set."""
     other = encode_offsets([1])[1] if kind != ARROW_FILE else encode_offsets(range(5000))[1]
     with pytest.raises(CorruptFileError):
         decode_offsets(kind, other, "_deletions/x")

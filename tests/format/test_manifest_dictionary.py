@@ -1,4 +1,4 @@
-"""Files of format 0.1 keep the dictionaries of columns in the manifest file; the package would lose them."""
+"""Manifests of file format 0.1 contain dictionaries of columns, which the package could not write again."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lance_dagster.errors import UnsupportedFeatureError
 
 
 def test_a_dictionary_in_the_manifest_is_not_lost(tmp_path: Path) -> None:
-    """Such a table is read, and neither changed nor branched."""
+    """Such a table can be read, but neither changed nor branched."""
     uri = str(tmp_path / "old")
     rows = pa.table({"word": pa.array(["a", "c", "b"]).dictionary_encode()})
     lance.write_dataset(rows, uri, data_storage_version="legacy")

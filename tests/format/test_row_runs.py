@@ -1,4 +1,4 @@
-"""Runs of rows: every operation gives what it gives on arrays with one element for each row, and costs the runs."""
+"""Runs of rows give the same results as arrays with one element for each row, at a cost per run."""
 
 import tracemalloc
 from itertools import accumulate
@@ -25,12 +25,12 @@ IDS = st.integers(0, 3_000)
 OFFSETS = st.sets(st.integers(0, 120)).map(sorted)
 HUGE = 2**31
 SMALL_MEMORY = 64 * 2**20
-"""Bytes: one element of eight bytes for each of the rows would take 256 times as much."""
+"""The bound in bytes; an array of eight bytes for each row would take 256 times as much."""
 
 
 @st.composite
 def maps(draw: st.DrawFn, highest: int = 120) -> dict[int, int]:
-    """Positions with a number each, no number twice, in runs of any length."""
+    """Maps of positions to distinct numbers, in runs of any length."""
     positions = draw(OFFSETS)
     starts = draw(st.lists(st.booleans(), min_size=len(positions), max_size=len(positions)))
     blocks = [list(range(10 * start, 10 * start + 10)) for start in draw(st.permutations(range(highest // 10 + 1)))]
@@ -40,7 +40,7 @@ def maps(draw: st.DrawFn, highest: int = 120) -> dict[int, int]:
 
 
 def runs_of(values: dict[int, int]) -> RowRuns:
-    """A map given by its elements."""
+    """The map with these elements."""
     return RowRuns.of([(at, 1, first) for at, first in sorted(values.items())]).merged()
 
 
@@ -56,7 +56,7 @@ def numbers(values: list[int]) -> U64Array:
 
 @given(maps())
 def test_a_map_holds_its_elements(values: dict[int, int]) -> None:
-    """Positions and numbers come back, in as few runs as there can be."""
+    """A map returns its positions and numbers, in as few runs as possible."""
     runs = runs_of(values)
     assert values == as_dict(runs)
     assert [values[at] for at in sorted(values)] == runs.values().tolist()
@@ -71,7 +71,7 @@ def test_a_map_holds_its_elements(values: dict[int, int]) -> None:
 
 @given(maps(), maps())
 def test_numbers_are_looked_up_in_another_map(one: dict[int, int], other: dict[int, int]) -> None:
-    """Those the other map has no position for are left out."""
+    """Numbers that are no position of the other map are left out."""
     expected = {at: other[number] for at, number in one.items() if number in other}
     assert expected == as_dict(runs_of(one).through(runs_of(other)))
     kept = {at: number for at, number in one.items() if number in other}
@@ -80,7 +80,7 @@ def test_numbers_are_looked_up_in_another_map(one: dict[int, int], other: dict[i
 
 @given(maps(), OFFSETS)
 def test_a_map_is_restricted_inverted_and_packed(values: dict[int, int], offsets: list[int]) -> None:
-    """To some of its positions, to positions by numbers, and to positions without gaps."""
+    """A map is restricted to some positions, inverted, and packed to positions without gaps."""
     runs = runs_of(values)
     assert {at: number for at, number in values.items() if at in offsets} == as_dict(runs.restricted(BitMap(offsets)))
     assert {number: at for at, number in values.items()} == as_dict(runs.inverse())
@@ -89,7 +89,7 @@ def test_a_map_is_restricted_inverted_and_packed(values: dict[int, int], offsets
 
 @given(maps())
 def test_numbers_of_positions(values: dict[int, int]) -> None:
-    """In the order in which the positions are given."""
+    """The numbers are in the order of the given positions."""
     asked = sorted(values, reverse=True)
     if asked:
         assert [values[at] for at in asked] == runs_of(values).at_positions(numbers(asked)).tolist()
@@ -97,7 +97,7 @@ def test_numbers_of_positions(values: dict[int, int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=8))
 def test_a_number_that_stands_twice_is_found(ranges: list[tuple[int, int]]) -> None:
-    """The smallest of them; None when every number stands once."""
+    """The result has all repeated numbers, and is empty if every number is unique."""
     runs = RowRuns.sequence(ranges)
     every = [number for start, count in ranges for number in range(start, start + count)]
     again = sorted({number for number in every if every.count(number) > 1})
@@ -106,7 +106,7 @@ def test_a_number_that_stands_twice_is_found(ranges: list[tuple[int, int]]) -> N
 
 @given(OFFSETS | st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 2**18))))
 def test_bounds_of_a_bitmap(offsets: list[int] | list[tuple[int, int]]) -> None:
-    """The first and last position of each of its runs; positions come back from them."""
+    """The bounds are the first and last position of each run, from which the bitmap can be made again."""
     bitmap = BitMap()
     for item in offsets:
         start, count = item if isinstance(item, tuple) else (item, 1)
@@ -122,7 +122,7 @@ def test_bounds_of_a_bitmap(offsets: list[int] | list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=10), OFFSETS)
 def test_versions(runs: list[tuple[int, int]], offsets: list[int]) -> None:
-    """One for each position, some of them picked, and written and read again."""
+    """Versions for each position can be selected, written and read again."""
     expanded = [version for count, version in runs for _ in range(count)]
     versions = VersionRuns.of(runs)
     assert expanded == versions.values().tolist() == versions.merged().values().tolist()
@@ -136,7 +136,7 @@ def test_versions(runs: list[tuple[int, int]], offsets: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=10), OFFSETS, st.integers(4, 6))
 def test_versions_are_laid_over_others(runs: list[tuple[int, int]], offsets: list[int], version: int) -> None:
-    """A version of the map above where it has one, and the one below elsewhere."""
+    """The result has the version of the upper map where it has one, and of the lower one elsewhere."""
     below = VersionRuns.of(runs)
     inside = RowRuns.itself(BitMap([offset for offset in offsets if offset < below.rows]))
     above = VersionRuns(inside.at, inside.count, np.full(len(inside), version, np.uint64))
@@ -147,7 +147,7 @@ def test_versions_are_laid_over_others(runs: list[tuple[int, int]], offsets: lis
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 5_000)), max_size=6) | st.just([(7, HUGE)]))
 def test_runs_are_written_and_read_again(ranges: list[tuple[int, int]]) -> None:
-    """In whatever order they stand; a row id that stands twice is refused, as where it is read row by row."""
+    """Runs of any order are read as written; a row id that occurs twice is refused, as in arrays."""
     runs = RowRuns.sequence(ranges).merged()
     written = encode_row_runs(runs)
     if len(runs.repeated()):
@@ -160,7 +160,7 @@ def test_runs_are_written_and_read_again(ranges: list[tuple[int, int]]) -> None:
 
 @given(st.lists(IDS, min_size=1, unique=True) | st.sets(IDS, min_size=1).map(sorted))
 def test_the_smallest_encoding_does_not_depend_on_how_ids_are_given(ids: list[int]) -> None:
-    """Runs and arrays are written as the same bytes, which are no longer than a range for each run."""
+    """Runs and arrays are written as the same bytes, with at most one range for each run."""
     runs = RowRuns.of_values(numbers(ids))
     assert encode_row_ids(numbers(ids)) == encode_row_runs(runs)
     assert len(encode_row_runs(runs)) <= 24 * len(runs) + 24
@@ -168,7 +168,7 @@ def test_the_smallest_encoding_does_not_depend_on_how_ids_are_given(ids: list[in
 
 @pytest.mark.parametrize("pieces", [1, 2, 1_000])
 def test_rows_that_are_claimed_take_no_memory(pieces: int) -> None:
-    """A sequence of two billion row ids is read, translated, restricted and written in the memory of its runs."""
+    """Two billion row ids are read, translated, restricted and written with memory for their runs only."""
     each = HUGE // pieces
     ranges = [(2 * number * each, each) for number in range(pieces)]
     starts = [0, *accumulate(count for _, count in ranges)]
@@ -188,11 +188,11 @@ def test_rows_that_are_claimed_take_no_memory(pieces: int) -> None:
 
 
 def test_positions_at_the_end_of_a_bitmap() -> None:
-    """The largest offset a row can have is the end of a run like any other."""
+    """The largest possible row offset can end a run."""
     first, last = bounds(BitMap([0, 1, 2**32 - 2, 2**32 - 1]))
     assert ([0, 2**32 - 2], [1, 2**32 - 1]) == (first.tolist(), last.tolist())
 
 
 def test_the_largest_number_is_not_followed_by_the_smallest() -> None:
-    """64-bit numbers wrap around; runs do not."""
+    """64-bit numbers wrap around, but a run does not."""
     assert [1, 1] == RowRuns.of_values(numbers([2**64 - 1, 0])).count.tolist()

@@ -1,4 +1,4 @@
-"""The mapping of Arrow types, compared with pylance's for every type and for nestings of them."""
+"""The mapping of Arrow types is equal to pylance's for every type and for nested types."""
 
 import json
 import re
@@ -92,7 +92,7 @@ MAKING_NO_SENSE = [
 
 
 def columns(children: st.SearchStrategy[pa.DataType], most: int) -> "st.SearchStrategy[list[pa.Field[Any]]]":
-    """Columns of different names; Arrow has none of nulls that may not be null."""
+    """Columns with distinct names; Arrow has no column of nulls that is not nullable."""
     one = st.builds(
         lambda name, arrow, nullable: pa.field(name, arrow, nullable or pa.types.is_null(arrow)),
         st.text(string.ascii_lowercase, min_size=1, max_size=4),
@@ -108,7 +108,7 @@ def structs(children: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.Da
 
 
 def nested(children: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
-    """What may hold values of other types."""
+    """Types that can contain values of other types."""
     return st.one_of(
         children.map(pa.list_),
         children.map(pa.large_list),
@@ -123,13 +123,13 @@ schemas = columns(types, 4).map(pa.schema)
 
 
 def of_pylance(schema: pa.Schema) -> tuple[Field, ...]:
-    """The fields pylance makes of a schema."""
+    """The fields that pylance makes of a schema."""
     protos: tuple[Any, ...] = LanceSchema.from_pyarrow(schema).__reduce__()[1]  # type: ignore[assignment]
     return fields_from_wire(wire.Field.FromString(proto) for proto in protos[1:])
 
 
 def read_by_pylance(fields: tuple[Field, ...], metadata: dict[str, bytes]) -> pa.Schema:
-    """The schema pylance makes of fields."""
+    """The schema that pylance makes of fields."""
     described = json.dumps({key: list(value) for key, value in metadata.items()})
     protos = (message.SerializeToString() for message in fields_to_wire(fields))
     return LanceSchema._from_protos(described, *protos).to_pyarrow()  # noqa: SLF001 - the reverse of `__reduce__`
@@ -142,19 +142,19 @@ def column(arrow: pa.DataType) -> pa.Schema:
 
 @pytest.mark.parametrize("arrow", [*PLAIN, *VECTORS, *NESTED, *CHANGED_BY_LANCE], ids=str)
 def test_a_type_is_mapped_as_pylance_does(arrow: pa.DataType) -> None:
-    """Logical types, ids, parents, nullability and encodings are those of pylance."""
+    """Logical types, ids, parents, nullability and encodings are equal to pylance's."""
     assert of_pylance(column(arrow)) == fields_from_arrow(column(arrow))
 
 
 @pytest.mark.parametrize("arrow", [*PLAIN, *VECTORS, *NESTED], ids=str)
 def test_a_type_comes_back(arrow: pa.DataType) -> None:
-    """Fields become the Arrow type they were made of."""
+    """Fields are converted back to the Arrow type that they were made from."""
     assert column(arrow) == arrow_from_fields(fields_from_arrow(column(arrow)))
 
 
 @pytest.mark.parametrize("arrow", CHANGED_BY_LANCE, ids=str)
 def test_a_type_that_lance_simplifies_comes_back_simpler(arrow: pa.DataType) -> None:
-    """What the format has no name for is stored as its nearest relative."""
+    """A type without a name in the format is stored as the nearest type that has one."""
     assert column(CHANGED_BY_LANCE[arrow]) == arrow_from_fields(fields_from_arrow(column(arrow)))
 
 
@@ -171,7 +171,7 @@ def test_a_type_that_lance_cannot_hold_is_refused(arrow: pa.DataType) -> None:
 @given(schemas)
 @settings(max_examples=150)
 def test_any_nesting_is_mapped_as_pylance_does(schema: pa.Schema) -> None:
-    """Nested columns too: the fields are pylance's, and both read them back as the same schema."""
+    """The fields of nested columns equal pylance's, and both read them as the same schema."""
     fields = fields_from_arrow(schema)
     assert of_pylance(schema) == fields
     assert read_by_pylance(fields, {}) == arrow_from_fields(fields)
@@ -180,14 +180,14 @@ def test_any_nesting_is_mapped_as_pylance_does(schema: pa.Schema) -> None:
 @given(schemas)
 @settings(max_examples=100)
 def test_any_nesting_comes_back(schema: pa.Schema) -> None:
-    """Arrow to fields to Arrow changes nothing."""
+    """A schema converted to fields and back is unchanged."""
     assert schema == arrow_from_fields(fields_from_arrow(schema))
 
 
 @given(schemas, st.integers(min_value=0, max_value=1000))
 @settings(max_examples=50)
 def test_other_ids_are_the_same_schema(schema: pa.Schema, first: int) -> None:
-    """Fields renumbered from anywhere mean the same, and their leaves move along."""
+    """Renumbered fields give the same schema, and their stored fields are renumbered alike."""
     fields = fields_from_arrow(schema)
     moved = renumber_fields(fields, first)
     assert schema == arrow_from_fields(moved)
@@ -195,7 +195,7 @@ def test_other_ids_are_the_same_schema(schema: pa.Schema, first: int) -> None:
 
 
 def test_metadata_is_kept() -> None:
-    """Metadata of the schema and of columns are the same for pylance and for the package."""
+    """Pylance and the package read the same metadata of the schema and of columns."""
     schema = pa.schema([pa.field("c", pa.int8(), metadata={"unit": "m"})], metadata={"purpose": "test"})
     fields, metadata = fields_from_arrow(schema), schema_metadata_from_arrow(schema)
     assert of_pylance(schema) == fields
@@ -204,7 +204,7 @@ def test_metadata_is_kept() -> None:
 
 
 def test_a_primary_key_is_marked_as_pylance_does() -> None:
-    """The key and its position stand in the field as well as in its metadata."""
+    """The primary key and its position are in the field and in its metadata."""
     primary = {"lance-schema:unenforced-primary-key": "true", "lance-schema:unenforced-primary-key:position": "2"}
     schema = pa.schema([pa.field("c", pa.int8(), nullable=False, metadata=primary)])
     (field,) = fields_from_arrow(schema)
@@ -213,7 +213,7 @@ def test_a_primary_key_is_marked_as_pylance_does() -> None:
 
 
 class _Celsius(pa.ExtensionType):
-    """An extension type as a user defines it."""
+    """An extension type that a user defines."""
 
     def __init__(self) -> None:
         super().__init__(pa.float32(), "test.celsius")
@@ -242,18 +242,18 @@ EXTENSIONS: list[pa.DataType] = [
 
 @pytest.mark.parametrize("arrow", EXTENSIONS, ids=str)
 def test_an_extension_type_is_stored_with_its_name(arrow: pa.DataType) -> None:
-    """The storage type is the column's, and the extension stands in the metadata where Arrow looks for it."""
+    """The column has the storage type, and its metadata has the keys that Arrow uses for extensions."""
     assert of_pylance(column(arrow)) == fields_from_arrow(column(arrow))
 
 
 @pytest.mark.parametrize("arrow", [*EXTENSIONS[1:4], *EXTENSIONS[6:]], ids=str)
 def test_an_extension_type_comes_back(arrow: pa.DataType) -> None:
-    """Where the process knows the type, it is the column's again, as it is for whoever reads with pylance."""
+    """If the process has registered the extension type, the column has it, as in pylance."""
     assert column(arrow) == arrow_from_fields(fields_from_arrow(column(arrow)))
 
 
 def test_an_extension_type_nobody_knows_is_its_storage() -> None:
-    """The name stays in the metadata."""
+    """The name of the extension stays in the metadata."""
     (found,) = arrow_from_fields(fields_from_arrow(column(_Celsius())))
     assert (pa.float32(), b"test.celsius") == (found.type, (found.metadata or {})[b"ARROW:extension:name"])
 
@@ -272,7 +272,7 @@ def test_an_extension_type_with_wrong_parameters_is_damage() -> None:
 )
 @pytest.mark.parametrize("key", ["primary", "clustering"])
 def test_a_key_is_read_as_pylance_does(key: str, value: str, position: str | None) -> None:
-    """Every spelling of yes, and every number or what looks like one."""
+    """All spellings of true and all numbers, valid or not, are read as pylance reads them."""
     name = f"lance-schema:unenforced-{key}-key"
     metadata = {name: value} | ({} if position is None else {f"{name}:position": position})
     schema = pa.schema([pa.field("c", pa.int8(), nullable=False, metadata=metadata)])
@@ -289,7 +289,7 @@ def test_a_key_is_read_as_pylance_does(key: str, value: str, position: str | Non
     ids=["null", "null above", "not a leaf"],
 )
 def test_a_primary_key_pylance_refuses_is_refused(schema: pa.Schema) -> None:
-    """A table with one could not be opened by anybody else; metadata that makes one later is refused as well."""
+    """Pylance could not open such a table; metadata that would create such a key later is refused too."""
     with pytest.raises(ValueError, match="Primary key column"):
         LanceSchema.from_pyarrow(schema)
     with pytest.raises(InvalidInputError, match="cannot be a primary key"):
@@ -301,7 +301,7 @@ def test_a_primary_key_pylance_refuses_is_refused(schema: pa.Schema) -> None:
 
 @pytest.mark.parametrize("metadata", [{b"\xff": b"x"}, {b"x": b"\xff"}])
 def test_metadata_that_is_no_text_is_refused(metadata: dict[bytes | str, bytes | str]) -> None:
-    """Refused in Arrow by pylance, which would change it on its next commit if a manifest had it."""
+    """Pylance refuses such metadata in Arrow, and would change that of a manifest in its next commit."""
     with pytest.raises(InvalidInputError, match=r"column 'c': the metadata .* is not UTF-8"):
         fields_from_arrow(pa.schema([pa.field("c", pa.int8(), metadata=metadata)]))
     with pytest.raises(InvalidInputError, match=r"the schema: the metadata .* is not UTF-8"):
@@ -310,38 +310,38 @@ def test_metadata_that_is_no_text_is_refused(metadata: dict[bytes | str, bytes |
 
 @pytest.mark.parametrize("name", ["", "a.b", "`", "x\0y", "_rowid", "_rowaddr", "_row_last_updated_at_version"])
 def test_a_name_lance_cannot_read_back_is_refused(name: str) -> None:
-    """Such a table could be written and not read."""
+    """A table with such a column could be written but not read."""
     with pytest.raises(InvalidInputError, match=f"^{re.escape(repr(name))} cannot name a column: "):
         fields_from_arrow(pa.schema([(name, pa.int8())]))
 
 
 def test_two_fields_of_one_name_are_refused() -> None:
-    """Nested ones too."""
+    """The same holds for nested fields."""
     with pytest.raises(InvalidInputError, match="in column 'c', field names must be unique; 'x' is duplicated"):
         fields_from_arrow(column(pa.struct([("x", pa.int8()), ("x", pa.int8())])))
 
 
 @pytest.mark.parametrize("logical_type", MAKING_NO_SENSE, ids=lambda name: name[:40])
 def test_a_logical_type_that_makes_no_sense_is_damage(logical_type: str) -> None:
-    """Parameters that are none, or out of range: the error names the file and the column."""
+    """Missing, malformed or out-of-range parameters raise an error with the file and the column."""
     with pytest.raises(CorruptFileError, match=r"^x\.manifest is damaged: column 'c' has the type '"):
         arrow_from_fields([Field(id=0, name="c", logical_type=logical_type)], path="x.manifest")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    """A table cannot tell them apart."""
+    """A table could not tell the columns apart."""
     with pytest.raises(InvalidInputError, match="column names must be unique; 'c' is duplicated"):
         fields_from_arrow(pa.schema([("c", pa.int8()), ("d", pa.int8()), ("c", pa.int8())]))
 
 
 def test_an_unknown_logical_type_is_refused() -> None:
-    """A column of a later format is not guessed at."""
+    """The package refuses a column of a later format instead of guessing."""
     with pytest.raises(UnsupportedFeatureError, match=r"^x uses features .* logical type 'complex:64' of column 'c'"):
         arrow_from_fields([Field(id=0, name="c", logical_type="complex:64")], path="x")
 
 
 def test_only_leaves_own_columns_of_a_file() -> None:
-    """A struct, list or map stores nothing itself; a vector does."""
+    """A struct, list or map stores no values itself; a vector does."""
     schema = pa.schema(
         [("s", pa.struct([("x", pa.int8()), ("l", pa.list_(pa.int8()))])), ("v", pa.list_(pa.int8(), 2))]
     )

@@ -1,4 +1,4 @@
-"""Garbage collection: what it lets go, what it keeps and why, and what it never touches."""
+"""Garbage collection: what expires, what is kept and why, and what is never touched."""
 
 import os
 import time
@@ -30,7 +30,7 @@ NONE = timedelta(0)
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Five versions of main, each with rows of its own only; all of them a month old."""
+    """Five versions of main without common rows, all of them a month old."""
     made = new_table(tmp_path, entries("a", 2))
     for number in range(3, 6):
         made.overwrite(entries("a", number))
@@ -39,7 +39,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def collected(table: LanceTable, older_than: timedelta = WEEK, **options: object) -> GarbageReport:
-    """Delete, and hold that nothing that is left was harmed."""
+    """Collect garbage, and assert that all remaining versions have their rows."""
     before = readable(table)
     report = table.maintenance.collect_garbage(older_than, dry_run=False, **options)  # type: ignore[arg-type]
     assert report.ok
@@ -51,7 +51,7 @@ def collected(table: LanceTable, older_than: timedelta = WEEK, **options: object
 
 
 def readable(table: LanceTable) -> Mapping[str, Rows]:
-    """The rows of every version, through pylance."""
+    """The rows of every version, read with pylance."""
     found = {}
     for branch in ("main", *table.branches.list()):
         for version in as_pylance(table, branch).versions():
@@ -61,12 +61,12 @@ def readable(table: LanceTable) -> Mapping[str, Rows]:
 
 
 def numbers(table: LanceTable, branch: str = "main") -> list[int]:
-    """The versions of a branch."""
+    """The version numbers of a branch."""
     return table.branches.version_numbers(branch)
 
 
 def test_a_dry_run_says_everything_and_does_nothing(table: LanceTable) -> None:
-    """It is the default; the report is what the real run would do."""
+    """A dry run is the default; its report equals that of the real run."""
     before = {path: (Path(table.uri) / path).stat().st_mtime for path in files(table)}
     report = table.maintenance.collect_garbage(WEEK)
     assert before == {path: (Path(table.uri) / path).stat().st_mtime for path in files(table)}
@@ -78,7 +78,7 @@ def test_a_dry_run_says_everything_and_does_nothing(table: LanceTable) -> None:
 
 
 def test_versions_expire_first_and_their_files_go_a_day_later(table: LanceTable) -> None:
-    """In between the files wait, and the versions cannot be read any more."""
+    """Expired versions cannot be read any more, while their files stay for a day."""
     report = collected(table)
     assert ({"main": (1, 2, 3, 4)}, {}, True) == (report.expired, report.garbage, report.done)
     assert [5] == numbers(table)
@@ -101,7 +101,7 @@ def test_versions_expire_first_and_their_files_go_a_day_later(table: LanceTable)
 
 
 def test_everything_goes_at_once_when_nobody_else_is_at_work(table: LanceTable) -> None:
-    """With a grace period of zero."""
+    """A grace period of zero deletes files at once."""
     report = collected(table, grace=NONE)
     assert (4, 7) == (report.versions, report.files)
     assert len(report.paths) == report.files
@@ -111,7 +111,7 @@ def test_everything_goes_at_once_when_nobody_else_is_at_work(table: LanceTable) 
 
 
 def test_the_version_in_use_when_the_window_began_stays(table: LanceTable) -> None:
-    """And everything since."""
+    """Later versions stay too."""
     table.append(entries("a", 6))
     table.append(entries("a", 7))
     assert {"main": (1, 2, 3, 4)} == collected(table).expired
@@ -119,7 +119,7 @@ def test_the_version_in_use_when_the_window_began_stays(table: LanceTable) -> No
 
 
 def test_some_of_the_newest_stay_however_old_they_are(table: LanceTable) -> None:
-    """For each branch."""
+    """The number of versions to keep applies to each branch."""
     table.branches.create("dev")
     for number in range(3):
         table.append(entries("d", number), branch="dev")
@@ -131,13 +131,13 @@ def test_some_of_the_newest_stay_however_old_they_are(table: LanceTable) -> None
 
 
 def test_what_a_branch_alone_keeps_is_counted(table: LanceTable) -> None:
-    """And goes as soon as it is merged in or deleted; what is young, tagged or kept for two branches is not counted."""
+    """Versions count until the branch is merged or deleted; young, tagged and shared ones do not count."""
     table.branches.create("idle", at="main@2")
     table.append(entries("i", 1), branch="idle")
     table.append(entries("i", 2), branch="idle")
     age(table, 30 * DAY)
     report = table.maintenance.collect_garbage(WEEK)
-    # What main did since the fork, where it was forked, and what it did itself; not its newest version.
+    # These are the versions of main since the fork, the fork point, and the branch's own versions but for its newest.
     held = {"main@2", "main@3", "main@4", "main@5"} | {"idle@2", "idle@3"}
     assert held <= set(report.kept)
     assert {"idle": 5} == report.held
@@ -152,7 +152,7 @@ def test_what_a_branch_alone_keeps_is_counted(table: LanceTable) -> None:
 
 
 def test_branches_have_ages_of_their_own(table: LanceTable) -> None:
-    """By pattern; the others have that of the rest."""
+    """Patterns give ages for branches; other branches have the general age."""
     for name in ("run/1", "dev"):
         table.branches.create(name)
         for number in range(3):
@@ -164,7 +164,7 @@ def test_branches_have_ages_of_their_own(table: LanceTable) -> None:
 
 
 def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) -> None:
-    """A version goes when both let it go; without an argument the table's rules are the rules."""
+    """A version expires if the arguments and the table's rules both allow it; without arguments the rules decide."""
     table.config.set({SETTING: '{"older_than": "40d", "branches": {"run/*": {"older_than": "1d"}}}'})
     assert {} == table.maintenance.collect_garbage(NONE).expired
     assert {} == table.maintenance.collect_garbage().expired
@@ -179,7 +179,7 @@ def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) ->
 
 
 def test_rules_of_the_table_for_some_branches_hold_without_arguments(table: LanceTable) -> None:
-    """The age of the rest is not put on top of them."""
+    """The general age of the table does not apply to branches with rules of their own."""
     table.branches.create("run/1")
     for number in range(3):
         table.append(entries("d", number), branch="run/1")
@@ -191,18 +191,18 @@ def test_rules_of_the_table_for_some_branches_hold_without_arguments(table: Lanc
 
 @pytest.mark.parametrize("wrong", [{"older_than": -DAY}, {"older_than": 7}, {"grace": -DAY}, {"keep_last": 0}])
 def test_a_wish_that_makes_no_sense_is_refused(table: LanceTable, wrong: dict[str, object]) -> None:
-    """Nothing is looked at."""
+    """The error is raised before the table is read."""
     with pytest.raises(InvalidInputError):
         table.maintenance.collect_garbage(**wrong)  # type: ignore[arg-type]
 
 
 def test_durations_of_pendulum_are_durations(table: LanceTable) -> None:
-    """As everywhere."""
+    """Pendulum's durations are accepted here as elsewhere."""
     assert {"main": (1, 2, 3, 4)} == table.maintenance.collect_garbage(pendulum.duration(weeks=1)).expired
 
 
 def test_what_is_named_stays_and_the_report_says_by_whom(table: LanceTable) -> None:
-    """Tags, where they were before, forks, first versions, merges."""
+    """Tags, their earlier versions, forks, first versions and merges keep versions."""
     table.tags.create("release", "main@2")
     table.tags.create("production", "main@1")
     table.tags.move("production", "main@3")
@@ -225,7 +225,7 @@ def test_what_is_named_stays_and_the_report_says_by_whom(table: LanceTable) -> N
 
 
 def test_a_branch_goes_on_being_merged_after_a_collection(table: LanceTable) -> None:
-    """Each merge starts from the one before, also when everything between was collected."""
+    """Each merge starts from the previous one, also when all versions in between were collected."""
     table.branches.create("dev")
     expected = [("a", 5)]
     for round_ in range(4):
@@ -247,7 +247,7 @@ def test_a_branch_goes_on_being_merged_after_a_collection(table: LanceTable) -> 
 
 
 def test_what_a_branch_did_stays_until_it_is_merged(table: LanceTable) -> None:
-    """A merge goes by what each version claimed."""
+    """A merge needs the claims of each version."""
     table.branches.create("dev")
     for number in range(3):
         table.append(entries("d", number), branch="dev")
@@ -262,7 +262,7 @@ def test_what_a_branch_did_stays_until_it_is_merged(table: LanceTable) -> None:
 
 
 def test_what_a_branch_does_not_contain_stays_until_it_takes_it_in(table: LanceTable) -> None:
-    """Main may have claimed something that the branch must not contradict."""
+    """The merge needs the claims of main that the branch does not contain yet."""
     table.branches.create("dev")
     for number in range(3):
         table.append(entries("m", number))
@@ -278,7 +278,7 @@ def test_what_a_branch_does_not_contain_stays_until_it_takes_it_in(table: LanceT
 
 
 def test_a_claim_is_not_forgotten(table: LanceTable) -> None:
-    """A merge that is in conflict stays in conflict."""
+    """A conflict between claims still exists after a collection."""
     table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.overwrite(entries("o", 1))
@@ -290,7 +290,7 @@ def test_a_claim_is_not_forgotten(table: LanceTable) -> None:
 
 
 def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
-    """It is their merge base, though it lies on the line of neither."""
+    """The version of the third branch is their merge base, although it is a version of neither."""
     table.branches.create("x")
     table.branches.create("b")
     table.append(entries("x", 1), branch="x")
@@ -306,7 +306,7 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
         report.kept["x@6"][0],
         report.kept["b@6"][-1],
     )
-    # What x did since is what b lacks of it, and only b.
+    # Of x's later versions, b alone lacks this one.
     assert ("not merged into 'b' yet",) == report.kept["x@7"]
     assert base == table.branches.merge_base("b", "main")
     table.branches.sync("b")
@@ -320,7 +320,7 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
 
 
 def test_a_branch_forked_from_an_old_version_may_not_be_merged(table: LanceTable) -> None:
-    """What followed that version has expired, and nobody knows what it claimed."""
+    """The versions after the fork point have expired, and their claims are unknown."""
     table.tags.create("v1", "main@2")
     collected(table, NONE, grace=NONE)
     assert [2, 5] == numbers(table)
@@ -331,7 +331,7 @@ def test_a_branch_forked_from_an_old_version_may_not_be_merged(table: LanceTable
 
 
 def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missing(table: LanceTable) -> None:
-    """It knows nothing of merges: the merge base may be gone, or what either side did since."""
+    """Pylance's clean-up ignores merges, so it may delete the merge base or later versions of either side."""
     table.branches.create("x")
     table.branches.create("b")
     table.append(entries("x", 1), branch="x")
@@ -356,7 +356,7 @@ def test_merges_after_a_clean_up_of_pylance_are_refused_where_versions_are_missi
 
 
 def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table: LanceTable) -> None:
-    """What each did that any other does not contain stays, with every version two of them have in common."""
+    """A version that another branch does not contain stays, and so does each merge base of two branches."""
     kept = LanceTable.open(table.maintenance.clone(f"{table.uri}-kept", shallow=False).uri)
     for each in (table, kept):
         for name in ("a", "b", "x"):
@@ -387,7 +387,7 @@ def test_branches_that_took_in_a_third_go_on_being_merged_with_each_other(table:
 
 
 def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table: LanceTable) -> None:
-    """What they did and nobody took over stays for main; where they were forked stays anyway."""
+    """Their unmerged versions stay for main anyway, and their fork point stays too."""
     for name in ("run/1", "run/2", "run/3"):
         table.branches.create(name)
         table.append(entries(name, 1), branch=name)
@@ -397,7 +397,7 @@ def test_branches_forked_from_the_same_version_keep_no_more_for_each_other(table
 
 
 def test_a_long_list_of_branches_is_cut_short(table: LanceTable) -> None:
-    """The report says how many more there are."""
+    """The report gives the number of the branches that it does not list."""
     for number in range(6):
         table.branches.create(f"b{number}")
     table.append(entries("m", 1))
@@ -406,7 +406,7 @@ def test_a_long_list_of_branches_is_cut_short(table: LanceTable) -> None:
 
 
 def test_a_branch_of_a_branch_keeps_both(table: LanceTable) -> None:
-    """Up to main."""
+    """The fork points are kept up to main."""
     table.branches.create("outer", "main@3")
     table.append(entries("o", 1), branch="outer")
     table.append(entries("o", 2), branch="outer")
@@ -420,7 +420,7 @@ def test_a_branch_of_a_branch_keeps_both(table: LanceTable) -> None:
 
 
 def test_files_of_a_deleted_branch_go_and_those_that_were_merged_stay(table: LanceTable) -> None:
-    """Main names them by then."""
+    """Main references the merged files."""
     for name in ("merged", "given-up"):
         table.branches.create(name)
         table.append(entries(name, 1), branch=name)
@@ -435,7 +435,7 @@ def test_files_of_a_deleted_branch_go_and_those_that_were_merged_stay(table: Lan
 
 
 def test_files_of_branches_that_pylance_made_are_told_apart(table: LanceTable) -> None:
-    """It puts them below the branch's own folder."""
+    """Pylance puts these files below the branch's own folder."""
     dataset = as_pylance(table).create_branch("by-pylance")
     dataset.insert(entries("t", 1))
     dataset.delete("value = 5")
@@ -444,7 +444,7 @@ def test_files_of_branches_that_pylance_made_are_told_apart(table: LanceTable) -
     age(table, 30 * DAY)
     below = files(table, "tree/by-pylance/data")
     assert 3 == len(below)
-    # What is not merged stays.
+    # Files that are not merged stay.
     collected(table, NONE, grace=NONE)
     assert below == files(table, "tree/by-pylance/data")
     table.merge("by-pylance")
@@ -455,7 +455,7 @@ def test_files_of_branches_that_pylance_made_are_told_apart(table: LanceTable) -
 
 
 def test_index_folders_and_deletion_files_go_with_their_versions(table: LanceTable) -> None:
-    """An index that was built anew leaves its folder, a deletion vector that grew its file."""
+    """A rebuilt index leaves its old folder, and a larger deletion vector its old file."""
     table.append(entries("b", *range(20)))
     dataset = as_pylance(table)
     dataset.create_scalar_index("value", "BTREE")
@@ -471,7 +471,7 @@ def test_index_folders_and_deletion_files_go_with_their_versions(table: LanceTab
 
 
 def test_blobs_stay_and_go_with_their_data_file(tmp_path: Path) -> None:
-    """They lie in a folder beside it."""
+    """Blob files lie in a folder beside their data file."""
     schema = pa.schema([lance.blob_field("blob")])
     rows = [pa.table([lance.blob_array([bytes([number]) * 200_000])], schema=schema) for number in range(2)]
     lance.write_dataset(rows[0], tmp_path / "table", data_storage_version="2.2")
@@ -492,7 +492,7 @@ def test_blobs_stay_and_go_with_their_data_file(tmp_path: Path) -> None:
 
 
 def test_what_was_staged_stays_for_the_grace_period(table: LanceTable) -> None:
-    """Its writer may be about to commit it."""
+    """The process that staged the files may be about to commit them."""
     staged = table.stage(entries("s", 1))
     report = collected(table)
     assert 1 == report.young["data files"].files
@@ -508,7 +508,7 @@ def test_what_was_staged_stays_for_the_grace_period(table: LanceTable) -> None:
 
 
 def test_the_shortest_grace_is_a_day_unless_it_is_given(table: LanceTable) -> None:
-    """Whatever age versions expire at."""
+    """The grace period is a day, whatever the age at which versions expire."""
     table.stage(entries("s", 1))
     age(table, timedelta(hours=23), "data")
     assert 1 == table.maintenance.collect_garbage(NONE).young["data files"].files
@@ -517,7 +517,7 @@ def test_the_shortest_grace_is_a_day_unless_it_is_given(table: LanceTable) -> No
 
 
 def test_temporary_files_that_were_left_go_when_they_are_old(table: LanceTable) -> None:
-    """Of this package, of pylance, in whatever folder of the table."""
+    """Temporary files of this package and of pylance are deleted in every folder of the table."""
     left = ["_versions/.tmp1", "_transactions/.tmp2", "data/.tmp3", "data/.tmp4/x.lance", ".tmp5", "_refs/tags/.tmp6"]
     left += ["_versions/.tmp_5.manifest_0123", "_refs/.probe-7"]
     for name in left:
@@ -532,7 +532,7 @@ def test_temporary_files_that_were_left_go_when_they_are_old(table: LanceTable) 
 
 
 def test_what_is_no_file_of_a_table_is_left_alone(table: LanceTable) -> None:
-    """Other folders, other names, other tables, base paths below the table's folder."""
+    """The collection keeps other folders, files, tables and base paths below the table's folder."""
     table.maintenance.add_base("cold", f"{table.uri}/cold")
     table.append(table.stage(entries("k", 1), base="cold"))
     table.overwrite(entries("k", 2))
@@ -550,7 +550,7 @@ def test_what_is_no_file_of_a_table_is_left_alone(table: LanceTable) -> None:
 
 
 def test_base_paths_elsewhere_are_not_touched(table: LanceTable, tmp_path: Path) -> None:
-    """They may belong to others."""
+    """Other tables may use the files under such a base path."""
     table.maintenance.add_base("cold", tmp_path / "cold")
     table.append(table.stage(entries("k", 1), base="cold"))
     table.overwrite(entries("k", 2))
@@ -561,7 +561,7 @@ def test_base_paths_elsewhere_are_not_touched(table: LanceTable, tmp_path: Path)
 
 
 def test_a_table_that_was_moved_loses_nothing_before_it_is_relocated(table: LanceTable) -> None:
-    """Its branches name its files by the old place; those names keep the files."""
+    """The branches reference the files by the old place, and these references keep the files."""
     table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.overwrite(entries("m", 1))
@@ -576,7 +576,7 @@ def test_a_table_that_was_moved_loses_nothing_before_it_is_relocated(table: Lanc
 
 
 def test_a_table_reached_through_a_link_loses_nothing(table: LanceTable, tmp_path: Path) -> None:
-    """It has another name there than in its branches' base paths."""
+    """The link differs from the table's place in the base paths of its branches."""
     table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.overwrite(entries("m", 1))
@@ -587,7 +587,7 @@ def test_a_table_reached_through_a_link_loses_nothing(table: LanceTable, tmp_pat
 
 
 def test_versions_with_names_of_the_first_scheme_are_collected(tmp_path: Path) -> None:
-    """And put back under such a name."""
+    """They are also put back under such a name."""
     for number in range(4):
         rows = entries("a", number)
         lance.write_dataset(rows, tmp_path / "table", mode="overwrite", enable_v2_manifest_paths=False)
@@ -604,7 +604,7 @@ def test_versions_with_names_of_the_first_scheme_are_collected(tmp_path: Path) -
 
 
 def test_a_tag_on_a_version_that_expired_gets_it_back(table: LanceTable) -> None:
-    """It was made at the moment the version went; the manifest is the same, byte by byte."""
+    """The tag was created while the version expired; the manifest is put back byte by byte."""
     before = manifest(table, 3).read_bytes()
     collected(table)
     tag = Path(table.uri, "_refs/tags/late.json")
@@ -620,7 +620,7 @@ def test_a_tag_on_a_version_that_expired_gets_it_back(table: LanceTable) -> None
 
 
 def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
-    """While its copy waits, for merges as well as for names."""
+    """The merge base is put back while its copy waits for deletion."""
     table.branches.create("x")
     table.append(entries("x", 1), branch="x")
     table.append(entries("x", 2), branch="x")
@@ -642,7 +642,7 @@ def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
 
 
 def test_a_version_of_a_branch_of_the_same_name_is_not_put_back(table: LanceTable) -> None:
-    """The branch was deleted and made again: what waits is of the first one."""
+    """The branch was deleted and created again, and the waiting version belongs to the first one."""
     table.branches.create("dev")
     for number in range(3):
         table.append(entries("d", number), branch="dev")
@@ -660,7 +660,7 @@ def test_a_version_of_a_branch_of_the_same_name_is_not_put_back(table: LanceTabl
 
 
 def test_detached_versions_go_when_they_are_old(tmp_path: Path) -> None:
-    """A tag on one keeps it, and its files."""
+    """A tag keeps a detached version and its files."""
     dataset = lance.write_dataset(entries("a", 1), tmp_path / "table")
     found = []
     for number in range(2):
@@ -681,7 +681,7 @@ def test_detached_versions_go_when_they_are_old(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damaged", ["manifest", "older manifest", "branch", "tag", "manifest of a branch", "waiting"])
 def test_what_cannot_be_read_keeps_everything(table: LanceTable, damaged: str) -> None:
-    """It may name any file; the report says where it is."""
+    """An unreadable file might reference any other file; the report names it."""
     table.branches.create("dev")
     table.tags.create("here", "main")
     table.append(entries("d", 1), branch="dev")
@@ -707,7 +707,7 @@ def test_what_cannot_be_read_keeps_everything(table: LanceTable, damaged: str) -
 
 
 def test_branches_without_metadata_are_swept_away(table: LanceTable) -> None:
-    """When they are old: another program that makes a branch writes its versions first."""
+    """Only old ones are deleted, because another program that creates a branch writes its versions first."""
     table.branches.create("left/behind")
     table.append(entries("d", 1), branch="left/behind")
     Path(table.uri, "_refs/branches/left%2Fbehind.json").unlink()
@@ -726,7 +726,7 @@ def test_branches_without_metadata_are_swept_away(table: LanceTable) -> None:
 
 
 def test_a_branch_without_metadata_that_a_tag_names_keeps_that_version(table: LanceTable) -> None:
-    """Somebody still reads it."""
+    """A reader may use the version through the tag."""
     table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     table.append(entries("d", 2), branch="dev")
@@ -742,7 +742,7 @@ def test_a_branch_without_metadata_that_a_tag_names_keeps_that_version(table: La
 
 @pytest.mark.parametrize("state", ["deleting", "creating"])
 def test_a_branch_that_was_left_halfway_is_finished(table: LanceTable, state: str) -> None:
-    """Its name is free again, once nobody can be at it any more."""
+    """The name can be used again, once the creating or deleting process must have ended."""
 
     class Plug(Exception):  # noqa: N818
         pass
@@ -769,7 +769,7 @@ def test_a_branch_that_was_left_halfway_is_finished(table: LanceTable, state: st
 
 
 def test_a_tag_on_nothing_is_reported(table: LanceTable) -> None:
-    """It does not keep the rest from being collected."""
+    """The other versions are still collected."""
     tag = Path(table.uri, "_refs/tags/gone.json")
     tag.parent.mkdir(parents=True, exist_ok=True)
     tag.write_text('{"branch": null, "version": 77, "manifestSize": 1}')
@@ -779,7 +779,7 @@ def test_a_tag_on_nothing_is_reported(table: LanceTable) -> None:
 
 
 def test_a_manifest_that_says_it_is_old_is_as_old_as_it_was_stored(table: LanceTable) -> None:
-    """The clock of its writer was behind."""
+    """The clock of the writer was slow."""
     table.overwrite(entries("a", 6))
     say(manifest(table, 6), 60 * DAY)
     table.overwrite(entries("a", 7))
@@ -788,7 +788,7 @@ def test_a_manifest_that_says_it_is_old_is_as_old_as_it_was_stored(table: LanceT
 
 
 def test_a_manifest_that_was_copied_with_an_older_time_is_as_old_as_it_says(table: LanceTable) -> None:
-    """Copies may keep times, or make them up."""
+    """Copies may keep times of files or have arbitrary ones."""
     table.overwrite(entries("a", 6))
     table.overwrite(entries("a", 7))
     for number in (6, 7):
@@ -797,7 +797,7 @@ def test_a_manifest_that_was_copied_with_an_older_time_is_as_old_as_it_says(tabl
 
 
 def test_a_copy_with_newer_times_keeps_everything(table: LanceTable) -> None:
-    """Nobody knows how old it is."""
+    """The real age of the copied files is unknown."""
     for path in Path(table.uri).rglob("*"):
         if path.is_file():
             os.utime(path)
@@ -807,7 +807,7 @@ def test_a_copy_with_newer_times_keeps_everything(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("which", ["says", "stored"])
 def test_a_version_from_the_future_keeps_those_after_it_and_is_reported(table: LanceTable, which: str) -> None:
-    """It counts as new until its time has come."""
+    """The version counts as new until its time has passed."""
     if which == "says":
         say(manifest(table, 3), -60 * DAY)
     else:
@@ -821,7 +821,7 @@ def test_a_version_from_the_future_keeps_those_after_it_and_is_reported(table: L
 
 @pytest.mark.parametrize("wrong,expected", [(-90 * DAY, 0), (90 * DAY, 4), (timedelta(0), 4)])
 def test_the_earlier_clock_counts(table: LanceTable, wrong: timedelta, expected: int) -> None:
-    """A storage whose clock is behind, or whose clock is ahead of this computer's: nothing looks older than it is."""
+    """No version counts as older than it is when the clocks of the storage and of this computer differ."""
     table.append(entries("a", 6))
 
     def script(request: Request) -> object:
@@ -836,7 +836,7 @@ def test_the_earlier_clock_counts(table: LanceTable, wrong: timedelta, expected:
 
 
 def test_progress_is_told(table: LanceTable) -> None:
-    """Steps never go back, and end with all of them."""
+    """The progress never decreases, and ends at the total."""
     seen: list[tuple[int, int]] = []
     table.maintenance.collect_garbage(
         WEEK, grace=NONE, dry_run=False, progress=lambda done, total: seen.append((done, total))
@@ -846,7 +846,7 @@ def test_progress_is_told(table: LanceTable) -> None:
 
 
 def test_a_handle_does_not_read_what_it_let_expire(table: LanceTable) -> None:
-    """It forgets what it read before."""
+    """The handle drops its cache of expired versions."""
     assert 1 == table.count_rows("main@2")
     collected(table)
     with pytest.raises(VersionNotFoundError):
@@ -854,7 +854,7 @@ def test_a_handle_does_not_read_what_it_let_expire(table: LanceTable) -> None:
 
 
 def test_pylance_goes_on_with_a_table_that_was_collected(table: LanceTable) -> None:
-    """It writes, cleans up and reads."""
+    """Pylance writes, cleans up and reads."""
     table.branches.create("dev")
     table.append(entries("d", 1), branch="dev")
     age(table, 30 * DAY)
@@ -869,7 +869,7 @@ def test_pylance_goes_on_with_a_table_that_was_collected(table: LanceTable) -> N
 
 
 def test_a_table_on_s3_is_collected(s3_storage: S3Storage) -> None:
-    """Its server's clock, its listing, its deletion of many."""
+    """The collection works with the server's clock, listings and multi-object deletions."""
     table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=s3_storage.storage_options)
     for number in range(3):
         table.overwrite(entries("a", number))
@@ -886,7 +886,7 @@ def test_a_table_on_s3_is_collected(s3_storage: S3Storage) -> None:
 
 
 def test_a_collection_asks_little_of_the_storage(table: LanceTable) -> None:
-    """One listing for everything, one request for each manifest, one for a thousand deletions."""
+    """It needs one listing for all files, one request for each manifest, and one for a thousand deletions."""
     verbs: list[str] = []
 
     def script(request: Request) -> object:

@@ -1,4 +1,4 @@
-"""Others at work while garbage is collected: whatever they do at whatever moment, nothing they were told is lost."""
+"""Other writers act at any moment during a collection, and nothing that was acknowledged to them is lost."""
 
 import uuid
 from collections.abc import Callable
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.scaled
 
 WEEK = 7 * DAY
 Act = Callable[[LanceTable], tuple[str, Rows]]
-"""Does something with a table; returns a ref, and the rows whoever did it may expect there from then on."""
+"""An operation on a table; it returns a ref and the rows that the ref must have from then on."""
 OLD = [("a", 2)]
 RUN = [("a", 5), ("r", 1), ("r", 2)]
 
 
 def made(folder: Path) -> LanceTable:
-    """A table with expired versions, a merged branch, one that is not, and files nobody names; all of it old."""
+    """A table with expired versions, a merged and an unmerged branch, and unreferenced files, all of them old."""
     table = LanceTable.create(folder / uuid.uuid4().hex, SCHEMA, storage_options={"durability": "process"})
     table.append(entries("a", 2))
     for number in range(3, 6):
@@ -46,51 +46,51 @@ def made(folder: Path) -> LanceTable:
 
 
 def appended(table: LanceTable) -> tuple[str, Rows]:
-    """Rows more on main."""
+    """Append rows to main."""
     table.append(entries("n", 1))
     return "main", [("m", 2), ("n", 1)]
 
 
 def tagged(table: LanceTable) -> tuple[str, Rows]:
-    """A tag on a version that is about to go."""
+    """Tag a version that is about to expire."""
     table.tags.create("late", "main@2")
     return "late", OLD
 
 
 def tagged_by_pylance(table: LanceTable) -> tuple[str, Rows]:
-    """The same, by another program."""
+    """Tag the version with pylance."""
     as_pylance(table).tags.create("late", 2)
     return "late", OLD
 
 
 def forked(table: LanceTable) -> tuple[str, Rows]:
-    """A branch from a version that is about to go, with rows of its own."""
+    """Fork a branch from a version that is about to expire, and append rows."""
     table.branches.create("late", "main@2")
     table.append(entries("l", 1), branch="late")
     return "late", [*OLD, ("l", 1)]
 
 
 def forked_by_pylance(table: LanceTable) -> tuple[str, Rows]:
-    """The same, by another program."""
+    """Fork the branch with pylance."""
     as_pylance(table).create_branch("late", 2)
     return "late", OLD
 
 
 def restored(table: LanceTable) -> tuple[str, Rows]:
-    """A version that is about to go is the newest again."""
+    """Restore a version that is about to expire."""
     lance.dataset(table.uri, version=2).restore()
     return "main", OLD
 
 
 def merged(table: LanceTable) -> tuple[str, Rows]:
-    """A branch comes into another."""
-    # Main was replaced by what another branch has, so this one can only be taken as it is.
+    """Merge a branch into another."""
+    # Main was replaced by the rows of another branch, so this one needs a strategy.
     table.merge("run", into="merged", strategy="source-wins")
     return "merged", contents(table, "merged")
 
 
 def run_again(table: LanceTable) -> tuple[str, Rows]:
-    """A branch is deleted and made anew."""
+    """Delete a branch and create it again."""
     table.branches.delete("run")
     table.branches.create("run", "main")
     table.append(entries("r", 9), branch="run")
@@ -98,20 +98,20 @@ def run_again(table: LanceTable) -> tuple[str, Rows]:
 
 
 def deleted(table: LanceTable) -> tuple[str, Rows]:
-    """Rows go; the version that had them is not needed for that."""
+    """Delete rows."""
     table.append(entries("x", 1, 2))
     table.delete("value = 1")
     return "main", [("m", 2), ("x", 2)]
 
 
 def overwritten(table: LanceTable) -> tuple[str, Rows]:
-    """Everything on a branch is replaced, by pylance."""
+    """Overwrite the rows of a branch with pylance."""
     lance.write_dataset(entries("o", 1), as_pylance(table, "run"), mode="overwrite")
     return "run", [("o", 1)]
 
 
 def collected(table: LanceTable) -> tuple[str, Rows]:
-    """Somebody else collects too."""
+    """Collect garbage concurrently."""
     table.maintenance.collect_garbage(WEEK, dry_run=False)
     return "run", RUN
 
@@ -146,17 +146,17 @@ MOMENTS: dict[str, Callable[[list[Request]], bool]] = {
     "after manifests were deleted": lambda past: "delete_many" in [request.verb for request in past[:-1]],
     "before files are deleted": lambda past: [request.verb for request in past].count("delete_many") == 2,
 }
-"""When something is done: each says so of the requests up to the one that is about to be sent."""
+"""The moments of the operations, as predicates of the requests up to the one that is about to be sent."""
 
 
 def held(table: LanceTable, expected: dict[str, Rows]) -> None:
-    """Every ref has its rows, through pylance."""
+    """Assert that each ref has its rows, read with pylance."""
     fresh = LanceTable.open(table.uri)
     assert expected == {ref: contents(fresh, ref) for ref in expected}
 
 
 def acting(table: LanceTable, moment: Callable[[list[Request]], bool], act: Callable[[], None]) -> LanceTable:
-    """The table, with somebody who does something at some moment."""
+    """The table, through a store that calls `act` at a given moment."""
     past: list[Request] = []
     waiting = [act]
 
@@ -172,7 +172,7 @@ def acting(table: LanceTable, moment: Callable[[list[Request]], bool], act: Call
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", ACTS)
 def test_whatever_is_done_at_whatever_moment_is_not_lost(name: str, moment: str, tmp_path: Path) -> None:
-    """After that collection, after the next one, and after the one that deletes what the first let expire."""
+    """The rows are there after this collection, the next one, and the one that deletes files of expired versions."""
     table = made(tmp_path)
     expected = {"main": [("m", 2)], "run": RUN, "merged": [("m", 2)]}
     done = False
@@ -183,7 +183,7 @@ def test_whatever_is_done_at_whatever_moment_is_not_lost(name: str, moment: str,
         try:
             ref, rows = ACTS[name](LanceTable.open(table.uri))
         except (LanceDagsterError, ValueError, OSError, RuntimeError) as error:
-            # The version it wanted was gone already, and it was told.
+            # The version had expired already, and the error says so.
             assert any(said in str(error).lower() for said in ("has no version 2", "not found")), error  # noqa: PT017
         else:
             expected[ref] = rows
@@ -199,7 +199,7 @@ def test_whatever_is_done_at_whatever_moment_is_not_lost(name: str, moment: str,
 
 
 def test_a_branch_that_is_deleted_and_collected_while_it_is_merged_is_merged_whole(tmp_path: Path) -> None:
-    """What it had waits, as expired versions do."""
+    """The versions of the deleted branch wait for deletion like expired ones."""
     table = made(tmp_path)
     waiting = [True]
 
@@ -220,7 +220,7 @@ def test_a_branch_that_is_deleted_and_collected_while_it_is_merged_is_merged_who
 
 
 def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleting(tmp_path: Path) -> None:
-    """With a settling time of zero: the report tells what expired from what is left to do, and the next run does it."""
+    """With a grace period of zero, the report separates what expired from what is left, and the next run does that."""
     table = made(tmp_path)
 
     def act() -> None:
@@ -240,14 +240,14 @@ def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleti
     assert line.endswith("are left to the next run, because another process is writing")
     again = LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, grace=timedelta(0), dry_run=False)
     assert (True, True, {}) == (again.done, again.expiry_done, again.expired)
-    # What the first one said is left, and the copies of what it let expire.
+    # The next run deletes what the first report listed, and the copies of expired versions.
     assert set(report.paths) == {path for path in again.paths if not path.startswith("_expired")}
     held(table, {"main": [("m", 2)], "late": OLD, "run": RUN})
     assert table.maintenance.verify(deep=True).ok
 
 
 def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
-    """The table reads as before, and the next collection finishes the work."""
+    """The table has the same rows, and the next collection completes the work."""
     for step in range(100):
         table = made(tmp_path)
         expected = {ref: contents(table, ref) for ref in ("main", "run", "merged")}
@@ -271,7 +271,7 @@ def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
 
 
 def test_a_collection_survives_lost_answers(tmp_path: Path) -> None:
-    """Whether a write landed is not known; what was read before can be read after."""
+    """It is unknown whether a write landed; all rows can still be read."""
     for step in range(100):
         table = made(tmp_path)
         expected = {ref: contents(table, ref) for ref in ("main", "run", "merged")}
@@ -288,7 +288,7 @@ def test_a_collection_survives_lost_answers(tmp_path: Path) -> None:
 
 
 def append(uri: str, writer: int) -> list[int]:
-    """Append rows, tag and fork old versions, a few times."""
+    """Append rows, and create, merge and delete branches, a few times."""
     table = LanceTable.open(uri)
     values = [100 * writer + number for number in range(5)]
     for value in values:
@@ -301,7 +301,7 @@ def append(uri: str, writer: int) -> list[int]:
 
 
 def collect(uri: str, writer: int) -> list[int]:
-    """Collect over and over, with versions that expire at once."""
+    """Collect repeatedly, with versions that expire at once."""
     del writer
     for _ in range(6):
         LanceTable.open(uri).maintenance.collect_garbage(timedelta(0), dry_run=False)
@@ -309,12 +309,12 @@ def collect(uri: str, writer: int) -> list[int]:
 
 
 def work(uri: str, writer: int) -> list[int]:
-    """Be one of the processes."""
+    """Run one of the processes."""
     return collect(uri, writer) if writer < 2 else append(uri, writer)
 
 
 def test_two_collectors_and_two_writers_at_once(tmp_path: Path) -> None:
-    """Every row that was acknowledged is there."""
+    """All acknowledged rows are in the table."""
     table = new_table(tmp_path, entries("a", 1))
     found = race(work, [(table.uri, writer) for writer in range(4)])
     values = sorted(value for values in found for value in values)

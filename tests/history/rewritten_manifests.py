@@ -20,7 +20,7 @@ def manifest_file(table: LanceTable, branch: str, number: int) -> Path:
 
 
 def date(table: LanceTable, times: dict[str, str]) -> LanceTable:
-    """Let versions have been committed at other times; returns the table opened anew."""
+    """Change the commit times of versions; return the table opened again."""
     for ref, time in times.items():
         branch, _, number = ref.rpartition("@")
         path = manifest_file(table, branch, int(number))
@@ -34,7 +34,7 @@ def date(table: LanceTable, times: dict[str, str]) -> LanceTable:
 
 
 def skip_to(table: LanceTable, branch: str, number: int, merged: tuple[str, str] | None) -> None:
-    """Commit a copy of the newest version under a number of one's choice, perhaps as a merge (version, branch id)."""
+    """Commit a copy of the newest version under a given number, optionally as a merge (version, branch id)."""
     newest = max(table.branches.version_numbers(branch))
     path = manifest_file(table, branch, newest)
     manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
@@ -48,7 +48,7 @@ def skip_to(table: LanceTable, branch: str, number: int, merged: tuple[str, str]
 
 
 def watched(table: LanceTable) -> tuple[LanceTable, list[str]]:
-    """The table opened anew, and a list that fills with the names of the manifests that are read."""
+    """The table opened again, and a list that collects the names of manifests that are read."""
     read: list[str] = []
 
     def script(request: Request) -> object:

@@ -1,4 +1,4 @@
-"""How far versions are apart, counted by names and by walking."""
+"""The distances between versions, counted by names and by walks."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 
 def walked(table: LanceTable, one: str, other: str) -> int:
-    """How many versions a log has that another version does not contain, those that repeat a fork excepted."""
+    """The number of versions that only one ref contains, without those that repeat a fork point."""
     repeats = {f"{branch.name}@{branch.first}" for branch in table.branches.list().values()}
     return len({str(version) for version in table.log(one, after=other, first_parent=False)} - repeats)
 
@@ -27,7 +27,7 @@ def walked(table: LanceTable, one: str, other: str) -> int:
 @given(steps=STEPS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counted_as_walked(tmp_path: Path, steps: list[tuple[str, str, str]]) -> None:
-    """Whatever was merged where, crosswise too."""
+    """The counts are equal after any merges, crosswise ones too."""
     table = new_table(tmp_path, entries("a", 1))
     for name in BRANCHES[1:]:
         table.branches.create(name)
@@ -46,7 +46,7 @@ def test_counted_as_walked(tmp_path: Path, steps: list[tuple[str, str, str]]) ->
 
 
 def test_what_is_gone_does_not_count(tmp_path: Path) -> None:
-    """A branch that was merged and deleted is known by its merge only."""
+    """A merged and deleted branch counts by its merge alone."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run")
     table.append(entries("r", 1), branch="run")

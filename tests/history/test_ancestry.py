@@ -1,4 +1,4 @@
-"""Parents: `~` and `^` on histories with forks, merges, gaps and branches that came and went."""
+"""Parents: `~` and `^` on histories with forks, merges, gaps, and deleted and recreated branches."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.table_factory import as_pylance, entries, new_table
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A branch of a branch of main, each with versions of its own, the inner one merged into main.
+    """A branch of a branch of main, each with its own versions, the inner one merged into main.
 
     main@1 - main@2 - main@3 ----------------- main@4 - main@5
                   outer@2 - outer@3           /
@@ -57,12 +57,12 @@ def table(tmp_path: Path) -> LanceTable:
     ],
 )
 def test_steps_lead_back(table: LanceTable, expression: str, version: str) -> None:
-    """The first version of a branch is the one it was forked from, so no step is spent on it."""
+    """The first version of a branch counts as its fork point, so it needs no step."""
     assert version == str(table.at(expression))
 
 
 def test_steps_begin_at_any_name(table: LanceTable) -> None:
-    """A tag, a commit id, a time."""
+    """A tag, a commit id or a time can be the base."""
     table.tags.create("v1", "main@4")
     for base in ("v1", "tag:v1", table.at("v1").id, table.at("v1").id[:8], "main@4", "branch:main~1"):
         assert "inner@4" == str(table.at(f"{base}^2"))
@@ -82,7 +82,7 @@ def test_steps_begin_at_any_name(table: LanceTable) -> None:
     ],
 )
 def test_history_ends_at_the_first_version(table: LanceTable, expression: str, problem: str) -> None:
-    """The error says where, and how many steps lead there."""
+    """The error has the first version and the number of steps to it."""
     with pytest.raises(VersionNotFoundError, match=problem):
         table.at(expression)
 
@@ -97,13 +97,13 @@ def test_history_ends_at_the_first_version(table: LanceTable, expression: str, p
     ],
 )
 def test_a_parent_there_is_not_is_an_error_that_counts_them(table: LanceTable, expression: str, has: str) -> None:
-    """No other version is taken for it."""
+    """No other version is taken instead."""
     with pytest.raises(InvalidInputError, match=has):
         table.at(expression)
 
 
 def test_a_history_that_was_cut_says_so(table: LanceTable) -> None:
-    """Not the oldest version that is left is taken for the parent, and versions say what they were made from."""
+    """The oldest remaining version is not taken for the parent, and versions still name their parents."""
     table.tags.create("kept", "main@2")
     as_pylance(table).cleanup_old_versions(retain_versions=2, error_if_tagged_old_versions=False)
     again = LanceTable.open(table.uri)
@@ -122,7 +122,7 @@ def test_a_history_that_was_cut_says_so(table: LanceTable) -> None:
 
 
 def test_a_fork_that_was_cleaned_up_is_stood_in_for_by_the_branch(table: LanceTable) -> None:
-    """The branch's first version repeats it; what comes before is gone."""
+    """The branch's first version repeats the fork point, and earlier versions are gone."""
     as_pylance(table).cleanup_old_versions(retain_versions=1)
     again = LanceTable.open(table.uri)
     assert ["outer@3", "outer@2"] == [str(again.at("inner~1")), str(again.at("inner~2"))]
@@ -133,7 +133,7 @@ def test_a_fork_that_was_cleaned_up_is_stood_in_for_by_the_branch(table: LanceTa
 
 
 def test_a_merged_branch_that_is_gone_is_not_replaced_by_its_namesake(table: LanceTable) -> None:
-    """Another branch of the name has other versions under the same numbers."""
+    """Another branch of the same name has other versions under the same numbers."""
     table.branches.delete("inner")
     gone = "there is no 'main~1\\^2': inner@4, which was merged as main@4 of .*, is gone: its branch was deleted"
     with pytest.raises(VersionNotFoundError, match=gone):
@@ -147,7 +147,7 @@ def test_a_merged_branch_that_is_gone_is_not_replaced_by_its_namesake(table: Lan
 
 
 def test_numbers_left_out_by_a_merge_are_no_gap(table: LanceTable) -> None:
-    """A branch that takes in a newer version of another one goes on counting behind it."""
+    """A branch that merges a newer version of another branch continues to count after it."""
     skip_to(table, "outer", 6, ("main@5", "main"))
     version = table.at("outer@6")
     assert (("outer@3", "main@5"), False) == (version.parents, version.cut)
@@ -158,14 +158,14 @@ def test_numbers_left_out_by_a_merge_are_no_gap(table: LanceTable) -> None:
 
 
 def test_steps_on_a_branch_take_no_manifest(table: LanceTable) -> None:
-    """Names tell; only the version that is found is read."""
+    """Names suffice for the steps, and only the resulting version is read."""
     again, read = watched(table)
     assert "main@1" == str(again.at("inner~3"))
     assert [manifest_file(table, "main", 1).name] == [key.rpartition("/")[2] for key in read]
 
 
 def test_a_merged_branch_is_found_under_its_new_name(table: LanceTable) -> None:
-    """By its id, which it keeps."""
+    """The branch keeps its id."""
     table.branches.rename("inner", "innermost")
     assert "innermost@4" == str(table.at("main~^2"))
     assert "outer@3" == str(table.at("main~^2~"))
@@ -174,7 +174,7 @@ def test_a_merged_branch_is_found_under_its_new_name(table: LanceTable) -> None:
 
 
 def test_a_branch_of_a_name_used_before_begins_where_it_begins(table: LanceTable) -> None:
-    """Its first version has a higher number than the one it was forked from, and still counts as that one."""
+    """Its first version has a higher number than its fork point, and still counts as that version."""
     table.append(entries("x", 1), branch="inner")
     table.branches.delete("inner")
     table.branches.create("inner", "main@2")
@@ -189,7 +189,7 @@ def test_a_branch_of_a_name_used_before_begins_where_it_begins(table: LanceTable
 
 
 def test_a_branch_forked_from_itself_is_damage(table: LanceTable) -> None:
-    """A walk ends there with an error, not never."""
+    """A walk ends with an error instead of not ending."""
     path = Path(table.uri, "_refs/branches/outer.json")
     path.write_text(path.read_text().replace('"parentBranch": null', '"parentBranch": "inner"'))
     with pytest.raises(CorruptFileError, match="is said to be forked from itself, through others"):

@@ -37,12 +37,12 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def an_append_of(table: LanceTable) -> Transaction:
-    """A transaction that adds again the fragment the table already has: its rows are in the table once more."""
+    """A transaction that adds the table's fragment again, which duplicates its rows."""
     head = table._context.head("main")  # noqa: SLF001 - the one way to a manifest
     return Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=Append(fragments=head.manifest.fragments[:1])
@@ -55,7 +55,7 @@ def numbers(table: LanceTable) -> list[int]:
 
 
 def lost(answer: Callable[[Request], Any], *, times: int = 1) -> Script:
-    """Give another answer than the server's to the first puts of a manifest."""
+    """Replace the server's answers to the first puts of a manifest."""
     left = times
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
@@ -69,19 +69,19 @@ def lost(answer: Callable[[Request], Any], *, times: int = 1) -> Script:
 
 
 def sent_and_no_answer(request: Request) -> bool:
-    """The write is made, and the connection breaks."""
+    """Make the write, and break the connection."""
     request.send()
     raise StoreError("connection reset")
 
 
 def sent_and_denied(request: Request) -> bool:
-    """The write is made, sent again by a client below, and reported as somebody else's."""
+    """Make the write, and report it as another writer's, as a client library may after a repeated request."""
     request.send()
     return False
 
 
 def not_sent(_request: Request) -> bool:
-    """The connection breaks before anything is written."""
+    """Break the connection before the write."""
     raise StoreError("connection reset")
 
 
@@ -95,7 +95,7 @@ def test_a_lost_answer_commits_exactly_once(table: LanceTable, answer: Callable[
 
 
 def test_a_commit_that_cannot_be_decided_says_so_and_can_be_resumed(table: LanceTable) -> None:
-    """The error carries the transaction; committing it again lands it once, however often that is done."""
+    """The error has the transaction, which can be committed again any number of times, and lands once."""
     with pytest.raises(CommitStateUnknownError) as caught:
         through(table, lost(not_sent, times=99)).append(entries("c", 3))
     assert [1, 2, 3] == numbers(table)
@@ -129,7 +129,7 @@ def test_a_commit_that_landed_unseen_is_found_again(table: LanceTable) -> None:
 
 
 def test_a_transaction_committed_by_two_at_once_lands_once(table: LanceTable) -> None:
-    """Two processes resume the same commit in doubt; both get the version it made."""
+    """Two processes resume the same commit of unknown state, and both get its version."""
     transaction = an_append_of(table)
     table.append(entries("o", 1))
     version = through(table, intruder_at_commit(lambda: table.commit(transaction))).commit(transaction)
@@ -137,7 +137,7 @@ def test_a_transaction_committed_by_two_at_once_lands_once(table: LanceTable) ->
 
 
 def test_what_was_committed_is_held_as_it_is_read(table: LanceTable) -> None:
-    """A process that commits again and again would otherwise encode every fragment that it made in each commit."""
+    """Otherwise a process would encode all fragments that it made in each further commit."""
     table.branches.create("run")
     table.append(entries("c", 3), branch="run")
     table.update({"value": "9"}, where="key = 'b'", branch="run")
@@ -160,7 +160,7 @@ def test_a_hint_that_cannot_be_written_does_not_fail_the_commit(table: LanceTabl
 
 
 def test_the_hint_follows_every_commit(table: LanceTable) -> None:
-    """A pylance handle that is behind finds newer versions through it."""
+    """A pylance handle that is behind finds newer versions by the hint."""
     table.branches.create("run")
     table.append(entries("c", 3), branch="run")
     hint = "_versions/latest_version_hint.json"
@@ -169,7 +169,7 @@ def test_the_hint_follows_every_commit(table: LanceTable) -> None:
 
 
 def test_the_transaction_is_there_before_its_version(table: LanceTable) -> None:
-    """Other writers look the file up when they rebase."""
+    """Other writers read the file when they rebase."""
     seen: list[str] = []
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
@@ -182,7 +182,7 @@ def test_the_transaction_is_there_before_its_version(table: LanceTable) -> None:
 
 
 def test_an_append_goes_on_top_of_whoever_was_first(table: LanceTable) -> None:
-    """Two that add rows do not disturb each other, whoever the other is, and however often it wins."""
+    """Concurrent appends do not conflict, with any writer and after any number of lost races."""
 
     def both() -> None:
         if table.head().number == 3:
@@ -196,7 +196,7 @@ def test_an_append_goes_on_top_of_whoever_was_first(table: LanceTable) -> None:
 
 
 def test_a_replace_looks_again_when_its_fragment_changed(table: LanceTable) -> None:
-    """The rows to take out are looked up in the version the other left."""
+    """The rows to delete are looked up in the other writer's version."""
     other = intruder_at_commit(lambda: as_pylance(table).update({"value": "7"}, where="key = 'b'"))
     through(table, other).replace_where("key = 'b'", entries("b", 3))
     assert [("a", 1), ("b", 3)] == contents(table)
@@ -210,7 +210,7 @@ def test_a_replace_of_other_fragments_goes_on_top(table: LanceTable) -> None:
 
 
 def test_a_compaction_in_between_is_looked_up_again(table: LanceTable) -> None:
-    """The rows to take out have moved to another fragment."""
+    """The rows to delete have moved to another fragment."""
     other = intruder_at_commit(as_pylance(table).optimize.compact_files)
     through(table, other).replace_where("key = 'b'", entries("b", 3))
     assert [("a", 1), ("b", 3)] == contents(table)
@@ -218,7 +218,7 @@ def test_a_compaction_in_between_is_looked_up_again(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("method", ["append", "overwrite", "replace_where"])
 def test_a_replaced_table_in_between_needs_a_person(table: LanceTable, method: str) -> None:
-    """Nobody can say what a change to rows that are gone should mean; the error names the version."""
+    """A change to rows that are gone has no clear meaning; the error names the version."""
     arguments = ("key IN ('a', 'c')", entries("c", 3)) if method == "replace_where" else (entries("c", 3),)
     stranger = through(table, intruder_at_commit(lambda: table.overwrite(entries("o", 1))))
     with pytest.raises(CommitConflictError, match="committed Overwrite as main@4 meanwhile") as caught:
@@ -228,7 +228,7 @@ def test_a_replaced_table_in_between_needs_a_person(table: LanceTable, method: s
 
 
 def test_a_version_cleaned_up_meanwhile_is_a_conflict_to_retry(table: LanceTable) -> None:
-    """What a version did cannot be looked up any more, so the caller reads again."""
+    """The operation of that version is unknown, so the caller has to read again."""
     transaction = an_append_of(table)
     table.append(entries("c", 3))
     table.append(entries("d", 4))
@@ -262,7 +262,7 @@ def test_an_answer_lost_at_any_write_leaves_the_rows_once(table: LanceTable, wri
 
 
 def test_an_older_version_can_be_restored(table: LanceTable) -> None:
-    """A restore is a commit like others; ids handed out since are not handed out again."""
+    """A restore is an ordinary commit; ids assigned since are not assigned again."""
     restore = Transaction(read_version=3, uuid=str(uuid.uuid4()), operation=Restore(version=2))
     assert "main@4" == str(table.commit(restore))
     assert [("a", 1)] == contents(table)
@@ -274,7 +274,7 @@ def test_an_older_version_can_be_restored(table: LanceTable) -> None:
 
 
 def test_a_delete_is_a_commit_like_others(table: LanceTable) -> None:
-    """Whole fragments are taken out by their ids."""
+    """Whole fragments are deleted by id."""
     delete = Transaction(read_version=3, uuid=str(uuid.uuid4()), operation=Delete(deleted_fragment_ids=(0,)))
     table.commit(delete)
     assert [("b", 2)] == contents(table)
@@ -283,7 +283,7 @@ def test_a_delete_is_a_commit_like_others(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("answer", [sent_and_no_answer, sent_and_denied])
 def test_the_first_version_is_made_once(tmp_path: Path, answer: Callable[[Request], bool]) -> None:
-    """Whoever made a table knows it, although the answer was lost."""
+    """The creator gets the version although the answer was lost."""
     store = ScriptedStore(LocalStore(str(tmp_path / "table")), lost(answer))
     assert create_empty(context_on(store), SCHEMA) is not None
     assert create_empty(context_on(store), SCHEMA) is None
@@ -292,7 +292,7 @@ def test_the_first_version_is_made_once(tmp_path: Path, answer: Callable[[Reques
 
 @pytest.mark.parametrize("hidden", [1, 2])
 def test_a_listing_that_lags_is_no_deleted_branch(table: LanceTable, hidden: int) -> None:
-    """Versions that are known to exist are read by their names, and so are those after them."""
+    """Versions that are known to exist, and those after them, are read by name."""
     table.branches.create("run")
     for branch in ("main", "run"):
         before = table.head(branch)
@@ -312,13 +312,13 @@ def test_a_listing_that_lags_is_no_deleted_branch(table: LanceTable, hidden: int
         transaction = Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=change)
         late = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), lagging)))
         assert head.number + 1 == late.commit(transaction, branch=branch).number
-        # Asked for again, it is found, though the listing does not show it.
+        # A repeated commit finds the version, though the listing does not show it.
         assert head.number + 1 == late.commit(transaction, branch=branch).number
         assert head.number + 2 == late.append(entries("more", 1), branch=branch).number
 
 
 def test_what_landed_meanwhile_is_read_together(s3_storage: S3Storage) -> None:
-    """On an object store, each version that is not known yet by one request; what is gone is None."""
+    """On an object store, each unknown version takes one request; a missing one is None."""
     options = dict(s3_storage.storage_options)
     table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=options)
     stale = LanceTable.open(table.uri, options)
@@ -354,7 +354,7 @@ def test_transaction_of_a_version_is_read_alone(tmp_path: Path) -> None:
 
 
 def on_s3(storage: S3Storage, script: Script) -> LanceTable:
-    """A new table of two versions on an object store, through a script once it is made."""
+    """A new table of two versions on an object store, later used through a script."""
     options = dict(storage.storage_options)
     table = LanceTable.create(f"{storage.uri}/table", SCHEMA, storage_options=options)
     table.append(entries("a", 1))
@@ -363,7 +363,7 @@ def on_s3(storage: S3Storage, script: Script) -> LanceTable:
 
 
 def test_an_append_makes_independent_requests_at_the_same_time(s3_storage: S3Storage) -> None:
-    """Six requests, of which four are made at once; docs/reliability.md says which."""
+    """The append makes six requests, four of them concurrently; docs/reliability.md lists them."""
     made: list[str] = []
     asked, before_put = Lock(), Barrier(4)
     followed = False
@@ -372,7 +372,7 @@ def test_an_append_makes_independent_requests_at_the_same_time(s3_storage: S3Sto
         with asked:
             made.append(f"{request.verb} {request.key.partition('/')[0]}")
         if followed and request.verb != "sync_folder" and not request.commits:
-            # Broken after the time-out, and so an error, unless the others arrive meanwhile.
+            # The barrier breaks after the time-out, which is an error, unless the other requests arrive.
             before_put.wait(30)
         return request.send()
 
@@ -381,13 +381,13 @@ def test_an_append_makes_independent_requests_at_the_same_time(s3_storage: S3Sto
     made.clear()
     followed = True
     assert "main@4" == str(table.append(entries("b", 2)))
-    # pylance puts the data file before them, past the script.
+    # pylance puts the data file before these requests, without the script.
     assert ["get _refs", "get _versions", "list _versions", "put _transactions"] == sorted(made[:4])
     assert ["put_if_absent _versions", "sync_folder _versions"] == made[4:]
 
 
 def test_a_lost_race_reads_the_winner_once(s3_storage: S3Storage) -> None:
-    """The version that was first is read once, and everything else but the listing is known already."""
+    """Only the version of the winner and the listing have to be read."""
     made: list[str] = []
     rivals: list[LanceTable] = []
 
@@ -404,6 +404,6 @@ def test_a_lost_race_reads_the_winner_once(s3_storage: S3Storage) -> None:
     version = table.append(entries("b", 2))
     assert ("main@5", 4) == (str(version), version.rows)
     followed = [each for each in made if not each.startswith("sync_folder")]
-    # What was first, and what has landed since, are asked for at the same time; the next number may be there as well.
+    # The winner and later versions are requested at the same time, and perhaps the next number too.
     assert ["get _versions", "get _versions", "list _versions"] == sorted(followed[1:4])
     assert ["put_if_absent _versions"] * 2 == [followed[0], *followed[4:]]

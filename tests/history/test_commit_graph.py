@@ -1,4 +1,4 @@
-"""Orders and shortened edges, on histories written as mappings from a node to its parents."""
+"""Topological orders and shortened edges of histories that are mappings from a node to its parents."""
 
 from random import Random
 
@@ -19,7 +19,7 @@ DIAMOND: History = {7: (5, 6), 6: (4,), 5: (3, 4), 4: (1,), 3: (1,), 1: ()}
 
 
 def by_number(node: int) -> tuple[float, ...]:
-    """Newer nodes have larger numbers."""
+    """The rank of a node is its number."""
     return (node,)
 
 
@@ -34,17 +34,17 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def ancestors(history: History, node: int) -> set[int]:
-    """A node and all before it."""
+    """A node and all its ancestors."""
     return {node}.union(*(ancestors(history, parent) for parent in history[node]))
 
 
 def test_everything_is_walked_once_newest_first() -> None:
-    """Whatever number of ways lead to it."""
+    """Each node is walked once, however many paths lead to it."""
     assert [7, 6, 5, 4, 3, 1] == walk(7, DIAMOND.__getitem__, by_number, lambda _: True)
 
 
 def test_a_walk_ends_where_it_is_told_to() -> None:
-    """The node that is refused is not returned, nor is one behind it looked at."""
+    """A refused node is not returned, and its parents are not looked up."""
     looked_at: list[int] = []
 
     def parents(node: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def test_a_walk_ends_where_it_is_told_to() -> None:
 
 @given(histories(), st.randoms(use_true_random=False))
 def test_a_node_comes_before_its_parents_whatever_the_clocks_say(history: History, random: Random) -> None:
-    """Ranks in any order; each node once."""
+    """This holds for ranks in any order, with each node once."""
     ranks = {node: (random.random(),) for node in history}
     order = topological_order(history, history.__getitem__, ranks.__getitem__)
     assert sorted(history) == sorted(order)
@@ -67,7 +67,7 @@ def test_a_node_comes_before_its_parents_whatever_the_clocks_say(history: Histor
 
 @given(histories())
 def test_true_clocks_are_followed(history: History) -> None:
-    """Where ranks fit the history, the order is that of the ranks, and the walk has the same order."""
+    """If ranks fit the history, the order follows the ranks, and the walk has the same order."""
     newest = max(history)
     assert sorted(history, reverse=True) == topological_order(history, history.__getitem__, by_number)
     reached = sorted(ancestors(history, newest), reverse=True)
@@ -75,14 +75,14 @@ def test_true_clocks_are_followed(history: History) -> None:
 
 
 def test_a_circle_does_not_hold_up_the_rest() -> None:
-    """Damage, which no walk may fall into for ever."""
+    """A cycle is damage, and must not make a walk endless."""
     assert [3, 1] == topological_order([3, 2, 1, 0], {3: (1,), 2: (0,), 1: (), 0: (2,)}.__getitem__, by_number)
     assert [2, 0] == walk(2, {2: (0,), 0: (2,)}.__getitem__, by_number, lambda _: True)
 
 
 @given(histories(), st.data())
 def test_shortened_edges_lead_to_the_same_ancestors(history: History, data: st.DataObject) -> None:
-    """What a kept node reaches by its edges are the kept ones among its ancestors."""
+    """By its edges a kept node reaches exactly its kept ancestors."""
     kept = data.draw(st.sets(st.sampled_from(sorted(history))))
     order = topological_order(history, history.__getitem__, by_number)
     edges = simplified_parents(order, history.__getitem__, kept.__contains__)
@@ -92,7 +92,7 @@ def test_shortened_edges_lead_to_the_same_ancestors(history: History, data: st.D
 
 
 def test_an_edge_that_another_way_makes_needless_is_left_out() -> None:
-    """Node 7 reaches 1 through 5; parents of its own it keeps."""
+    """Node 7 reaches 1 through 5, but keeps its own parents."""
     kept = {7, 5, 3, 1}
     assert {7: (5,), 5: (3,), 3: (1,), 1: ()} == simplified_parents(
         [7, 6, 5, 4, 3, 1], DIAMOND.__getitem__, kept.__contains__
@@ -103,5 +103,5 @@ def test_an_edge_that_another_way_makes_needless_is_left_out() -> None:
 
 
 def test_parents_beyond_the_order_stay() -> None:
-    """They are there, and only not shown."""
+    """These parents exist, but are not shown."""
     assert {7: (5, 6), 6: (4,)} == simplified_parents([7, 6], DIAMOND.__getitem__, {7, 6}.__contains__)

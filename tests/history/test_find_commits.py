@@ -1,4 +1,4 @@
-"""Commit ids: what they are, and finding a version by one."""
+"""Commit ids: their properties, and finding a version by its id."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Three versions of main, two of a branch."""
+    """Three versions of main, and two of a branch."""
     made = new_table(tmp_path, entries("a", 1), entries("b", 1))
     made.branches.create("run/1")
     made.append(entries("c", 1), branch="run/1")
@@ -21,13 +21,13 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def everything(table: LanceTable) -> dict[str, str]:
-    """Every version with its id, the first of the branch included, which a log does not show."""
+    """Each version with its id, also the first one of the branch, which a log omits."""
     logged = {str(version): version.id for ref in ("main", "run/1") for version in table.log(ref)}
     return {**logged, "run/1@3": table.at("run/1@3").id}
 
 
 def test_an_id_is_of_one_version(table: LanceTable) -> None:
-    """Of the first one of a branch too, though it repeats another; whichever way a version is looked at."""
+    """The first version of a branch has its own id too; each way of reading a version gives the same id."""
     ids = everything(table)
     assert ["main@3", "main@2", "main@1", "run/1@4", "run/1@3"] == list(ids)
     assert len(ids) == len(set(ids.values()))
@@ -37,7 +37,7 @@ def test_an_id_is_of_one_version(table: LanceTable) -> None:
 
 
 def test_a_commit_returns_the_id_its_version_has(table: LanceTable) -> None:
-    """Whoever commits knows the id without another look."""
+    """A commit returns the id of its version without another request."""
     made = table.append(entries("d", 1), branch="run/1")
     merged = table.merge("run/1")
     again = LanceTable.open(table.uri)
@@ -45,7 +45,7 @@ def test_a_commit_returns_the_id_its_version_has(table: LanceTable) -> None:
 
 
 def test_a_version_is_found_by_its_id(table: LanceTable) -> None:
-    """Or by its beginning, in any case, of eight digits or more."""
+    """At least eight leading digits suffice, in upper or lower case."""
     for ref, own_id in everything(table).items():
         for digits in (64, 20, 8):
             assert ref == str(LanceTable.open(table.uri).at(own_id[:digits]))
@@ -55,21 +55,21 @@ def test_a_version_is_found_by_its_id(table: LanceTable) -> None:
 
 
 def test_an_id_names_one_version_already(table: LanceTable) -> None:
-    """It takes no number and no time."""
+    """A number or a time after it is refused."""
     own_id = table.at("main@2").id
     with pytest.raises(InvalidInputError, match=f"'{own_id}' is a commit id and names main@2; write it without '@1'"):
         table.at(f"{own_id}@1")
 
 
 def test_a_name_goes_before_an_id(table: LanceTable) -> None:
-    """Another program can make a tag that looks like the beginning of one."""
+    """Another program can create a tag that looks like the beginning of an id."""
     beginning = table.at("main@1").id[:8]
     as_pylance(table).tags.create(beginning, 3)
     assert "main@3" == str(table.at(beginning))
 
 
 def test_an_id_there_is_not_is_not_found(table: LanceTable) -> None:
-    """The error says what was looked for; a kind that is given leaves ids out."""
+    """The error has the expression; an expression with a kind excludes ids."""
     with pytest.raises(RefNotFoundError, match="no branch, tag or commit '0123456789abcdef' in "):
         table.at("0123456789abcdef")
     with pytest.raises(RefNotFoundError):
@@ -79,9 +79,9 @@ def test_an_id_there_is_not_is_not_found(table: LanceTable) -> None:
 
 
 def test_an_ambiguous_beginning_lists_what_it_may_mean(tmp_path: Path) -> None:
-    """Eight digits are told apart by more of them."""
+    """The error lists longer prefixes."""
     table = new_table(tmp_path)
-    # The same file under two numbers, as no program would write it, has one id; an id that begins the same is rarer.
+    # No program writes the same file under two numbers, but ids with a common prefix would be rarer still.
     first, second = manifest_file(table, "main", 1), manifest_file(table, "main", 2)
     second.write_bytes(first.read_bytes())
     own_id = LanceTable.open(table.uri).at("main@1").id
@@ -94,7 +94,7 @@ def test_an_ambiguous_beginning_lists_what_it_may_mean(tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_read_once_for_its_id(table: LanceTable) -> None:
-    """A second look-up in the same process reads what it finds, and nothing else."""
+    """A second look-up in the same process reads only the version that it finds."""
     ids = everything(table)
     again, read = watched(table)
     again.at(ids["main@1"][:10])
@@ -110,7 +110,7 @@ def test_a_manifest_is_read_once_for_its_id(table: LanceTable) -> None:
 
 
 def test_a_whole_id_is_searched_for_newest_first(tmp_path: Path) -> None:
-    """The search ends where it is found."""
+    """The search ends at the version."""
     table = new_table(tmp_path)
     for number in range(300):
         table.config.set({"n": str(number)})
@@ -120,7 +120,7 @@ def test_a_whole_id_is_searched_for_newest_first(tmp_path: Path) -> None:
 
 
 def test_a_branch_made_again_has_other_ids(table: LanceTable) -> None:
-    """Though name, number and content are the same."""
+    """The ids differ although name, number and content are equal."""
     before = table.at("run/1@3").id
     table.branches.delete("run/1")
     table.branches.create("run/1", "main@3")
@@ -133,7 +133,7 @@ def test_a_branch_made_again_has_other_ids(table: LanceTable) -> None:
 
 
 def test_versions_of_pylance_have_ids_too(table: LanceTable) -> None:
-    """On `main` and on its own branches."""
+    """Versions on `main` and on pylance's branches have ids."""
     as_pylance(table).delete("key = 'a'")
     as_pylance(table).create_branch("by-pylance")
     again = LanceTable.open(table.uri)
@@ -142,7 +142,7 @@ def test_versions_of_pylance_have_ids_too(table: LanceTable) -> None:
 
 
 def test_ids_are_found_on_object_storage(s3_storage: S3Storage) -> None:
-    """Several manifests at a time."""
+    """Several manifests are read at a time."""
     table = LanceTable.create(f"{s3_storage.uri}/ids", SCHEMA, storage_options=s3_storage.storage_options)
     for number in range(20):
         table.append(entries("a", number), message=f"row {number}")

@@ -1,4 +1,4 @@
-"""What the objects in a table's folder are taken for, by their names alone."""
+"""The classification of objects in a table's folder by their names alone."""
 
 import pytest
 
@@ -47,7 +47,7 @@ NEW, OLD = "18446744073709551608.manifest", "7.manifest"
     ],
 )
 def test_an_object_is_what_its_name_says(key: str, branch: str, kind: Kind, name: str) -> None:
-    """Of main or of a branch, also of one that is called like a folder."""
+    """The object belongs to main or to a branch, which may have the name of a folder."""
     assert StoredObject(branch, kind, name) == classify_key(key, BRANCHES)
 
 
@@ -78,13 +78,13 @@ def test_an_object_is_what_its_name_says(key: str, branch: str, kind: Kind, name
     ],
 )
 def test_what_has_no_name_of_a_tables_is_somebody_elses(key: str) -> None:
-    """It is counted, and left alone."""
+    """Such objects are counted and left alone."""
     assert Kind.UNKNOWN is classify_key(key, BRANCHES).kind
     assert 1 == take_inventory([ObjectInfo(key, 1, 0)], BRANCHES).unknown
 
 
 def test_versions_are_sorted_by_branch_and_number() -> None:
-    """Names of both schemes in one folder are told."""
+    """A folder with names of both schemes is recognised."""
     entries = [
         ObjectInfo(key, 1, 5) for key in (f"_versions/{NEW}", f"tree/dev/_versions/{OLD}", "tree/dev/data/x.lance")
     ]
@@ -98,7 +98,7 @@ def test_versions_are_sorted_by_branch_and_number() -> None:
 
 
 def test_versions_that_wait_are_told_from_those_of_another_branch_of_the_name() -> None:
-    """By the id of the branch."""
+    """The id of the branch tells them apart."""
     keys = [
         expired_copy_key("run/1", 7, "id", "0" * 64),
         expired_copy_key("main", 2**64 - 1, "main", "f" * 64),

@@ -20,7 +20,7 @@ from tests.table_factory import as_pylance, entries, new_table
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A branch of a branch of main, each with versions of its own, the inner one merged into main."""
+    """A branch of a branch of main, each with its own versions, the inner one merged into main."""
     made = new_table(tmp_path, entries("a", 1), entries("b", 1))
     made.branches.create("outer", "main@2")
     made.append(entries("c", 1), branch="outer")
@@ -31,19 +31,19 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_the_first_parents_lead_across_forks(table: LanceTable) -> None:
-    """A branch's history is its own versions, then those it was forked from; what it repeats of these is not shown."""
+    """A branch's history has its own versions and those before its fork; its first version is omitted."""
     assert ["inner@4", "outer@3", "main@2", "main@1"] == [str(v) for v in table.log("inner")]
     assert ["main@4", "main@3", "main@2", "main@1"] == [str(v) for v in table.log()]
 
 
 @pytest.mark.parametrize("limit", range(8))
 def test_a_limit_takes_the_newest(table: LanceTable, limit: int) -> None:
-    """Across forks too."""
+    """The limit applies across forks too."""
     assert table.log("inner")[:limit] == table.log("inner", limit=limit)
 
 
 def test_a_version_says_where_it_comes_from(table: LanceTable) -> None:
-    """Message, properties, writer, parents, rows."""
+    """A version has its message, properties, writer, parents and number of rows."""
     version = table.at("inner")
     assert ("the inner rows", "r1", 3) == (version.message, version.properties["dagster/run_id"], version.rows)
     assert ("Append", ("inner@3",)) == (version.operation, version.parents)
@@ -54,7 +54,7 @@ def test_a_version_says_where_it_comes_from(table: LanceTable) -> None:
 
 
 def test_versions_of_pylance_are_described_too(table: LanceTable) -> None:
-    """Its writer and its operation are named as it names them."""
+    """Writer and operation have pylance's names."""
     as_pylance(table).delete("key = 'a'")
     version = table.at("main")
     writer = f"lance {lance.__version__}"
@@ -62,14 +62,14 @@ def test_versions_of_pylance_are_described_too(table: LanceTable) -> None:
 
 
 def test_a_new_branch_shows_what_it_was_forked_from(table: LanceTable) -> None:
-    """Its first version is not there beside the one it repeats."""
+    """Its first version, which repeats the fork point, is omitted."""
     table.branches.create("new", "inner@4")
     for first_parent in (True, False):
         assert names(table, "inner", first_parent=first_parent) == names(table, "new", first_parent=first_parent)
 
 
 def test_what_a_clean_up_removed_is_left_out(table: LanceTable) -> None:
-    """Also when it is the version a branch was forked from."""
+    """The removed version may be a fork point."""
     as_pylance(table).cleanup_old_versions(retain_versions=1)
     again = LanceTable.open(table.uri)
     assert ["main@4"] == [str(v) for v in again.log()]
@@ -79,7 +79,7 @@ def test_what_a_clean_up_removed_is_left_out(table: LanceTable) -> None:
 
 
 def test_versions_after_a_number_come_from_names_alone(table: LanceTable) -> None:
-    """Ascending, of one branch."""
+    """The numbers are ascending, of one branch."""
     assert [3, 4] == table.branches.version_numbers(after=2)
     assert [3, 4] == table.branches.version_numbers("inner")
     assert [] == table.branches.version_numbers(after=4)
@@ -95,13 +95,13 @@ class Asked(TypedDict, total=False):
 
 
 def names(table: LanceTable, ref: str = "main", **asked: Unpack[Asked]) -> list[str]:
-    """The versions a log shows."""
+    """The versions of a log."""
     return [str(version) for version in table.log(ref, **asked)]
 
 
 @pytest.fixture
 def dated(table: LanceTable) -> LanceTable:
-    """The same, an hour apart, and two more versions of main: main@5 merges the outer branch, and main@6 is by ann."""
+    """The same table with versions an hour apart; main@5 merges the outer branch, and main@6 is by ann."""
     table.append(entries("e", 1), branch="outer")
     table.merge("outer", message="Outer rows")
     table.append(entries("f", 1), message="f", properties={"lance_dagster.committer": "ann", "ticket": "42"})
@@ -110,7 +110,7 @@ def dated(table: LanceTable) -> LanceTable:
 
 
 def test_the_whole_history_has_what_was_merged_too(dated: LanceTable) -> None:
-    """Each version once, newest first."""
+    """Each version occurs once, newest first."""
     everything = ["main@6", "main@5", "outer@4", "main@4", "inner@4", "main@3", "outer@3"]
     assert [*everything, "main@2", "main@1"] == names(dated, first_parent=False)
     assert ["main@6", "main@5", "main@4", "main@3", "main@2", "main@1"] == names(dated)
@@ -118,15 +118,15 @@ def test_the_whole_history_has_what_was_merged_too(dated: LanceTable) -> None:
 
 @pytest.mark.parametrize("limit", range(11))
 def test_a_limit_takes_the_newest_of_the_whole_history(dated: LanceTable, limit: int) -> None:
-    """And reads hardly more than that."""
+    """Hardly more versions than the limit are read."""
     again, read = watched(dated)
     assert dated.log(first_parent=False)[:limit] == again.log(first_parent=False, limit=limit)
-    # The version itself, the parents of those shown, and where a branch was forked.
+    # These are the version itself, the parents of those shown, and the fork point of a branch.
     assert len(set(read)) <= limit + 4
 
 
 def test_clocks_that_go_wrong_do_not_put_a_parent_before_its_child(dated: LanceTable) -> None:
-    """The history decides, and time only between lines that have nothing to do with each other."""
+    """The history decides; times decide only between unrelated versions."""
     wrong = date(dated, {"main@4": "1999-01-01T00:00Z", "outer@3": "2030-01-01T00:00Z", "main@1": "2040-01-01T00:00Z"})
     shown = names(wrong, first_parent=False)
     assert sorted(names(dated, first_parent=False)) == sorted(shown)
@@ -156,7 +156,7 @@ def test_clocks_that_go_wrong_do_not_put_a_parent_before_its_child(dated: LanceT
 def test_what_another_version_contains_can_be_left_out(
     dated: LanceTable, ref: str, after: str, line: list[str], everything: list[str]
 ) -> None:
-    """As `after..ref` in git: what was merged into it and what it was forked from included."""
+    """As with `after..ref` in git, merged versions and versions before forks are left out too."""
     assert line == names(dated, ref, after=after)
     assert everything == names(dated, ref, after=after, first_parent=False)
 
@@ -186,7 +186,7 @@ def test_what_another_version_contains_can_be_left_out(
     ],
 )
 def test_a_log_can_be_filtered(dated: LanceTable, only: LogFilter, shown: list[str]) -> None:
-    """By committer, message, property and time; a limit counts what is shown."""
+    """Filters are committer, message, property and time; a limit counts the versions shown."""
     assert shown == names(dated, only=only)
     assert shown == [name for name in names(dated, first_parent=False, only=only) if name.startswith("main")]
     for first_parent in (True, False):
@@ -205,7 +205,7 @@ def daily(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
 
 @pytest.mark.parametrize("first_parent", [True, False])
 def test_a_log_since_a_time_reads_hardly_further(daily: LanceTable, first_parent: bool) -> None:  # noqa: FBT001
-    """Some versions beyond it, of which one more could be new enough."""
+    """A few versions beyond the time are read, because one of them might be new enough."""
     again, read = watched(daily)
     only = LogFilter(since=pendulum.datetime(2026, 1, 30))
     assert ["main@31", "main@30"] == names(again, only=only, first_parent=first_parent)
@@ -219,7 +219,7 @@ def test_a_log_since_a_time_goes_on_behind_clocks_that_lie(
     lying: int,
     first_parent: bool,  # noqa: FBT001
 ) -> None:
-    """A version of another writer, dated long ago, is left out; those before it are not, until too many are."""
+    """An old date of another writer omits that version only, unless too many in sequence have old dates."""
     for value in range(10):
         dated.append(entries("g", value))
     times = {f"main@{7 + number}": f"2026-02-01T{number:02}:00Z" for number in range(10)}
@@ -231,7 +231,7 @@ def test_a_log_since_a_time_goes_on_behind_clocks_that_lie(
 
 
 def test_a_graph_has_the_lines_to_draw(dated: LanceTable) -> None:
-    """From each version to the next older ones that are shown; beyond a limit they are named."""
+    """The edges lead to the next older versions shown, and beyond a limit to versions that are not shown."""
     lines = {str(version): below for version, below in dated.branches.graph()}
     assert ("main@4", "outer@4") == lines["main@5"]
     assert ("main@2",) == lines["outer@3"]
@@ -248,7 +248,7 @@ def test_a_graph_has_the_lines_to_draw(dated: LanceTable) -> None:
 
 
 def test_a_wrong_question_is_refused(dated: LanceTable) -> None:
-    """A limit below zero, a version that is not there."""
+    """A negative limit and a missing version are refused."""
     with pytest.raises(InvalidInputError, match="a limit is a number of versions, not -1"):
         dated.log(limit=-1)
     for first_parent in (True, False):
@@ -259,7 +259,7 @@ def test_a_wrong_question_is_refused(dated: LanceTable) -> None:
 
 
 def test_a_long_history_is_not_read_for_its_end(daily: LanceTable) -> None:
-    """The newest of the whole history, where versions are further apart than clocks may be."""
+    """Only the newest versions are read if versions are further apart than clocks may differ."""
     again, read = watched(daily)
     assert ["main@31", "main@30", "main@29"] == names(again, first_parent=False, limit=3)
     assert len(set(read)) <= 5
@@ -269,7 +269,7 @@ def test_a_long_history_is_not_read_for_its_end(daily: LanceTable) -> None:
 
 
 def test_the_committer_is_who_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the commit says it itself; else the program stands for them."""
+    """A property of the commit takes precedence; without both, the program is the committer."""
     table = new_table(tmp_path, entries("a", 1))
     assert table.at("main").writer == table.at("main").committer
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "Ann <ann@example.org>")
@@ -283,7 +283,7 @@ def test_the_committer_is_who_the_environment_says(tmp_path: Path, monkeypatch: 
 
 
 def test_the_user_of_the_system_commits_where_nobody_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable names nobody, and then the program stands for the committer."""
+    """With an empty variable the program is the committer."""
     table = new_table(tmp_path, entries("a", 1))
     monkeypatch.setenv("LOGNAME", "grace")
     assert table.head().writer == table.append(entries("b", 1)).committer
@@ -293,7 +293,7 @@ def test_the_user_of_the_system_commits_where_nobody_is_named(tmp_path: Path, mo
 
 
 def test_a_user_whose_name_is_no_text_can_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program stands for them."""
+    """The program is the committer."""
     monkeypatch.delenv("LANCE_DAGSTER_COMMITTER")
     monkeypatch.setenv("LOGNAME", "\udcff")
     version = new_table(tmp_path, entries("a", 1)).head()
@@ -302,7 +302,7 @@ def test_a_user_whose_name_is_no_text_can_commit(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process as a user without an account")
 def test_a_user_without_an_account_is_nobody() -> None:
-    """As in a container that runs under any uid; there the program stands for the committer."""
+    """In a container that runs under any uid, the program is the committer."""
     code = "import os\nfrom lance_dagster.history.commit import committer\nos.setuid(1_999_999_999)\nprint(committer())"
     unnamed = {"LANCE_DAGSTER_COMMITTER", "LOGNAME", "USER", "LNAME", "USERNAME"}
     environment = {name: value for name, value in os.environ.items() if name not in unnamed}

@@ -1,4 +1,4 @@
-"""Logs, steps and ranges on histories made at random, held against a walk along the parents each version names."""
+"""Logs, steps and ranges on random histories, compared with walks along the parents of each version."""
 
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ STEPS = st.lists(
 
 
 def made(folder: str, steps: list[tuple[str, str, str]]) -> LanceTable:
-    """A table with a branch of each name, to which steps were done as far as they could be."""
+    """A table with these branches, after all steps that succeeded."""
     table = LanceTable.create(Path(folder, "t"), SCHEMA, storage_options={"durability": "process"})
     for branch in BRANCHES[1:]:
         table.branches.create(branch)
@@ -42,7 +42,7 @@ def made(folder: str, steps: list[tuple[str, str, str]]) -> LanceTable:
 
 
 def closure(table: LanceTable, ref: str) -> dict[str, Version]:
-    """A version and everything its parents lead to."""
+    """A version and all versions that its parents lead to."""
     found: dict[str, Version] = {}
     left = [ref]
     while left:
@@ -54,7 +54,7 @@ def closure(table: LanceTable, ref: str) -> dict[str, Version]:
 
 
 def collapsed(table: LanceTable, version: str) -> str:
-    """The version that the first one of a branch repeats."""
+    """The version that the first version of a branch repeats."""
     found = table.at(version)
     return collapsed(table, found.parents[0]) if found.operation == "Clone" else version
 
@@ -68,7 +68,7 @@ def heads(table: LanceTable) -> Iterator[str]:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_a_log_is_what_parents_lead_to(steps: list[tuple[str, str, str]]) -> None:
-    """All of it, each once and after its children; `after` leaves out what another version leads to."""
+    """A log has each version once and after its children; `after` omits what another version leads to."""
     with tempfile.TemporaryDirectory() as folder:
         table = made(folder, steps)
         everything = {head: closure(table, head) for head in heads(table)}
@@ -87,7 +87,7 @@ def test_a_log_is_what_parents_lead_to(steps: list[tuple[str, str, str]]) -> Non
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_steps_follow_the_parents(steps: list[tuple[str, str, str]]) -> None:
-    """`^n` is the nth parent, `~n` the first one so many times, the first version of a branch standing for its fork."""
+    """`^n` is the nth parent, and `~n` n first parents; the first version of a branch counts as its fork point."""
     with tempfile.TemporaryDirectory() as folder:
         table = made(folder, steps)
         for head in heads(table):

@@ -1,4 +1,4 @@
-"""Points in time as people write them."""
+"""Points in time in the notations that people use."""
 
 import re
 
@@ -34,7 +34,7 @@ NOW = pendulum.datetime(2026, 3, 31, 12, 30, 15)
     ],
 )
 def test_a_time_ago_counts_from_now(text: str, moment: str) -> None:
-    """In words, several units together, or as an ISO 8601 duration; months and years as the calendar has them."""
+    """Units in words can be combined, or be an ISO 8601 duration; months and years are calendar units."""
     assert pendulum.DateTime.fromisoformat(moment) == parse_moment(text, NOW)
 
 
@@ -60,7 +60,7 @@ def test_a_time_ago_counts_from_now(text: str, moment: str) -> None:
     ],
 )
 def test_a_date_and_time_may_have_a_zone(text: str, moment: str) -> None:
-    """Without one it is UTC, on every machine."""
+    """Without a time zone it is UTC on every machine."""
     assert pendulum.DateTime.fromisoformat(moment) == parse_moment(text, NOW)
 
 
@@ -97,7 +97,7 @@ def test_a_date_and_time_may_have_a_zone(text: str, moment: str) -> None:
     ],
 )
 def test_what_is_no_time_is_not_guessed(text: str) -> None:
-    """What could stand there is returned; a bare number is a version as often as a year."""
+    """The result lists valid notations; a bare number may be a version as well as a year."""
     assert EXPECTED == parse_moment(text, NOW)
 
 
@@ -130,7 +130,7 @@ def test_what_is_no_time_is_not_guessed(text: str) -> None:
     ],
 )
 def test_a_time_that_is_not_one_moment_is_not_guessed(text: str, expected: str) -> None:
-    """An offset that a zone may contradict; the hour that clocks skip, and the one they show twice."""
+    """An offset may contradict a time zone, and clocks skip one hour and repeat another."""
     found = parse_moment(text, NOW)
     assert expected == found
     for written in re.findall(r"2\S+[+-]\d\d:00(?=,| or)", expected):
@@ -147,5 +147,5 @@ def test_a_time_that_is_not_one_moment_is_not_guessed(text: str, expected: str) 
     ],
 )
 def test_times_around_those_are_read(text: str, moment: str) -> None:
-    """To the second."""
+    """The limits are exact to the second."""
     assert pendulum.DateTime.fromisoformat(moment) == parse_moment(text, NOW)

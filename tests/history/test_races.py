@@ -1,4 +1,4 @@
-"""Processes that do the same operation at the same moment."""
+"""Processes that make the same operation at the same moment."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ COMMITS = 6
 
 
 def append(uri: str, writer: int) -> list[int]:
-    """Append some rows, one commit each, through the package or through pylance; the values that were acknowledged."""
+    """Append rows in single commits, through the package or through pylance; return the acknowledged values."""
     values = [100 * writer + number for number in range(COMMITS)]
     table, dataset = LanceTable.open(uri), lance.dataset(uri)
     for value in values:
@@ -41,7 +41,7 @@ def create(uri: str, exist_ok: bool) -> bool:  # noqa: FBT001 - a job has no key
 
 
 def fork(uri: str, exist_ok: bool) -> str | None:  # noqa: FBT001 - same
-    """Create a branch; return its id, or None when the name was taken."""
+    """Create a branch; return its id, or None if the name was taken."""
     try:
         return LanceTable.open(uri).branches.create("run", exist_ok=exist_ok).id
     except AlreadyExistsError:
@@ -59,7 +59,7 @@ def move(uri: str, target: int) -> bool:
 
 
 def merge(uri: str, branch: str) -> str | None:
-    """Merge a branch; return the version, or None when it conflicts."""
+    """Merge a branch; return the version, or None if it conflicts."""
     try:
         return str(LanceTable.open(uri).merge(branch))
     except MergeConflictError:
@@ -67,7 +67,7 @@ def merge(uri: str, branch: str) -> str | None:
 
 
 def cycle(uri: str, name: str) -> int:
-    """Make, fill, merge and delete a branch a few times, as runs do."""
+    """Create, fill, merge and delete a branch a few times, as runs do."""
     table = LanceTable.open(uri)
     for number in range(COMMITS):
         branch = f"run/{name}-{number}"
@@ -79,7 +79,7 @@ def cycle(uri: str, name: str) -> int:
 
 
 def test_no_acknowledged_row_is_lost_between_eight_writers(tmp_path: Path) -> None:
-    """Half write through the package, half through pylance: every row is there once; no version number is left out."""
+    """Half of them use pylance: each row is there once, and no version number is left out."""
     table = new_table(tmp_path)
     acknowledged = [value for values in race(append, [(table.uri, writer) for writer in range(8)]) for value in values]
     assert sorted(acknowledged) == sorted(value for _, value in contents(table))
@@ -91,7 +91,7 @@ def test_no_acknowledged_row_is_lost_between_eight_writers(tmp_path: Path) -> No
 
 
 def test_replaces_of_different_rows_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Three keys of one fragment, each replaced over and over: the last rows of each are there, and no others."""
+    """Three keys of one fragment are replaced repeatedly, and only the last rows of each remain."""
     table = new_table(tmp_path)
     table.append(as_pylance(new_table(tmp_path, *(entries(key, 9) for key in "abc"))).to_table())
     numbers = race(replace, [(table.uri, key) for key in "abc"])
@@ -102,7 +102,7 @@ def test_replaces_of_different_rows_do_not_disturb_each_other(tmp_path: Path) ->
 
 @pytest.mark.parametrize("exist_ok", [True, False])
 def test_one_of_four_creates_a_table(tmp_path: Path, *, exist_ok: bool) -> None:
-    """The others are told, or open it when they asked for that."""
+    """The others get an error, or with `exist_ok` the table."""
     uri = str(tmp_path / "table")
     assert (4 if exist_ok else 1) == sum(race(create, [(uri, exist_ok)] * 4))
     assert [1] == LanceTable.open(uri).branches.version_numbers()
@@ -110,7 +110,7 @@ def test_one_of_four_creates_a_table(tmp_path: Path, *, exist_ok: bool) -> None:
 
 @pytest.mark.parametrize("exist_ok", [True, False])
 def test_four_that_create_a_branch_get_one(tmp_path: Path, *, exist_ok: bool) -> None:
-    """There is one branch whoever made it, and nobody gets another one's id."""
+    """There is one branch, whose id each caller gets."""
     table = new_table(tmp_path, entries("a", 1))
     ids = set(race(fork, [(table.uri, exist_ok)] * 4)) - {None}
     assert {table.branches.list()["run"].id} == ids
@@ -119,7 +119,7 @@ def test_four_that_create_a_branch_get_one(tmp_path: Path, *, exist_ok: bool) ->
 
 
 def test_one_of_four_moves_a_tag(tmp_path: Path) -> None:
-    """The winner's move is what is stored, and every loser knows."""
+    """The winner's move is stored, and each loser gets an error."""
     table = new_table(tmp_path, *(entries("a", number) for number in range(6)))
     table.tags.create("production", "main@2")
     won = race(move, [(table.uri, target) for target in (3, 4, 5, 6)])
@@ -128,7 +128,7 @@ def test_one_of_four_moves_a_tag(tmp_path: Path) -> None:
 
 
 def test_branches_merged_at_once_are_all_in(tmp_path: Path) -> None:
-    """Four branches with appends, two of them the same partition replaced: of those exactly one gets in."""
+    """Four branches are merged, two of which replaced the same partition; exactly one of these succeeds."""
     table = new_table(tmp_path, entries("a", 0))
     for name in ("one", "two"):
         table.branches.create(name)
@@ -144,7 +144,7 @@ def test_branches_merged_at_once_are_all_in(tmp_path: Path) -> None:
 
 
 def test_one_branch_merged_by_four_is_in_once(tmp_path: Path) -> None:
-    """All of them get the version that has it."""
+    """All processes get the version that merged it."""
     table = new_table(tmp_path, entries("a", 0))
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
@@ -154,7 +154,7 @@ def test_one_branch_merged_by_four_is_in_once(tmp_path: Path) -> None:
 
 
 def test_runs_that_come_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Branches with a common prefix are made, merged and deleted side by side, and every row arrives."""
+    """Branches with a common prefix are created, merged and deleted concurrently, and each row arrives."""
     table = new_table(tmp_path)
     race(cycle, [(table.uri, name) for name in "abcd"])
     assert [(name, number) for name in "abcd" for number in range(COMMITS)] == contents(table)

@@ -29,7 +29,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("~^"), st.integers(0, 10**18) | st.no
 def test_what_is_put_together_is_read_apart(
     kind: str, name: str, qualifier: int | str | None, steps: list[tuple[str, int | None]]
 ) -> None:
-    """Kind, name, number or time, and each step with its place."""
+    """The parts are kind, name, number or time, and each step with its position."""
     written = "" if qualifier is None else f"@{qualifier}" if isinstance(qualifier, int) else f"@{{{qualifier}}}"
     base = f"{kind}{name}{written}"
     text, wanted = base, []
@@ -51,7 +51,7 @@ def test_what_is_put_together_is_read_apart(
     "text,position", [("main..left", 4), ("main~1..left", 6), ("main...left", 4), ("main .. left@{now}", 5)]
 )
 def test_a_range_is_no_version(text: str, position: int) -> None:
-    """Whoever takes one is named."""
+    """The error names the commands that take ranges."""
     assert is_range(text)
     with pytest.raises(RefSyntaxError, match="expected one version; diff and log take ranges") as caught:
         parse(text)
@@ -60,7 +60,7 @@ def test_a_range_is_no_version(text: str, position: int) -> None:
 
 @pytest.mark.parametrize("text", ["main@{2026..2027}", "../../etc", "main", "main.", "v1.0"])
 def test_dots_within_a_name_or_a_time_are_no_range(text: str) -> None:
-    """Nor those of a path."""
+    """The dots of a path are no range either."""
     assert not is_range(text)
 
 
@@ -68,13 +68,13 @@ def test_dots_within_a_name_or_a_time_are_no_range(text: str) -> None:
     "text,branch", [("main~1", "main"), ("run/1@3", "run/1"), ("branch:x^", "x"), ("main", None), ("@", None)]
 )
 def test_a_version_is_counted_from_a_branch(text: str, branch: str | None) -> None:
-    """Which a plain name is not."""
+    """A plain name has no version number."""
     assert branch == branch_of_version(text)
 
 
 @given(st.text(max_size=30))
 def test_any_other_text_is_pointed_at(text: str) -> None:
-    """No text makes it fail in another way, and the character pointed at is in the text or right behind it."""
+    """No text fails with another error, and the position is in the text or directly after it."""
     read: RefExpression | None = None
     with suppress(RefSyntaxError):
         read = parse(text)
@@ -102,7 +102,7 @@ def test_any_other_text_is_pointed_at(text: str) -> None:
     ],
 )
 def test_a_range_has_two_sides(text: str, left: str, right: str, *, since_base: bool) -> None:
-    """With two dots or three; dots within names and times are no range."""
+    """A range has two or three dots; dots within names and times are no range."""
     assert RefRange(left, right, since_base) == parse_range(text)
 
 
@@ -119,7 +119,7 @@ def test_a_range_has_two_sides(text: str, left: str, right: str, *, since_base: 
     ],
 )
 def test_what_is_no_range_is_pointed_at(text: str, position: int, expected: str) -> None:
-    """Also where it could be read in several ways."""
+    """An ambiguous range is refused too."""
     with pytest.raises(RefSyntaxError) as caught:
         parse_range(text)
     assert (text, position, expected) == (caught.value.expression, caught.value.position, caught.value.expected)

@@ -1,4 +1,4 @@
-"""Ref expressions."""
+"""Ref expressions, resolved on a table."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.table_factory import as_pylance, entries, new_table
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
-    """Main with versions 1 to 3, a branch of 2 with one more, a tag on each."""
+    """Main with versions 1 to 3, a branch of version 2 with one more, and a tag on each."""
     made = new_table(tmp_path_factory.mktemp("resolve"), entries("a", 1), entries("b", 2))
     made.branches.create("run/4f2a", "main@2")
     time.sleep(0.01)
@@ -43,7 +43,7 @@ def test_an_expression_names_one_version(table: LanceTable, expression: str, ver
 
 
 def test_a_time_names_the_version_that_was_newest_then(table: LanceTable) -> None:
-    """A version is the newest from the moment it was committed."""
+    """A version is the newest one from the moment of its commit."""
     for number in (1, 2, 3):
         moment = table.at(f"main@{number}").committed_at
         assert number == table.at(f"main@{{{moment.isoformat()}}}").number
@@ -147,7 +147,7 @@ def test_what_cannot_be_read_is_pointed_at(table: LanceTable, expression: str, p
 
 @pytest.mark.parametrize("expression", ["main@0", "main@4", "run/4f2a@1", "main@9999999999999999999"])
 def test_a_version_that_is_not_there_is_not_replaced_by_another(table: LanceTable, expression: str) -> None:
-    """The versions there are stand in the error."""
+    """The error has the existing versions."""
     with pytest.raises(VersionNotFoundError, match=r"has no version \d+; it has \d to 3"):
         table.at(expression)
 
@@ -161,7 +161,7 @@ def test_a_tag_takes_no_number(table: LanceTable) -> None:
 
 
 def test_a_name_of_a_branch_and_a_tag_is_not_guessed(tmp_path: Path) -> None:
-    """Another program can make both; the error lists them and says how each is written."""
+    """Another program can create both; the error lists them and says how each is written."""
     table = new_table(tmp_path, entries("a", 1))
     as_pylance(table).create_branch("both")
     as_pylance(table).tags.create("both", 1)
@@ -175,7 +175,7 @@ def test_a_name_of_a_branch_and_a_tag_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_a_kind_of_name_is_looked_for_alone(table: LanceTable) -> None:
-    """A tag does not stand in for a branch, and the names suggested are of the kind."""
+    """A tag is not taken for a branch, and suggested names have the right kind."""
     assert ("main@2", "run/4f2a@3") == (str(table.at("tag:production")), str(table.at("branch:run/4f2a")))
     with pytest.raises(RefNotFoundError, match="known names: main, run/4f2a"):
         table.at("branch:production")
@@ -191,7 +191,7 @@ def test_no_ref_is_main_and_what_is_no_text_is_refused(table: LanceTable) -> Non
 
 
 def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None:
-    """Another program can make such a tag; whoever types a number means a version."""
+    """Another program can create such a tag; a plain number means a version."""
     table = new_table(tmp_path, entries("a", 1))
     as_pylance(table).tags.create("1", 2)
     assert "main@2" == str(table.at("tag:1"))
@@ -200,7 +200,7 @@ def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None
 
 
 def test_a_branch_of_digits_is_suggested_where_it_is_there(tmp_path: Path) -> None:
-    """Another program can make one; what is suggested names it."""
+    """Another program can create such a branch; the suggestion names it."""
     table = new_table(tmp_path, entries("a", 1))
     as_pylance(table).create_branch("123")
     for suffix in ("", "@2", "~1"):
@@ -214,14 +214,14 @@ def test_a_branch_of_digits_is_suggested_where_it_is_there(tmp_path: Path) -> No
 
 
 def test_a_time_is_understood_in_any_zone(table: LanceTable) -> None:
-    """A version does not change with the zone its time is given in."""
+    """The same moment in another time zone gives the same version."""
     moment = table.at("main@2").committed_at
     for zone in ("Asia/Tokyo", "America/New_York", "UTC"):
         assert 2 == table.at(f"main@{{{moment.in_timezone(pendulum.timezone(zone)).isoformat()}}}").number
 
 
 def test_names_that_a_person_gave_are_suggested_first() -> None:
-    """Each publication of a repository leaves a branch, and ten names are shown."""
+    """Each publication of a repository leaves a branch, and the error shows only ten names."""
     published = [f"published/{number:x}" for number in range(20)]
     hint = RefNotFoundError("zzz", ["main", *published, "run/4f2a"], "t.lance").hint
     assert hint.startswith("known names: main, run/4f2a, published/0")

@@ -39,7 +39,7 @@ PRINTABLE = st.characters(exclude_categories=["Cc", "Cs"])
     ],
 )
 def test_a_uri_names_a_table_and_a_version(text: str, uri: str, ref: str) -> None:
-    """Escapes are read once, and a plus is a plus."""
+    """Escapes are decoded once, and a plus stands for itself."""
     assert (uri, ref) == parse_table_uri(text)
 
 
@@ -50,7 +50,7 @@ def test_a_uri_names_a_table_and_a_version(text: str, uri: str, ref: str) -> Non
     ),
 )
 def test_what_is_written_is_read(folder: str, ref: str) -> None:
-    """Whatever characters a path has, in plain ASCII."""
+    """A path may have any characters, and the text is plain ASCII."""
     text = table_uri(f"/{folder}", ref)
     assert (f"/{folder}", ref) == parse_table_uri(text)
     assert text.isascii()
@@ -67,7 +67,7 @@ def test_what_is_written_is_read(folder: str, ref: str) -> None:
     ],
 )
 def test_a_uri_names_a_table_of_a_repository(text: str, root: str, table: str, ref: str) -> None:
-    """`table=` says that the location is the root of a repository and the ref one of the repository."""
+    """With `table=` the location is the root of a repository, and the ref is one of the repository."""
     found = parse_version_uri(text)
     assert (root, table, ref) == (found.location, found.table, found.ref)
     with pytest.raises(InvalidInputError, match=r"LanceRepository.open_uri opens a table of a repository"):
@@ -80,7 +80,7 @@ def test_a_uri_names_a_table_of_a_repository(text: str, root: str, table: str, r
     ref=st.sampled_from(["main", "production~1", "production@{2 days ago}", "main^2", "3f9ac2d1"]),
 )
 def test_a_repository_uri_that_is_written_is_read(root: str, table: str, ref: str) -> None:
-    """Whatever characters the root and the name of the table have, in plain ASCII."""
+    """Root and table name may have any characters, and the text is plain ASCII."""
     text = repository_uri(f"/{root}", table, ref)
     found = parse_version_uri(text)
     assert (f"/{root}", table, ref) == (found.location, found.table, found.ref)
@@ -119,7 +119,7 @@ def test_a_repository_uri_that_is_written_is_read(root: str, table: str, ref: st
     ],
 )
 def test_what_does_not_belong_there_is_refused(text: str, problem: str) -> None:
-    """And no secret is repeated in the error."""
+    """The error does not repeat a secret."""
     with pytest.raises(InvalidInputError, match=problem) as caught:
         parse_table_uri(text)
     assert "geheim" not in str(caught.value)
@@ -127,13 +127,13 @@ def test_what_does_not_belong_there_is_refused(text: str, problem: str) -> None:
 
 @pytest.mark.parametrize("ref", ["", "main@", "a%20b"])
 def test_a_ref_that_cannot_be_read_is_pointed_at(ref: str) -> None:
-    """When the URI is read, not when the version is wanted."""
+    """The error is raised when the URI is read, not when the version is needed."""
     with pytest.raises(RefSyntaxError):
         parse_table_uri(f"lance+/a?ref={ref}")
 
 
 def test_a_table_is_opened_with_its_ref(tmp_path: Path) -> None:
-    """`split_table_uri` takes both forms; `open` says where the other one belongs."""
+    """`split_table_uri` takes both forms; the error of `open` names it."""
     table = new_table(tmp_path / "a %41+?", entries("a", 1))
     text = table_uri(table.uri, "main~1")
     uri, ref = split_table_uri(text)

@@ -1,4 +1,4 @@
-"""A table that many runs write and are merged into, beside a plain model of what it has to hold."""
+"""A table that many runs write and are merged into, with a plain model of its expected rows."""
 
 import random
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _OPERATION_PAIRS: Mapping[str, tuple[str, str]] = {
     "two deletions": ("delete", "delete"),
     "two equal updates": ("update", "update"),
 }
-"""What two runs do to one partition; the last three contradict nothing."""
+"""The operations of two runs on one partition; the last three pairs do not conflict."""
 
 
 def as_arrow(rows: Mapping[int, tuple[str, int]]) -> pa.Table:
@@ -37,21 +37,21 @@ def as_arrow(rows: Mapping[int, tuple[str, int]]) -> pa.Table:
 
 
 def as_rows(data: pa.Table) -> Rows:
-    """Rows of a table for the model; every id is there once."""
+    """Rows of a table for the model, which requires each id to occur once."""
     found = {row["id"]: (row["part"], row["value"]) for row in data.to_pylist()}
     assert len(found) == data.num_rows
     return found
 
 
 class Rival(NamedTuple):
-    """A run on the partition of another one: what it is called, and what both leave there; None if they contradict."""
+    """A second run on a partition: its name, and the rows that both leave there, or None if the two runs conflict."""
 
     name: str
     left: Rows | None
 
 
 class ConcurrentRuns:
-    """A table, a plain model of its main, and runs that come and go, each with a partition of its own, or a rival."""
+    """A table, a plain model of its main, and open runs, each with a partition of its own or with a rival."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         """Make a table of one fragment that has rows of all partitions."""
@@ -68,11 +68,11 @@ class ConcurrentRuns:
         self.merged = self.refused = 0
 
     def new(self, part: str, count: int) -> Rows:
-        """Rows that nobody has."""
+        """Rows with new ids."""
         return {next(self.ids): (part, self.random.randrange(1000)) for _ in range(count)}
 
     def fork(self, name: str) -> None:
-        """Begin a run on a partition, from a version of main since which nobody touched it, and write."""
+        """Begin a run on a partition, fork from a version since which the partition is unchanged, and write."""
         head = self.table.head().number
         start = max(2, head - self.random.randrange(4))
         busy = {part for part, _ in self.open.values()}
@@ -85,7 +85,7 @@ class ConcurrentRuns:
         self.open[name] = part, own
 
     def fork_rivals(self, name: str) -> None:
-        """Begin two runs on one partition: both do something to a row, replace the partition, or go well together."""
+        """Begin two runs on one partition, which update the same row, replace the partition, or do not conflict."""
         busy = {part for part, _ in self.open.values()}
         parts = {row[0] for row in self.rows.values()} - busy
         if not parts:
@@ -109,7 +109,7 @@ class ConcurrentRuns:
         self.rivals[name] = Rival(names[1], together.get(how))
 
     def write(self, branch: str, part: str, own: Rows, *, through_pylance: bool) -> Rows:
-        """Do something to the rows of a partition; return what is left of them."""
+        """Change the rows of a partition, and return the rows that it has then."""
         operation = self.random.choice(
             ["append", "update", "delete", "compact", *([] if through_pylance else ["replace"])]
         )
@@ -127,7 +127,7 @@ class ConcurrentRuns:
         return new if operation == "replace" else own | new
 
     def through_pylance(self, operation: str, branch: str, where: str, new: pa.Table) -> None:
-        """Do it as a program that knows nothing of this package."""
+        """Apply the operation through pylance."""
         handle = lance.dataset(self.table.uri)
         if branch != "main":
             handle = handle.checkout_version((branch, None))
@@ -141,7 +141,7 @@ class ConcurrentRuns:
             handle.optimize.compact_files()
 
     def through_the_package(self, operation: str, branch: str, where: str, new: pa.Table) -> None:
-        """Do it as a run does."""
+        """Apply the operation as a run does."""
         if operation == "append":
             self.table.append(new, branch=branch, partitions=[new["part"][0].as_py()])
         elif operation == "update":
@@ -157,7 +157,7 @@ class ConcurrentRuns:
             self.table.maintenance.compact(branch=branch)
 
     def write_main(self) -> None:
-        """Let somebody write main on a partition no run is at."""
+        """Write to main, on a partition that no open run has."""
         busy = {part for part, _ in self.open.values()}
         part = self.random.choice([part for part in self.touched if part not in busy])
         own = {number: row for number, row in self.rows.items() if row[0] == part}
@@ -165,7 +165,7 @@ class ConcurrentRuns:
         self.settle(part, left)
 
     def merge(self) -> None:
-        """Merge one of the runs that are open."""
+        """Merge one of the open runs."""
         name = self.random.choice(sorted(self.open))
         part, own = self.open.pop(name)
         self.table.merge(name)
@@ -178,7 +178,7 @@ class ConcurrentRuns:
             self.merge_rival(part, rival)
 
     def merge_rival(self, part: str, rival: Rival) -> None:
-        """Merge the run that comes second; one that contradicts the first is refused, and leaves main alone."""
+        """Merge the second run; if it conflicts with the first, it is refused, and main stays as it is."""
         head = self.table.head()
         try:
             self.table.merge(rival.name)
@@ -192,12 +192,12 @@ class ConcurrentRuns:
         self.table.branches.delete(rival.name)
 
     def settle(self, part: str, own: Rows) -> None:
-        """Write down what main has of a partition."""
+        """Record the rows that main has of a partition."""
         self.rows = {number: row for number, row in self.rows.items() if row[0] != part} | own
         self.touched[part] = self.table.head().number
 
     def check(self) -> None:
-        """Hold main against the model, as the package and as pylance read it."""
+        """Compare main, read by the package and by pylance, with the model."""
         assert self.rows == as_rows(self.table.read())
         dataset = lance.dataset(self.table.uri)
         assert self.rows == as_rows(dataset.to_table())

@@ -1,4 +1,4 @@
-"""Conflicts name who made them, in which run, and the first few of their rows by key."""
+"""Conflicts name the committer, the run, and the first few rows by key."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def rows(*ids: int, v: int = 0) -> pa.Table:
 
 
 def torn(tmp_path: Path, *, declared: bool, updated: str = "id < 3") -> LanceTable:
-    """A table some rows of which both sides updated."""
+    """A table with rows that both sides updated."""
     key = pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY if declared else None)
     table = LanceTable.create(tmp_path / "keys", pa.schema([key, pa.field("v", pa.int64())]))
     table.append(rows(*range(10)).cast(table.schema()))
@@ -29,7 +29,7 @@ def torn(tmp_path: Path, *, declared: bool, updated: str = "id < 3") -> LanceTab
 
 
 def conflicts(table: LanceTable) -> list[Conflict]:
-    """The conflicts of merging `run`, which its preview tells alike."""
+    """The conflicts of merging `run`, which are those of its preview."""
     with pytest.raises(MergeConflictError) as caught:
         table.merge("run")
     found = [conflict for conflict in caught.value.conflicts if isinstance(conflict, Conflict)]
@@ -38,7 +38,7 @@ def conflicts(table: LanceTable) -> list[Conflict]:
 
 
 def test_rows_are_named_by_the_declared_key(tmp_path: Path) -> None:
-    """In the conflict and in its text."""
+    """The keys are in the conflict and in its text."""
     (conflict,) = conflicts(torn(tmp_path, declared=True))
     assert ("id 0", "id 1", "id 2") == conflict.keys
     assert str(conflict).startswith("3 rows in fragment 0 of the merge base (id 0, id 1, id 2): ")
@@ -51,7 +51,7 @@ def test_only_the_first_few_rows_are_named(tmp_path: Path) -> None:
 
 
 def test_rows_are_named_by_the_key_of_an_upsert(tmp_path: Path) -> None:
-    """Where the table declares no key, the columns that a side upserted by tell rows apart."""
+    """If the table declares no key, the columns by which a side upserted identify rows."""
     table = torn(tmp_path, declared=False)
     assert () == conflicts(table)[0].keys
     table.upsert(rows(77).cast(table.schema()), on=["id"], branch="run")
@@ -59,7 +59,7 @@ def test_rows_are_named_by_the_key_of_an_upsert(tmp_path: Path) -> None:
 
 
 def test_both_the_committer_and_the_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run says where to look, the committer whom to ask."""
+    """The run tells where to look, and the committer whom to ask."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
     table = torn(tmp_path, declared=False, updated="id < 0")
     table.update({"v": "5"}, where="id = 1", branch="run", properties={"dagster/run_id": "77"})
@@ -70,7 +70,7 @@ def test_both_the_committer_and_the_run_are_named(tmp_path: Path, monkeypatch: p
 
 
 def test_a_strategy_for_a_column_that_neither_side_has_is_refused(tmp_path: Path) -> None:
-    """The error lists the units there are, also where nothing is to be merged."""
+    """The error lists the possible units, even where there is nothing to merge."""
     table = torn(tmp_path, declared=False)
     for unit in ("column w", "column v, w", "metadata of column w"):
         with pytest.raises(InvalidInputError, match=r"neither side has the column of .*column.* id"):

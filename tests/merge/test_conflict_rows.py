@@ -1,4 +1,4 @@
-"""The rows in conflict: as the merge base, the source and the dest have them, whatever the conflict is about."""
+"""The rows in conflict, as the merge base, the source and the dest have them, for each kind of conflict."""
 
 import copy
 import pickle
@@ -29,29 +29,29 @@ def made(folder: Path, rows: pa.Table = ROWS, *, stable: bool, per_fragment: int
 
 @pytest.fixture
 def stable(tmp_path: Path) -> LanceTable:
-    """With stable row ids."""
+    """The table with stable row ids."""
     return made(tmp_path, stable=True)
 
 
 @pytest.fixture
 def unstable(tmp_path: Path) -> LanceTable:
-    """Without."""
+    """The table without stable row ids."""
     return made(tmp_path, stable=False)
 
 
 @pytest.fixture(params=[True, False], ids=["stable ids", "addresses"])
 def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
-    """The table in both kinds."""
+    """The table with and without stable row ids."""
     return made(tmp_path, stable=request.param)
 
 
 def rename(table: LanceTable, to: str, where: str, branch: str = "main") -> None:
-    """Give rows a new name, in pylance."""
+    """Give rows a new name through pylance."""
     as_pylance(table, branch).update({"name": f"'{to}'"}, where=where)
 
 
 def listed(preview: MergePreview, **asked: Any) -> list[Line]:  # noqa: ANN401  # as `conflicting_rows` takes them
-    """The rows, each as what became of it on both sides and its three images."""
+    """The rows, each with its change on both sides and its three images."""
     rows = preview.conflicting_rows(**asked).read_all().to_pylist()
     return [(row["_source_change"], row["_dest_change"], row["base"], row["source"], row["dest"]) for row in rows]
 
@@ -67,14 +67,14 @@ GONE_FROM_SOURCE: Line = ("removed", "changed", named(6, "f"), None, named(6, "F
 
 
 def contradict(table: LanceTable) -> None:
-    """A row is changed on both sides, one is changed here and removed there, another one the other way round."""
+    """Both sides change row 2; the source changes row 4 and deletes row 6, and the dest does the opposite."""
     rename(table, "B", "id = 2", "run")
     rename(table, "D", "id = 4", "run")
     table.delete("id = 6", branch="run")
     rename(table, "BB", "id = 2")
     table.delete("id = 4")
     rename(table, "FF", "id = 6")
-    # No conflicts.
+    # These are no conflicts.
     rename(table, "A", "id = 1", "run")
     rename(table, "EE", "id = 5")
     table.append(pa.table({"id": [7], "name": ["g"]}), branch="run")
@@ -82,7 +82,7 @@ def contradict(table: LanceTable) -> None:
 
 
 def test_rows_have_three_images(stable: LanceTable) -> None:
-    """And say what became of them on either side, and what Lance knows them by."""
+    """Each row has its change on both sides and its row id."""
     contradict(stable)
     preview = stable.preview_merge("run")
     assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(preview)
@@ -94,7 +94,7 @@ def test_rows_have_three_images(stable: LanceTable) -> None:
 
 
 def test_without_stable_ids_the_base_is_shown(unstable: LanceTable) -> None:
-    """Which of the new rows was which old one, nobody can tell; what was removed is told all the same."""
+    """The new row of a changed one is unknown, but deleted rows are still known."""
     contradict(unstable)
     preview = unstable.preview_merge("run")
     assert [
@@ -109,7 +109,7 @@ def test_without_stable_ids_the_base_is_shown(unstable: LanceTable) -> None:
 
 
 def test_a_key_tells_what_became_of_a_row(table: LanceTable) -> None:
-    """With stable row ids or without, the lines are the same."""
+    """The lines are the same with and without stable row ids."""
     contradict(table)
     preview = table.preview_merge("run")
     assert [BOTH_CHANGED, GONE_FROM_DEST, GONE_FROM_SOURCE] == listed(preview, on=["id"])
@@ -119,7 +119,7 @@ def test_a_key_tells_what_became_of_a_row(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("compacting", [["run"], ["main"], ["run", "main"]], ids="+".join)
 def test_compactions_hide_nothing(table: LanceTable, compacting: list[str]) -> None:
-    """Rows are found where they were moved to, before and after they were changed."""
+    """Rows are found after they were moved, before or after their change."""
     for branch in compacting:
         as_pylance(table, branch).optimize.compact_files()
     contradict(table)
@@ -130,7 +130,7 @@ def test_compactions_hide_nothing(table: LanceTable, compacting: list[str]) -> N
 
 @pytest.mark.parametrize("keyed", [True, False])
 def test_rows_of_many_fragments_come_as_one_stream(tmp_path: Path, *, keyed: bool) -> None:
-    """In the order of the merge base, whatever the fragments they lie in and the batches they are read in."""
+    """Rows come in the order of the merge base, across fragments and batches."""
     count = 40_000
     rows = pa.table({"id": pa.array(range(count), pa.int64()), "name": ["x"] * count})
     table = made(tmp_path, rows, stable=True, per_fragment=1_500)
@@ -144,7 +144,7 @@ def test_rows_of_many_fragments_come_as_one_stream(tmp_path: Path, *, keyed: boo
 
 
 def test_any_history_is_told_right(tmp_path: Path) -> None:
-    """Against a model that knows nothing but which row was changed or removed where."""
+    """The rows equal those of a model that knows only which rows each side changed or deleted."""
     for seed in range(8):
         chance = random.Random(seed)
         folder = tmp_path / str(seed)
@@ -173,7 +173,7 @@ def test_any_history_is_told_right(tmp_path: Path) -> None:
 
 
 def test_lines_can_be_few(stable: LanceTable) -> None:
-    """No more is read than what is asked for."""
+    """Only as many rows are read as are asked for."""
     contradict(stable)
     preview = stable.preview_merge("run")
     assert [BOTH_CHANGED, GONE_FROM_DEST] == listed(preview, limit=2)
@@ -184,7 +184,7 @@ def test_lines_can_be_few(stable: LanceTable) -> None:
 
 
 def test_columns_are_chosen_by_any_of_their_names(stable: LanceTable) -> None:
-    """All images have them under the name that the dest has."""
+    """All images have the columns under the dest's names."""
     stable.columns.rename("name", "title", branch="run")
     stable.columns.rename("id", "number")
     as_pylance(stable, "run").update({"title": "'B'"}, where="id = 2")
@@ -200,7 +200,7 @@ def test_columns_are_chosen_by_any_of_their_names(stable: LanceTable) -> None:
 
 
 def test_a_version_lacks_columns_that_others_have(stable: LanceTable) -> None:
-    """An image has the columns of its version, a dropped one before and a new one after."""
+    """An image has the columns of its version, such as a dropped one before the drop and a new one after it."""
     stable.columns.drop(["name"])
     stable.columns.add({"twice": "id * 2"}, branch="run")
     as_pylance(stable, "run").update({"twice": "0"}, where="id = 2")
@@ -211,7 +211,7 @@ def test_a_version_lacks_columns_that_others_have(stable: LanceTable) -> None:
 
 
 def test_nested_columns_and_blobs_are_read(tmp_path: Path) -> None:
-    """Structs, lists, and blobs as bytes."""
+    """Structs and lists are read, and blobs as bytes."""
     blob = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     point = pa.struct([pa.field("x", pa.int64()), pa.field("tags", pa.list_(pa.string()))])
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("point", point), blob])
@@ -235,7 +235,7 @@ def amounts(day: str, **given: int) -> pa.Table:
 
 @pytest.mark.parametrize("kept_ids", [True, False], ids=["stable ids", "addresses"])
 def test_a_partition_that_both_replaced(tmp_path: Path, *, kept_ids: bool) -> None:
-    """What either took out or put in there; a key brings together what is the same row."""
+    """The rows that either side deleted or added are listed, and a key matches equal rows."""
     rows = pa.concat_tables([amounts("mon", a=1, b=2), amounts("tue", c=3)])
     table = made(tmp_path, rows, stable=kept_ids)
     table.replace_where("day = 'mon'", amounts("mon", a=10, x=11), branch="run", partitions=["mon"])
@@ -265,7 +265,7 @@ def test_a_partition_that_both_replaced(tmp_path: Path, *, kept_ids: bool) -> No
 
 
 def test_a_partition_that_one_replaced_and_the_other_changed(tmp_path: Path) -> None:
-    """The changed row is in two conflicts, and each shows it; one conflict can be asked for."""
+    """The changed row is in two conflicts, each of which lists it; a single conflict can be chosen."""
     table = made(tmp_path, pa.concat_tables([amounts("mon", a=1, b=2), amounts("tue", c=3)]), stable=True)
     table.replace_where("day = 'mon'", amounts("mon", a=10), branch="run", partitions=["mon"])
     table.update({"amount": "5"}, where="id = 'b' or id = 'c'")
@@ -287,7 +287,7 @@ def test_a_partition_that_one_replaced_and_the_other_changed(tmp_path: Path) -> 
 
 
 def test_a_key_has_to_be_one(stable: LanceTable) -> None:
-    """It is in all versions, and once in each."""
+    """A key column exists in all versions, and values are unique in each."""
     contradict(stable)
     preview = stable.preview_merge("run")
     with pytest.raises(InvalidInputError, match="a key is a list of at least one column"):
@@ -300,7 +300,7 @@ def test_a_key_has_to_be_one(stable: LanceTable) -> None:
 
 
 def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """Which of the two would be the row, nobody could tell."""
+    """The right row could not be determined."""
     table = made(tmp_path, amounts("mon", a=1, b=2), stable=True)
     table.replace_where("day = 'mon'", amounts("mon", x=1, y=2), branch="run", partitions=["mon"])
     table.replace_where("day = 'mon'", amounts("mon", z=1), partitions=["mon"])
@@ -309,7 +309,7 @@ def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_key_are_no_rows_of_one_key(tmp_path: Path) -> None:
-    """Null is no key: such rows stay apart."""
+    """Null matches no key, so such rows are listed separately."""
     table = made(tmp_path, pa.table({"id": [1, None], "name": ["a", "b"]}), stable=False)
     rename(table, "A", "true", "run")
     rename(table, "AA", "true")
@@ -320,7 +320,7 @@ def test_rows_without_a_key_are_no_rows_of_one_key(tmp_path: Path) -> None:
 
 
 def test_rows_that_were_changed_without_a_new_column(table: LanceTable) -> None:
-    """The other side gave it values beside them, which the changed rows lack."""
+    """The other side wrote a column beside the rows, which the changed rows lack."""
     table.columns.add({"twice": "id * 2"}, branch="run")
     rename(table, "B", "id in (2, 5)")
     preview = table.preview_merge("run")
@@ -332,7 +332,7 @@ def test_rows_that_were_changed_without_a_new_column(table: LanceTable) -> None:
 
 
 def written(table: LanceTable, names: dict[int, str], branch: str = "main") -> None:
-    """Write a column anew in place for all rows of the first fragment, with other values for some."""
+    """Rewrite a column in place for the rows of the first fragment, with other values for some."""
     dataset = as_pylance(table, branch)
     given = pa.table({"id": list(names), "name": list(names.values())})
     fragment, fields = dataset.get_fragments()[0].update_columns(given, left_on="id", right_on="id")
@@ -343,7 +343,7 @@ def written(table: LanceTable, names: dict[int, str], branch: str = "main") -> N
 
 
 def test_a_column_that_both_wrote_anew(table: LanceTable) -> None:
-    """For all rows of a fragment: only those are shown in which a side has another value."""
+    """Of all rows of a fragment, only those are listed in which a side has another value."""
     written(table, {1: "A", 2: "B"}, "run")
     written(table, {2: "BB"})
     preview = table.preview_merge("run")
@@ -356,7 +356,7 @@ def test_a_column_that_both_wrote_anew(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("casting", ["run", "main"])
 def test_rows_that_were_not_cast(table: LanceTable, casting: str) -> None:
-    """Rows put in under the old type, on the other side."""
+    """The other side added rows of the old type."""
     other = "main" if casting == "run" else "run"
     table.columns.cast("id", pa.int32(), branch=casting)
     table.append(pa.table({"id": [7], "name": ["g"]}), branch=other)
@@ -371,14 +371,14 @@ def test_rows_that_were_not_cast(table: LanceTable, casting: str) -> None:
 
 
 def test_nulls_that_are_forbidden_elsewhere(table: LanceTable) -> None:
-    """Of the rows that were put in, those with a null."""
+    """Of the added rows, those with a null are listed."""
     table.columns.set_nullable("name", nullable=False, branch="run")
     table.append(pa.table({"id": [7, 8], "name": ["g", None]}))
     assert [(None, "added", None, None, named(8, None))] == listed(table.preview_merge("run"))
 
 
 def test_conflicts_without_rows_give_none(stable: LanceTable) -> None:
-    """Settings, names of columns, and the table as a whole; nor does a merge without conflicts."""
+    """Conflicts about settings, names of columns and the history have no rows, and neither has a clean merge."""
     stable.config.set({"owner": "ann"}, branch="run")
     clean = stable.preview_merge("run")
     stable.config.set({"owner": "bob"})
@@ -394,7 +394,7 @@ def test_conflicts_without_rows_give_none(stable: LanceTable) -> None:
 
 
 def test_a_row_that_came_to_both_on_other_ways(stable: LanceTable) -> None:
-    """The merge base does not have it, where merges went crosswise; both changed it since."""
+    """After crosswise merges the merge base lacks the row, which both sides changed since."""
     stable.branches.create("third")
     stable.append(pa.table({"id": [7], "name": ["g"]}), branch="third")
     for branch in ("run", "main"):
@@ -407,7 +407,7 @@ def test_a_row_that_came_to_both_on_other_ways(stable: LanceTable) -> None:
 
 
 def test_a_row_that_was_brought_back(stable: LanceTable) -> None:
-    """From before the merge base, by one side, and so it is none of the base's rows."""
+    """One side restored the row from before the merge base, so it is not among the rows of the base."""
     stable.delete("id = 2", branch="run")
     stable.restore("run@1", branch="run")
     rename(stable, "B", "id = 2", "run")
@@ -416,7 +416,7 @@ def test_a_row_that_was_brought_back(stable: LanceTable) -> None:
 
 
 def test_the_other_direction(stable: LanceTable) -> None:
-    """What happened on main, merged into a branch that knows other row ids."""
+    """Main is merged into a branch on which rows have other row ids."""
     stable.append(pa.table({"id": [7], "name": ["g"]}), branch="run")
     stable.append(pa.table({"id": [8], "name": ["h"]}))
     stable.merge("run")
@@ -432,13 +432,13 @@ def test_the_other_direction(stable: LanceTable) -> None:
 
 
 def pickled(preview: MergePreview) -> MergePreview:
-    """A copy, as another process has it."""
+    """A copy as another process gets it."""
     found: MergePreview = pickle.loads(pickle.dumps(preview))  # noqa: S301  # bytes of this test
     return found
 
 
 def test_a_copy_looks_again(stable: LanceTable) -> None:
-    """A preview can be pickled and compared, says nothing about rows when it is shown, and stays with its versions."""
+    """A preview can be pickled and compared, its repr omits the rows, and it keeps its versions."""
     contradict(stable)
     preview = stable.preview_merge("run", strategy={"config": "dest-wins"})
     again = pickled(preview)

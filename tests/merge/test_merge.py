@@ -1,4 +1,4 @@
-"""Merging branches: what is carried over, what is refused, and that nothing but metadata is written."""
+"""Merges of branches: what is merged, what is refused, and that only metadata is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,37 +31,37 @@ from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entrie
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Two partitions, a version each, and a branch `run` forked from `main@3`."""
+    """Two partitions, each added in its own version, and a branch `run` forked from `main@3`."""
     made = new_table(tmp_path, entries("a", 1, 2), entries("b", 1, 2))
     made.branches.create("run")
     return made
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def replace(table: LanceTable, key: str, *values: int, branch: str = "main", run: str | None = None) -> None:
-    """Replace a partition, as a run does that knows its partitions."""
+    """Replace a partition, as a run with partitions does."""
     properties = {"dagster/run_id": run} if run else None
     table.replace_where(f"key = '{key}'", entries(key, *values), branch=branch, partitions=[key], properties=properties)
 
 
 def add(table: LanceTable, key: str, *values: int, branch: str = "main") -> None:
-    """Add rows to a partition, as a run does that knows its partitions."""
+    """Add rows to a partition, as a run with partitions does."""
     table.append(entries(key, *values), branch=branch, partitions=[key])
 
 
 def snapshot(table: LanceTable) -> dict[str, tuple[int, int, int]]:
-    """Every file of a table, with what would change if it were copied or written again."""
+    """All files of a table, with the attributes that copying or rewriting would change."""
     root = Path(table.uri)
     found = ((path.relative_to(root), path.stat()) for path in root.rglob("*") if path.is_file())
     return {str(path): (stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in found}
 
 
 def refused(table: LanceTable, source: str = "run", into: str = "main") -> MergeConflictError:
-    """Merge, expect to be refused, and see that nothing was written."""
+    """Merge, expect a refusal, and assert that nothing was written."""
     before, rows = snapshot(table), contents(table, into)
     with pytest.raises(MergeConflictError) as caught:
         table.merge(source, into)
@@ -74,15 +74,15 @@ def refused(table: LanceTable, source: str = "run", into: str = "main") -> Merge
 
 
 def units(error: MergeConflictError) -> list[str]:
-    """What the conflicts are about."""
+    """The units of the conflicts."""
     return [str(conflict).partition(":")[0] for conflict in error.conflicts]
 
 
-# What is carried over.
+# Accepted merges.
 
 
 def test_appends_of_both_sides_are_kept(table: LanceTable) -> None:
-    """Rows of different partitions, and of the same, are a union."""
+    """Rows of different partitions and of the same one are united."""
     add(table, "c", 1, branch="run")
     add(table, "b", 3, branch="run")
     add(table, "d", 1)
@@ -94,7 +94,7 @@ def test_appends_of_both_sides_are_kept(table: LanceTable) -> None:
 
 
 def test_a_replaced_partition_is_replaced(table: LanceTable) -> None:
-    """Also when the dest went on with other partitions."""
+    """The dest has changed other partitions meanwhile."""
     replace(table, "a", 7, branch="run")
     replace(table, "b", 8)
     assert "Update" == table.merge("run").operation
@@ -102,7 +102,7 @@ def test_a_replaced_partition_is_replaced(table: LanceTable) -> None:
 
 
 def test_deleted_rows_of_a_shared_fragment_stay_deleted(tmp_path: Path) -> None:
-    """A deletion vector is carried over to the dest's fragment."""
+    """The deletion vector is applied to the dest's fragment."""
     table = new_table(tmp_path, pa.concat_tables([entries("a", 1, 2, 3), entries("b", 1, 2)]))
     table.branches.create("run")
     replace(table, "a", 9, branch="run")
@@ -113,7 +113,7 @@ def test_deleted_rows_of_a_shared_fragment_stay_deleted(tmp_path: Path) -> None:
 
 
 def test_rows_deleted_from_an_added_fragment_stay_deleted(table: LanceTable) -> None:
-    """A fragment that came and lost rows on the branch arrives without them, under another id."""
+    """A fragment added on the branch arrives with its deletion vector under another id."""
     add(table, "c", 1, 2, 3, branch="run")
     table.replace_where("key = 'c' and value = 2", entries("c"), branch="run")
     add(table, "d", 1)
@@ -123,7 +123,7 @@ def test_rows_deleted_from_an_added_fragment_stay_deleted(table: LanceTable) -> 
 
 
 def test_an_overwritten_table_is_overwritten(table: LanceTable) -> None:
-    """With the new columns, when the dest did nothing meanwhile."""
+    """The new columns are taken if the dest is unchanged."""
     table.overwrite(pa.table({"name": ["x"]}), branch="run")
     assert "Overwrite" == table.merge("run").operation
     assert ["name"] == table.schema().names
@@ -132,7 +132,7 @@ def test_an_overwritten_table_is_overwritten(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("overwritten", [True, False])
 def test_data_files_of_another_version_come_along(tmp_path: Path, *, overwritten: bool) -> None:
-    """A table all of whose files are replaced gets their version; one with files of two versions says that it has."""
+    """If all files are replaced, the table gets their version; otherwise it keeps its own."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=True, data_storage_version="2.0")
     table = LanceTable.open(uri)
@@ -152,7 +152,7 @@ def test_data_files_of_another_version_come_along(tmp_path: Path, *, overwritten
 
 
 def test_deletes_by_pylance_are_carried_over(table: LanceTable) -> None:
-    """Of single rows, and of a whole fragment."""
+    """Pylance deleted single rows and a whole fragment."""
     as_pylance(table, "run").delete("key = 'a' and value = 1")
     as_pylance(table, "run").delete("key = 'b'")
     table.merge("run")
@@ -160,7 +160,7 @@ def test_deletes_by_pylance_are_carried_over(table: LanceTable) -> None:
 
 
 def test_appends_by_pylance_come_along(table: LanceTable) -> None:
-    """Their files lie in the branch's folder, which goes away with the branch, so they are copied."""
+    """The files are copied, because they lie in the branch's folder, which is deleted with the branch."""
     as_pylance(table, "run").insert(entries("p", 1))
     table.merge("run")
     table.branches.delete("run")
@@ -169,7 +169,7 @@ def test_appends_by_pylance_come_along(table: LanceTable) -> None:
 
 
 def test_configuration_and_metadata_are_merged_by_key(table: LanceTable) -> None:
-    """What one side set, changed or removed holds."""
+    """Each key that one side set, changed or removed is taken from that side."""
     as_pylance(table).update_config({"own": "1", "gone": "1"})
     table.branches.create("later")
     as_pylance(table, "later").update_config({"later": "2", "own": "2"})
@@ -183,7 +183,7 @@ def test_configuration_and_metadata_are_merged_by_key(table: LanceTable) -> None
 
 
 def test_a_compaction_of_the_dest_does_not_disturb_appends(table: LanceTable) -> None:
-    """The source never touched the fragments that are gone."""
+    """The source did not touch the removed fragments."""
     add(table, "c", 1, branch="run")
     as_pylance(table).optimize.compact_files()
     table.merge("run")
@@ -191,7 +191,7 @@ def test_a_compaction_of_the_dest_does_not_disturb_appends(table: LanceTable) ->
 
 
 def test_messages_and_properties_are_the_callers(table: LanceTable) -> None:
-    """With the run that merged, the claims of what was merged, and a message in any case."""
+    """The merge also records the merging run and the claims, and has a default message."""
     add(table, "c", 1, branch="run")
     version = table.merge("run", message="publish", properties={"dagster/run_id": "r9"})
     assert ("publish", "r9") == (version.message, version.properties["dagster/run_id"])
@@ -200,7 +200,7 @@ def test_messages_and_properties_are_the_callers(table: LanceTable) -> None:
 
 
 def test_nothing_but_metadata_is_written(tmp_path: Path) -> None:
-    """No data file is copied, renamed or written again, however large it is."""
+    """No data file is copied, renamed or rewritten, even a large one."""
     table = new_table(tmp_path, entries("a", *range(100_000)))
     table.branches.create("run")
     replace(table, "c", *range(100_000), branch="run")
@@ -218,11 +218,11 @@ def test_nothing_but_metadata_is_written(tmp_path: Path) -> None:
     assert {None} == {file.base_id for fragment in manifest.fragments for file in fragment.files}
 
 
-# What is refused.
+# Refused merges.
 
 
 def test_a_partition_replaced_on_both_sides_is_refused(table: LanceTable) -> None:
-    """The error names the table, the partition and the other run."""
+    """The error names the table, the partition and both runs."""
     replace(table, "a", 7, branch="run", run="source-run")
     replace(table, "a", 8, run="dest-run")
     text = str(refused(table))
@@ -233,14 +233,14 @@ def test_a_partition_replaced_on_both_sides_is_refused(table: LanceTable) -> Non
 
 
 def test_a_new_partition_provided_twice_is_refused(table: LanceTable) -> None:
-    """Neither side removed anything, so only the claims show it."""
+    """Neither side deleted rows, so only the claims show the conflict."""
     replace(table, "new", 7, branch="run")
     replace(table, "new", 8)
     assert ["partition new"] == units(refused(table))
 
 
 def test_the_run_behind_a_merge_is_named(table: LanceTable) -> None:
-    """What came to the dest by a merge is known by the run that merged."""
+    """Rows that were merged into the dest are attributed to the run that merged them."""
     table.branches.create("other")
     replace(table, "a", 7, branch="run")
     replace(table, "a", 8, branch="other")
@@ -251,7 +251,7 @@ def test_the_run_behind_a_merge_is_named(table: LanceTable) -> None:
 @pytest.mark.parametrize("by_name", [True, False], ids=["partition", "predicate"])
 @pytest.mark.parametrize("replacing", ["run", "main"])
 def test_rows_added_to_a_replaced_partition_are_refused(table: LanceTable, replacing: str, *, by_name: bool) -> None:
-    """Whichever side replaced it, and whether partitions are named or only a predicate."""
+    """Either side may replace it, and partitions may be named or given by a predicate."""
     keys = ["a"] if by_name else []
     adding = "main" if replacing == "run" else "run"
     table.replace_where("key = 'a'", entries("a", 7), branch=replacing, partitions=keys)
@@ -261,7 +261,7 @@ def test_rows_added_to_a_replaced_partition_are_refused(table: LanceTable, repla
 
 @pytest.mark.parametrize("replacing", ["run", "main"])
 def test_a_predicate_is_compared_with_named_partitions_by_the_rows(table: LanceTable, replacing: str) -> None:
-    """A claim that names no partition may be about any."""
+    """A claim without named partitions may include any partition."""
     table.replace_where("key = 'a'", entries("a", 7), branch=replacing)
     add(table, "a", 8, branch="main" if replacing == "run" else "run")
     assert ["rows where key = 'a'"] == units(refused(table))
@@ -269,7 +269,7 @@ def test_a_predicate_is_compared_with_named_partitions_by_the_rows(table: LanceT
 
 @pytest.mark.parametrize("replacing", ["run", "main"])
 def test_rows_added_by_pylance_to_a_replaced_partition_are_found(table: LanceTable, replacing: str) -> None:
-    """It claims nothing, so its rows are looked at; who put them there is told of either side."""
+    """Pylance makes no claims, so the rows are checked; the conflict names the version that added them."""
     adding = "main" if replacing == "run" else "run"
     replace(table, "a", 7, branch=replacing)
     as_pylance(table, adding).insert(entries("a", 8))
@@ -280,7 +280,7 @@ def test_rows_added_by_pylance_to_a_replaced_partition_are_found(table: LanceTab
 
 @pytest.mark.parametrize("replacing", ["run", "main"])
 def test_rows_added_by_pylance_elsewhere_are_no_conflict(table: LanceTable, replacing: str) -> None:
-    """Looked at, and found to be of another partition."""
+    """The rows are checked, and are in another partition."""
     replace(table, "a", 7, branch=replacing)
     as_pylance(table, "main" if replacing == "run" else "run").insert(entries("c", 8))
     table.merge("run")
@@ -321,7 +321,7 @@ TAKEN_BACK: dict[str, Callable[[LanceTable, str], object]] = {
 def test_rows_that_were_taken_back_are_in_the_way_of_nobody(
     table: LanceTable, back: str, replacing: str, other: str
 ) -> None:
-    """Where a side ended counts, not how it came there."""
+    """The final state of a side counts, not the path to it."""
     wavering = "main" if replacing == "run" else "run"
     add(table, "z", 1, branch=wavering)
     TAKEN_BACK[back](table, wavering)
@@ -335,7 +335,7 @@ def test_rows_that_were_taken_back_are_in_the_way_of_nobody(
 
 
 def test_two_empty_replacements_contradict_each_other(tmp_path: Path) -> None:
-    """Both say which rows there are, though one says that there are none."""
+    """Both overwrites claim all rows, although one has no rows."""
     table = LanceTable.create(tmp_path / "empty", entries("a", 1).schema)
     table.branches.create("run")
     table.overwrite(entries("a").slice(0, 0), branch="run")
@@ -344,7 +344,7 @@ def test_two_empty_replacements_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_a_table_without_row_ids_can_be_merged(tmp_path: Path) -> None:
-    """Appends and replaces need none."""
+    """Appends and replacements need no row ids."""
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     table = LanceTable.open(uri)
@@ -357,32 +357,32 @@ def test_a_table_without_row_ids_can_be_merged(tmp_path: Path) -> None:
 
 
 def test_a_new_schema_beside_other_rows_is_refused(table: LanceTable) -> None:
-    """Also when the other side replaced by a column that the new rows do not have."""
+    """This holds even if the other side replaced rows by a column that the new schema lacks."""
     table.overwrite(pa.table({"name": ["x"]}), branch="run")
     table.replace_where("key = 'a'", entries("a", 7))
     assert {"the whole table", "rows where key = 'a'"} <= set(units(refused(table)))
 
 
 def test_the_same_key_set_differently_is_refused(table: LanceTable) -> None:
-    """Configuration too has one value."""
+    """A configuration key can have only one value."""
     as_pylance(table, "run").update_config({"own": "1"})
     as_pylance(table).update_config({"own": "2"})
     assert ["config key 'own'"] == units(refused(table))
 
 
 def test_every_conflict_is_told_at_once(table: LanceTable) -> None:
-    """Nobody has to fix one to learn of the next."""
+    """All conflicts are in one error."""
     for branch in ("run", "main"):
         replace(table, "a", 7, branch=branch)
         replace(table, "b", 8, branch=branch)
     assert ["partition a", "partition b"] == units(refused(table))[:2]
 
 
-# Again, and further.
+# Repeated and further merges.
 
 
 def test_merging_twice_is_merging_once(table: LanceTable) -> None:
-    """The same version is returned and nothing is written, also after others went on."""
+    """The second merge returns the same version and writes nothing, even after later commits."""
     add(table, "c", 1, branch="run")
     assert table.branches.is_merged("run") is None
     first = table.merge("run")
@@ -393,7 +393,7 @@ def test_merging_twice_is_merging_once(table: LanceTable) -> None:
 
 
 def test_a_branch_without_commits_is_merged_already(table: LanceTable) -> None:
-    """There is nothing it could bring."""
+    """The branch has no changes."""
     before = snapshot(table)
     assert "main@3" == str(table.merge("run"))
     assert before == snapshot(table)
@@ -411,7 +411,7 @@ def test_further_commits_of_a_merged_branch_add_only_what_is_new(table: LanceTab
 
 
 def test_further_commits_are_merged_after_a_compaction_of_the_dest(table: LanceTable) -> None:
-    """The rows that were merged are not merged again, although their fragments are gone."""
+    """The merged rows are not merged again, although their fragments are gone."""
     add(table, "c", 1, branch="run")
     table.merge("run")
     as_pylance(table).optimize.compact_files()
@@ -421,7 +421,7 @@ def test_further_commits_are_merged_after_a_compaction_of_the_dest(table: LanceT
 
 
 def test_rows_of_the_dest_that_the_branch_never_saw_count_after_a_merge_too(table: LanceTable) -> None:
-    """A partition that the dest filled before the first merge is not silently joined by a later replace."""
+    """A later replacement conflicts with rows that the dest added before the first merge."""
     add(table, "n", 1)
     add(table, "c", 1, branch="run")
     table.merge("run")
@@ -430,7 +430,7 @@ def test_rows_of_the_dest_that_the_branch_never_saw_count_after_a_merge_too(tabl
 
 
 def test_a_version_between_two_merges_can_be_merged(table: LanceTable) -> None:
-    """A ref expression names what is merged; older versions are in already."""
+    """A ref expression selects the version to merge; older versions are included."""
     for value in (1, 2, 3):
         add(table, "c", value, branch="run")
     table.merge("run@5")
@@ -442,7 +442,7 @@ def test_a_version_between_two_merges_can_be_merged(table: LanceTable) -> None:
 
 
 def test_a_chain_of_branches_is_merged_downwards(table: LanceTable) -> None:
-    """Inner into outer, outer into main."""
+    """The inner branch is merged into the outer, and the outer into main."""
     add(table, "c", 1, branch="run")
     table.branches.create("inner", "run")
     add(table, "d", 1, branch="inner")
@@ -457,7 +457,7 @@ def test_a_chain_of_branches_is_merged_downwards(table: LanceTable) -> None:
 
 
 def test_a_branch_merged_past_its_parent_takes_the_parent_along(table: LanceTable) -> None:
-    """What the parent had at the fork comes with the child, once: not again with the parent."""
+    """The parent's rows from before the fork come with the child, and not again with the parent."""
     add(table, "c", 1, branch="run")
     table.branches.create("inner", "run")
     add(table, "d", 1, branch="inner")
@@ -470,7 +470,7 @@ def test_a_branch_merged_past_its_parent_takes_the_parent_along(table: LanceTabl
 
 
 def test_main_can_be_merged_into_a_branch_and_back(table: LanceTable) -> None:
-    """A long run takes in what happened meanwhile, more than once, and conflicts with none of it afterwards."""
+    """A branch merges main repeatedly, and does not conflict with those changes when it is merged back."""
     replace(table, "m", 1)
     table.merge("main", into="run")
     replace(table, "m", 2)
@@ -485,7 +485,7 @@ def test_main_can_be_merged_into_a_branch_and_back(table: LanceTable) -> None:
 
 
 def test_rows_that_came_from_main_are_not_brought_back_to_it(table: LanceTable) -> None:
-    """Although main compacted, and replaced some, after the branch took them in."""
+    """This holds although main compacted and replaced rows after the branch merged them."""
     add(table, "m", 1)
     add(table, "n", 1)
     table.merge("main", into="run")
@@ -497,7 +497,7 @@ def test_rows_that_came_from_main_are_not_brought_back_to_it(table: LanceTable) 
 
 
 def test_a_deletion_on_the_branch_of_rows_that_came_from_main_is_carried_back(table: LanceTable) -> None:
-    """The rows belong to both since then, so taking them out is a change like others."""
+    """After the merge both sides have the rows, so a deletion is an ordinary change."""
     add(table, "m", 1, 2)
     table.merge("main", into="run")
     table.replace_where("key = 'm' and value = 1", entries("m"), branch="run")
@@ -506,7 +506,7 @@ def test_a_deletion_on_the_branch_of_rows_that_came_from_main_is_carried_back(ta
 
 
 def test_what_a_branch_did_to_rows_from_main_that_has_its_own_is_carried_back(table: LanceTable) -> None:
-    """Merged there, back, and there again: the newest common version is the base, on whichever branch it lies."""
+    """After merges in both directions, the newest common version is the base, on whichever branch it is."""
     add(table, "r", 1, branch="run")
     table.merge("run")
     add(table, "m", 1, 2)
@@ -517,7 +517,7 @@ def test_what_a_branch_did_to_rows_from_main_that_has_its_own_is_carried_back(ta
 
 
 def test_what_main_brought_is_remembered_when_others_are_merged(table: LanceTable) -> None:
-    """Records of other branches do not push it out."""
+    """Records of other branches do not displace it."""
     table.branches.create("other")
     add(table, "o", 1, branch="other")
     replace(table, "m", 1)
@@ -531,7 +531,7 @@ def test_what_main_brought_is_remembered_when_others_are_merged(table: LanceTabl
 
 
 def test_rows_of_a_third_branch_are_the_same_rows_on_both_sides(table: LanceTable) -> None:
-    """A row that came to both from elsewhere, and was taken out on one of them, goes on the other too."""
+    """Both sides merged the third branch; a deletion of one of its rows on one side is merged to the other."""
     table.branches.create("shared")
     add(table, "s", 1, 2, branch="shared")
     table.merge("shared", into="run")
@@ -542,7 +542,7 @@ def test_rows_of_a_third_branch_are_the_same_rows_on_both_sides(table: LanceTabl
 
 
 def test_rows_of_a_third_branch_that_is_gone_are_known_by_their_ids(table: LanceTable) -> None:
-    """Neither its versions nor its record are left, and its rows were moved."""
+    """The branch's versions and its record are gone, and its rows were moved."""
     table.branches.create("shared")
     add(table, "s", 1, 2, 3, branch="shared")
     table.merge("shared", into="run")
@@ -559,7 +559,7 @@ def test_rows_of_a_third_branch_that_is_gone_are_known_by_their_ids(table: Lance
 
 
 def test_two_branches_that_took_in_a_third_bring_it_once(table: LanceTable) -> None:
-    """Whichever way it comes first, and although its fragments were compacted in between."""
+    """This holds in either order, although its fragments were compacted in between."""
     table.branches.create("shared")
     replace(table, "s", 1, branch="shared")
     for name in ("one", "two"):
@@ -574,7 +574,7 @@ def test_two_branches_that_took_in_a_third_bring_it_once(table: LanceTable) -> N
 
 
 def test_a_branch_forked_after_a_merge_has_it(table: LanceTable) -> None:
-    """Merging the first into the second again finds the version of main that did it."""
+    """Merging the first branch into the second returns the version of main that merged it."""
     add(table, "c", 1, branch="run")
     merged = table.merge("run")
     add(table, "d", 1)
@@ -584,7 +584,7 @@ def test_a_branch_forked_after_a_merge_has_it(table: LanceTable) -> None:
 
 
 def test_a_name_used_again_is_another_branch(table: LanceTable) -> None:
-    """Records go by id: what the first branch of that name brought says nothing about the second."""
+    """Records use branch ids, so those of a deleted branch do not apply to a new one of the same name."""
     add(table, "c", 1, branch="run")
     table.merge("run")
     table.branches.delete("run")
@@ -595,7 +595,7 @@ def test_a_name_used_again_is_another_branch(table: LanceTable) -> None:
 
 
 def test_a_record_lives_as_long_as_its_branch(table: LanceTable) -> None:
-    """Thousands of runs do not fill the manifest with records."""
+    """The manifest keeps few records after many runs."""
     for number in range(12):
         table.branches.create(f"run/{number}")
         add(table, "c", number, branch=f"run/{number}")
@@ -606,7 +606,7 @@ def test_a_record_lives_as_long_as_its_branch(table: LanceTable) -> None:
 
 
 def test_the_fork_may_be_cleaned_up_while_the_branch_lives(table: LanceTable) -> None:
-    """The first version of a branch stands in for the version it was forked from."""
+    """The first version of a branch stands in for its fork point."""
     replace(table, "a", 9, branch="run")
     add(table, "d", 1)
     as_pylance(table).cleanup_old_versions(retain_versions=1)
@@ -617,7 +617,7 @@ def test_the_fork_may_be_cleaned_up_while_the_branch_lives(table: LanceTable) ->
 
 
 def test_what_a_cleaned_up_version_added_is_looked_for(table: LanceTable) -> None:
-    """Its claims are gone with it, which somebody has to say does not matter; its rows are not."""
+    """The claims of the version are gone, which needs a strategy, but its rows are still checked."""
     replace(table, "n", 1)
     add(table, "d", 1)
     as_pylance(table).cleanup_old_versions(retain_versions=1)
@@ -630,7 +630,7 @@ def test_what_a_cleaned_up_version_added_is_looked_for(table: LanceTable) -> Non
 
 @pytest.mark.parametrize("cleaned,other", [("run", "main"), ("main", "run")])
 def test_a_side_that_was_cleaned_up_is_refused(table: LanceTable, cleaned: str, other: str) -> None:
-    """It is unknown whether its older versions replaced rows, unless a strategy says that they did not."""
+    """Without a strategy for the history it is unknown whether its older versions replaced rows."""
     for value in (1, 2, 3):
         add(table, "c", value, branch=cleaned)
     add(table, "d", 1, branch=other)
@@ -646,7 +646,7 @@ def test_a_side_that_was_cleaned_up_is_refused(table: LanceTable, cleaned: str, 
 
 
 def test_a_common_version_that_nobody_has_any_more_is_a_clear_error(table: LanceTable) -> None:
-    """Both lines were cleaned up, so nobody can tell what either changed."""
+    """Both sides were cleaned up, so their changes are unknown."""
     add(table, "c", 1, branch="run")
     add(table, "d", 1)
     for branch in ("run", "main"):
@@ -655,11 +655,11 @@ def test_a_common_version_that_nobody_has_any_more_is_a_clear_error(table: Lance
         LanceTable.open(table.uri).merge("run")
 
 
-# Others at the same time, and failures.
+# Concurrent writers and failures.
 
 
 def test_an_append_in_between_is_merged_with(table: LanceTable) -> None:
-    """The plan is made again for the newer head."""
+    """The merge is planned again for the newer head."""
     replace(table, "a", 9, branch="run")
     version = through(table, intruder_at_commit(lambda: add(table, "d", 1))).merge("run")
     assert "main@5" == str(version)
@@ -667,7 +667,7 @@ def test_an_append_in_between_is_merged_with(table: LanceTable) -> None:
 
 
 def test_a_conflict_that_appears_in_between_is_a_conflict(table: LanceTable) -> None:
-    """A merge that was fine for the older head is refused for the newer."""
+    """The merge would succeed on the older head."""
     replace(table, "a", 9, branch="run")
     with pytest.raises(MergeConflictError, match="partition a"):
         through(table, intruder_at_commit(lambda: replace(table, "a", 8))).merge("run")
@@ -675,7 +675,7 @@ def test_a_conflict_that_appears_in_between_is_a_conflict(table: LanceTable) -> 
 
 
 def test_the_same_merge_in_between_is_found(table: LanceTable) -> None:
-    """Two that merge one branch get one version."""
+    """Two processes that merge one branch get the same version."""
     replace(table, "a", 9, branch="run")
     version = through(table, intruder_at_commit(lambda: table.merge("run"))).merge("run")
     assert ("main@4", [1, 2, 3, 4]) == (str(version), table.branches.version_numbers())
@@ -683,7 +683,7 @@ def test_the_same_merge_in_between_is_found(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("step", range(6))
 def test_a_merge_that_died_can_be_made_again(tmp_path: Path, step: int) -> None:
-    """Whatever was written before, the rows are in once."""
+    """The rows are merged once, whatever was written before."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
     table.branches.create("run")
     table.replace_where("key = 'a' and value IN (1, 9)", entries("a", 9), branch="run")
@@ -698,7 +698,7 @@ def test_a_merge_that_died_can_be_made_again(tmp_path: Path, step: int) -> None:
 
 @pytest.mark.parametrize("step", range(7))
 def test_a_merge_whose_answer_was_lost_is_in_once(tmp_path: Path, step: int) -> None:
-    """Whichever answer it was."""
+    """The rows are merged once, whichever answer was lost."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
     table.branches.create("run")
     table.replace_where("key = 'a' and value IN (1, 9)", entries("a", 9), branch="run")
@@ -712,7 +712,7 @@ def test_a_merge_whose_answer_was_lost_is_in_once(tmp_path: Path, step: int) -> 
 
 
 def test_a_merge_in_doubt_is_settled_by_merging_again(table: LanceTable) -> None:
-    """Whether it landed is found out from the records."""
+    """The records show whether the merge landed."""
     replace(table, "a", 9, branch="run")
 
     landed = ""
@@ -744,25 +744,25 @@ def test_a_merge_in_doubt_is_settled_by_merging_again(table: LanceTable) -> None
 def test_a_merge_of_what_is_not_there_is_a_clear_error(
     table: LanceTable, source: str, into: str, error: type[Exception], said: str
 ) -> None:
-    """A tag is no branch to merge into."""
+    """A merge cannot go into a tag."""
     table.tags.create("release", "main@2")
     with pytest.raises(error, match=said.replace("?", r"\?")):
         table.merge(source, into)
 
 
 def test_a_version_of_a_deleted_branch_cannot_be_merged(table: LanceTable) -> None:
-    """Where it was forked is gone with it."""
+    """The fork point of the branch is gone with it."""
     as_pylance(table).tags.create("kept", ("run", 3))
     (Path(table.uri) / "_refs/branches/run.json").unlink()
     with pytest.raises(InvalidInputError, match=r"branch 'run' of .* is gone"):
         table.merge("kept")
 
 
-# Without writing.
+# Previews.
 
 
 def test_a_preview_tells_rows_and_writes_nothing(table: LanceTable) -> None:
-    """Added and removed, as the merge will."""
+    """The preview counts added and removed rows as the merge does."""
     replace(table, "a", 7, 8, 9, branch="run")
     before = snapshot(table)
     preview = table.preview_merge("run")
@@ -779,7 +779,7 @@ def test_a_preview_tells_rows_and_writes_nothing(table: LanceTable) -> None:
 
 
 def test_a_preview_of_an_overwrite_counts_everything(tmp_path: Path) -> None:
-    """All rows go, all new ones come."""
+    """All rows of the dest are removed, and all new ones added."""
     table = new_table(tmp_path, entries("a", 1, 2))
     table.branches.create("run")
     table.overwrite(pa.table({"name": ["x"]}), branch="run")

@@ -1,4 +1,4 @@
-"""Merging columns that were added, dropped, renamed, cast, written anew or required, beside whatever the other did."""
+"""Merges of columns that were added, dropped, renamed, cast, rewritten or required, with changes of the other side."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def rows(table: LanceTable, branch: str = "main") -> list[dict[str, Any]]:
 
 
 def sound(table: LanceTable) -> None:
-    """Neither pylance nor the package finds anything wrong."""
+    """Pylance and the package find no problem in the table."""
     as_pylance(table).validate()
     assert not [problem for problem in table.maintenance.verify(deep=DEEP).problems if problem.severity == "error"]
 
@@ -57,7 +57,7 @@ def compact(table: LanceTable, branch: str = "main") -> None:
 
 
 def test_a_column_arrives_beside_rows_of_the_dest(table: LanceTable) -> None:
-    """Which are null there, and counted."""
+    """The rows are null in the column, and are counted."""
     double(table, "run")
     table.append(entries("n", 5))
     table.delete("value = 1")
@@ -69,7 +69,7 @@ def test_a_column_arrives_beside_rows_of_the_dest(table: LanceTable) -> None:
 
 
 def test_rows_arrive_beside_a_column_of_the_dest(table: LanceTable) -> None:
-    """They are null in it."""
+    """The rows are null in the column."""
     double(table)
     table.append(entries("n", 5), branch="run")
     table.delete("value = 1", branch="run")
@@ -80,7 +80,7 @@ def test_rows_arrive_beside_a_column_of_the_dest(table: LanceTable) -> None:
 
 
 def test_columns_of_both_sides_are_kept(table: LanceTable) -> None:
-    """Each under an id of its own, though both sides counted from the same number."""
+    """Both columns get their own ids, although both sides counted from the same number."""
     double(table, "run")
     table.columns.add({"half": "value / 2"})
     table.merge("run")
@@ -91,7 +91,7 @@ def test_columns_of_both_sides_are_kept(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("compacting", ["run", "main"])
 def test_a_column_survives_a_compaction(table: LanceTable, compacting: str) -> None:
-    """Of the side that added it, after which every row looks updated; and of the other, which moved its rows away."""
+    """A compaction makes all rows of the side that added the column look updated, and moves rows of the other side."""
     double(table, "run")
     compact(table, compacting)
     table.delete("value = 1")
@@ -103,7 +103,7 @@ def test_a_column_survives_a_compaction(table: LanceTable, compacting: str) -> N
 
 @pytest.mark.parametrize("adding", ["run", "main"])
 def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: str) -> None:
-    """The new values of the rows and those of the column were written without each other."""
+    """The new values of the rows and those of the column were written independently."""
     double(table, adding)
     other = "main" if adding == "run" else "run"
     as_pylance(table, other).update({"key": "'x'"}, where="value = 1")
@@ -116,7 +116,7 @@ def test_a_column_beside_updated_rows_is_a_conflict(table: LanceTable, adding: s
 
 @pytest.mark.parametrize("adding,lossless", [("run", "dest-wins"), ("main", "source-wins")])
 def test_a_column_beside_updated_rows_is_settled_without_loss(tmp_path: Path, adding: str, lossless: Winner) -> None:
-    """The hint offers to keep the updates, with nulls in the column; the result says in how many rows."""
+    """The hint offers to keep the updates with nulls in the column; the result has the number of such rows."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
     double(table, adding)
@@ -138,7 +138,7 @@ def test_a_column_beside_updated_rows_is_settled_without_loss(tmp_path: Path, ad
 
 
 def test_columns_of_one_unit_are_settled_together(tmp_path: Path) -> None:
-    """The unit of a conflict about two columns is one that a strategy can be given for."""
+    """A strategy can be given for a unit of two columns."""
     table = new_table(tmp_path, entries("a", 1, 2))
     table.branches.create("run")
     table.columns.add({"double": "value * 2", "half": "value / 2"}, branch="run")
@@ -150,7 +150,7 @@ def test_columns_of_one_unit_are_settled_together(tmp_path: Path) -> None:
 
 
 def test_a_column_of_nulls_is_no_conflict(table: LanceTable) -> None:
-    """There are no values to miss, nor rows to look at."""
+    """There are no values to lose, so no rows are read."""
     table.columns.add(pa.schema([("note", pa.string())]), branch="run")
     as_pylance(table).update({"key": "'x'"}, where="value = 1")
     table.merge("run")
@@ -175,7 +175,7 @@ ROW_CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("compacting", ["", "run", "main"])
 def test_a_column_both_added_for_rows_to_come_is_one(table: LanceTable, compacting: str) -> None:
-    """As two runs do that meet a new column in their input; and again, as both go on."""
+    """Two runs with a new column in their input do this; both can commit and merge again."""
     new = pa.schema([("more", pa.string())])
     for branch in ("run", "main"):
         table.columns.add(new, branch=branch)
@@ -190,7 +190,7 @@ def test_a_column_both_added_for_rows_to_come_is_one(table: LanceTable, compacti
     expected |= {(6, "again")}
     assert expected == {(row["value"], row["more"]) for row in rows(table)}
     if compacting != "main":
-        # Without stable row ids, rows that moved before the first merge cannot be followed back.
+        # Without stable row ids, rows that moved before the first merge cannot be traced back.
         table.branches.sync("run")
         assert expected == {(row["value"], row["more"]) for row in rows(table, "run")}
     assert ["key", "value", "more"] == table.schema().names
@@ -199,7 +199,7 @@ def test_a_column_both_added_for_rows_to_come_is_one(table: LanceTable, compacti
 
 @pytest.mark.parametrize("filled", ["run", "main"])
 def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled: str) -> None:
-    """Both added the column, and say different things about the rows there were."""
+    """Both sides added the column, with different values for the existing rows."""
     for branch in ("run", "main"):
         added = {"more": "value"} if branch == filled else pa.schema([("more", pa.int64())])
         table.columns.add(added, branch=branch)
@@ -208,7 +208,7 @@ def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled
 
 
 def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTable) -> None:
-    """The run replaced them, and loses."""
+    """The run replaced these rows, and loses."""
     table.overwrite(pa.table({"key": ["o"], "value": [9], "more": [5]}), branch="run")
     table.columns.set_nullable("more", nullable=False, branch="run")
     table.columns.rename("key", "name")
@@ -231,7 +231,7 @@ def _cast(table: LanceTable, branch: str = "run") -> list[str]:
 
 @pytest.mark.parametrize("coming", COMING)
 def test_a_column_that_comes_again_has_its_place(tmp_path: Path, coming: str) -> None:
-    """Not the last one: others may read columns by number."""
+    """It is not the last column, because readers may use positions of columns."""
     place = pa.struct([("city", pa.string()), ("zone", pa.int64())])
     places = pa.array([{"city": "x", "zone": 1}], place)
     given = pa.table({"key": ["a"], "value": [1], "place": places, "more": [2]})
@@ -251,7 +251,7 @@ def test_a_column_that_comes_again_has_its_place(tmp_path: Path, coming: str) ->
 def test_names_and_order_of_columns_do_not_disturb_rows(
     table: LanceTable, of_columns: str, of_rows: str, side: str
 ) -> None:
-    """Whatever the other side did to rows is there, in columns as the first side has them."""
+    """The other side's changes of rows are merged, and columns are as the first side has them."""
     SCHEMA_CHANGES[of_columns](table, side)
     ROW_CHANGES[of_rows](table, "main" if side == "run" else "run")
     schema = table.schema(side)
@@ -284,7 +284,7 @@ def test_names_and_order_of_columns_do_not_disturb_rows(
 def test_columns_that_contradict_each_other(
     table: LanceTable, one: Change, other: Change, unit: str, side: str
 ) -> None:
-    """Are a conflict whichever side did which, by the name of the column."""
+    """The conflict names the column, whichever side made which change."""
     one(table, side)
     other(table, "main" if side == "run" else "run")
     with pytest.raises(MergeConflictError) as caught:
@@ -294,7 +294,7 @@ def test_columns_that_contradict_each_other(
 
 
 def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -> None:
-    """The rows are looked at, not suspected."""
+    """The rows are checked for nulls."""
     table.columns.set_nullable("value", nullable=False, branch="run")
     table.append(entries("n", 5))
     table.merge("run")
@@ -303,7 +303,7 @@ def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -
 
 
 def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
-    """Rows that both have were cast."""
+    """Rows that both sides have were cast."""
     table.columns.cast("value", pa.int32(), branch="run")
     table.delete("value = 1")
     table.merge("run")
@@ -312,7 +312,7 @@ def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
 
 
 def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
-    """Other columns are both kept; the same one is a conflict, which a strategy settles for the whole column."""
+    """Different columns are both kept; the same one is a conflict, and a strategy settles the whole column."""
     for branch, column, value in (("run", "value", 10), ("main", "key", "x")):
         write_anew(table, branch, column, value)
     table.merge("run")
@@ -329,7 +329,7 @@ def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
 
 
 def write_anew(table: LanceTable, branch: str, column: str, value: object) -> None:
-    """Write all values of a column into files of their own, in place."""
+    """Write all values of a column into separate files, in place."""
     dataset = as_pylance(table, branch)
     new = []
     for fragment in dataset.get_fragments():
@@ -348,7 +348,7 @@ def write_anew(table: LanceTable, branch: str, column: str, value: object) -> No
 
 @pytest.mark.parametrize("cast_by", ["run", "main"])
 def test_a_cast_beside_values_written_in_place_is_one_conflict(table: LanceTable, cast_by: str) -> None:
-    """Whichever side casts: the column that a strategy would keep beside the cast one is no second conflict."""
+    """The column that a strategy would keep beside the cast one is no second conflict, whichever side casts."""
     write_anew(table, "main" if cast_by == "run" else "run", "value", 9)
     _cast(table, cast_by)
     units = [(conflict.kind, conflict.unit) for conflict in table.preview_merge("run").conflicts]
@@ -361,7 +361,7 @@ def test_a_cast_beside_values_written_in_place_is_one_conflict(table: LanceTable
 
 
 def test_an_index_still_answers_right(table: LanceTable) -> None:
-    """Of the dest; for rows the merge brought, changed or brought back it does not speak."""
+    """The dest's index does not cover rows that the merge added, changed or restored."""
     as_pylance(table).create_scalar_index("value", "BTREE")
     table.append(entries("n", 5), branch="run")
     as_pylance(table, "run").update({"value": "10"}, where="value = 1")
@@ -377,7 +377,7 @@ def test_an_index_still_answers_right(table: LanceTable) -> None:
 
 
 def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable) -> None:
-    """Rows that only one side changed are kept of both."""
+    """Rows that only one side changed keep the change."""
     contested(table)
     if not as_pylance(table).has_stable_row_ids:
         with pytest.raises(MergeConflictError, match="without stable row ids"):
@@ -395,7 +395,7 @@ def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable
 
 
 def contested(table: LanceTable) -> None:
-    """Both sides give one row a value of its own; besides each does something for itself."""
+    """Both sides update one row differently, and each makes another change."""
     for branch, value in (("run", 10), ("main", 11)):
         as_pylance(table, branch).update({"value": str(value)}, where="value = 1")
     as_pylance(table, "run").update({"value": "20"}, where="value = 2")
@@ -404,7 +404,7 @@ def contested(table: LanceTable) -> None:
 
 
 def test_nulls_that_a_compaction_wrote_down_are_no_values(tmp_path: Path) -> None:
-    """A row that the other side updates lacks nothing; after an earlier merge too, when nobody has seen it since."""
+    """An update of the row by the other side loses nothing, even after an earlier merge of the row."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
     table.append(entries("r", 5), branch="run")
@@ -418,7 +418,7 @@ def test_nulls_that_a_compaction_wrote_down_are_no_values(tmp_path: Path) -> Non
 
 
 def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None:
-    """A row cannot be where the columns of the one are and where those of the other are."""
+    """A row cannot be beside the columns of both sides."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
     table.columns.add({"half": "value * 5"})
@@ -437,7 +437,7 @@ def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("casting", ["run", "main"])
 def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, casting: str) -> None:
-    """One side gave a row new values after the cast; as the other has it, it would lose the column that was cast."""
+    """One side updated a row after the cast; the other side's copy would have no value in the cast column."""
     other = "run" if casting == "main" else "main"
     wins: Winner = "source-wins" if casting == "main" else "dest-wins"
     loses: Winner = "dest-wins" if casting == "main" else "source-wins"
@@ -459,7 +459,7 @@ def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, cas
 
 @pytest.mark.parametrize("casting", ["run", "main"])
 def test_a_cast_that_loses_is_no_conflict_when_no_row_comes_back(tmp_path: Path, casting: str) -> None:
-    """The winner replaced all rows too, and deleted its own: no row of the old type is left, whichever side it is."""
+    """The winner replaced all rows too, and deleted its own, so no row of the old type is left on either side."""
     other = "run" if casting == "main" else "main"
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run")
@@ -477,7 +477,7 @@ def test_a_cast_that_loses_is_no_conflict_when_no_row_comes_back(tmp_path: Path,
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
 def test_a_partition_goes_to_one_side(table: LanceTable, strategy: Winner) -> None:
-    """With all its rows, those the loser took out included."""
+    """The winner gets the whole partition, with its deletions."""
     table.replace_where("key = 'a'", entries("a", 7), branch="run", partitions=["a"])
     table.replace_where("key = 'a'", entries("a", 8, 9), partitions=["a"])
     table.append(entries("n", 5), branch="run")
@@ -489,7 +489,7 @@ def test_a_partition_goes_to_one_side(table: LanceTable, strategy: Winner) -> No
 
 
 def test_metadata_of_a_column_is_settled_under_the_unit_of_its_conflict(table: LanceTable) -> None:
-    """The kind is that of all conflicts about columns, and the unit of the conflict is what a strategy takes."""
+    """The kind is `column`, and a strategy takes the unit of the conflict."""
     table.columns.set_metadata("value", {"unit": "km"}, branch="run")
     table.columns.set_metadata("value", {"unit": "mi"})
     (conflict,) = table.preview_merge("run").conflicts
@@ -501,7 +501,7 @@ def test_metadata_of_a_column_is_settled_under_the_unit_of_its_conflict(table: L
 
 
 def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
-    """Before anything is looked at."""
+    """The strategy is checked before anything is read."""
     table.append(entries("n", 5), branch="run")
     with pytest.raises(ValueError, match="'ours' is not a strategy; use 'source-wins' or 'dest-wins'"):
         table.merge("run", strategy="ours")  # type: ignore[arg-type]  # what is refused
@@ -509,7 +509,7 @@ def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_columns_written_as_pylance_shows_it_survive_a_compaction(tmp_path: Path, *, stable: bool) -> None:
-    """Its example of `update_columns` commits an update that does not say that it wrote columns."""
+    """Pylance's example of `update_columns` commits an update that does not say that it wrote columns."""
     uri = str(tmp_path / "written")
     lance.write_dataset(
         pa.table({"id": range(6), "value": range(6)}), uri, max_rows_per_file=3, enable_stable_row_ids=stable
@@ -534,7 +534,7 @@ def test_columns_written_as_pylance_shows_it_survive_a_compaction(tmp_path: Path
 def test_rows_replaced_by_a_renamed_column_are_found(
     tmp_path: Path, replacing: str, strategy: Winner, *, reused: bool
 ) -> None:
-    """The condition is about the column it was about, whatever the other side calls it; either winner settles it."""
+    """The predicate applies to the column of its time, under any present name; either winner settles the conflict."""
     table = new_table(tmp_path, entries("mon", 1), entries("tue", 2))
     table.branches.create("run")
     other = "main" if replacing == "run" else "run"
@@ -557,7 +557,7 @@ def test_rows_replaced_by_a_renamed_column_are_found(
 
 @pytest.mark.parametrize("strategy,won", [("source-wins", 5), ("dest-wins", 6)])
 def test_keys_are_found_under_their_other_names(tmp_path: Path, strategy: Winner, won: int) -> None:
-    """Two upserts of a column that one side renamed contradict each other about the keys that both wrote."""
+    """If one side renamed the key column, two upserts still conflict about the keys that both wrote."""
     table = new_table(tmp_path, entries("mon", 1))
     table.branches.create("run")
     table.upsert(pa.concat_tables([entries("wed", 5), entries("thu", 7)]), on=["key"], branch="run")
@@ -572,7 +572,7 @@ def test_keys_are_found_under_their_other_names(tmp_path: Path, strategy: Winner
 
 @pytest.mark.parametrize("moved", [False, True], ids=["in place", "compacted"])
 def test_the_same_column_with_the_same_values_is_no_conflict(tmp_path: Path, *, moved: bool) -> None:
-    """Both sides computed it; rows that one side put in bring its own values."""
+    """Both sides computed the column; rows that one side added have that side's values."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
     table.branches.create("run")
     for branch, value in (("run", 10), ("main", 20)):
@@ -594,13 +594,13 @@ def test_the_same_column_with_the_same_values_is_no_conflict(tmp_path: Path, *, 
 
 
 def rows_of(table: LanceTable, ref: str) -> list[tuple[int, int]]:
-    """The rows of a version with the column that was added."""
+    """The rows of a version with the added column."""
     return sorted((row["value"], row["twice"]) for row in table.read(ref).to_pylist())
 
 
 @pytest.mark.parametrize("other", ["value * value - value + 2", "CAST(value * 2 AS INT)"])
 def test_the_same_column_with_other_values_or_another_type_is_one(tmp_path: Path, other: str) -> None:
-    """One value that differs is enough."""
+    """One different value is enough for a conflict."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
     table.branches.create("run")
     table.columns.add({"twice": "value * 2"}, branch="run")
@@ -612,7 +612,7 @@ def test_the_same_column_with_other_values_or_another_type_is_one(tmp_path: Path
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("updating", ["run", "main"])
 def test_rows_updated_beside_the_same_column_keep_their_values(tmp_path: Path, updating: str, *, first: bool) -> None:
-    """An updated row has the value that its side gave it, whether the column came before the update or after it."""
+    """An updated row has the value of its side, whether the column was added before or after the update."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
     table.branches.create("run")
     if first:

@@ -1,4 +1,4 @@
-"""What merges cost: no data file is written, and few requests are made."""
+"""The costs of merges: no data file is written, and few requests are made."""
 
 import cProfile
 from collections.abc import Callable
@@ -29,18 +29,18 @@ CHANGES: dict[str, Change] = {
 
 
 class Sorted(LocalStore):
-    """A local folder that lists in order, as object stores do."""
+    """A local folder with sorted listings, like an object store."""
 
     ordered_listing = True
 
 
 def counted(table: LanceTable) -> tuple[LanceTable, list[str]]:
-    """The same table, opened anew over a store like an object store, and the requests it makes."""
+    """The same table, opened again through a store like an object store, and the requests that it makes."""
     made: list[str] = []
 
     def script(request: Request) -> object:
         if request.verb != "sync_folder":
-            # Nothing is sent for it to an object store.
+            # An object store needs no request for it.
             made.append(f"{request.verb} {request.key}")
         return request.send()
 
@@ -48,7 +48,7 @@ def counted(table: LanceTable) -> tuple[LanceTable, list[str]]:
 
 
 def stamps(table: LanceTable) -> dict[str, tuple[int, int]]:
-    """Every file with what would change if it were written again."""
+    """All files with the attributes that rewriting would change."""
     found = {path: (Path(table.uri) / path).stat() for path in files(table)}
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
 
@@ -56,7 +56,7 @@ def stamps(table: LanceTable) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("moved", [False, True], ids=["main stays", "main moves"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_only_metadata_is_written(tmp_path: Path, change: str, *, moved: bool) -> None:
-    """Whatever a branch did to rows and columns, its data files are taken over where they are."""
+    """Data files of a branch stay in place, for all kinds of changes to rows and columns."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
     CHANGES[change](table, "run")
@@ -72,13 +72,13 @@ def test_only_metadata_is_written(tmp_path: Path, change: str, *, moved: bool) -
     as_pylance(table).validate()
 
 
-# The branch three times (its file twice, its newest version by a listing), a tag of its name, the newest manifest of
-# both sides, the first of the branch, the listing of main, the transaction and the manifest.
+# Three for the branch (its file twice, its newest version by a listing), a tag of its name, the newest manifests of
+# both sides, the first manifest of the branch, the listing of main, the transaction and the manifest.
 SIMPLE = 10
 
 
 def test_merging_an_append_takes_few_requests(tmp_path: Path) -> None:
-    """However many versions and branches there are; each takes some 10 to 100 ms on an object store."""
+    """The number does not depend on other versions and branches; a request takes 10 to 100 ms on an object store."""
     table = new_table(tmp_path, *(entries("a", number) for number in range(12)))
     for number in range(5):
         table.branches.create(f"other/{number}")
@@ -90,7 +90,7 @@ def test_merging_an_append_takes_few_requests(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_twice(tmp_path: Path) -> None:
-    """Manifests and deletion vectors of longer histories on both sides."""
+    """Manifests and deletion vectors are read once, in longer histories of both sides."""
     table = new_table(tmp_path, entries("a", 1, 2, 3), entries("b", 4, 5, 6))
     table.delete("value = 6")
     table.branches.create("run")
@@ -106,7 +106,7 @@ def test_nothing_is_read_twice(tmp_path: Path) -> None:
 
 
 def test_runs_that_were_merged_and_retired_cost_the_next_nothing(tmp_path: Path) -> None:
-    """What is known about branches that are gone is no reason to look at those that are there."""
+    """The records of deleted branches cause no requests for existing ones."""
     table = new_table(tmp_path, entries("a", 0))
     for number in range(3):
         table.branches.create(f"run/{number}")
@@ -119,12 +119,12 @@ def test_runs_that_were_merged_and_retired_cost_the_next_nothing(tmp_path: Path)
 
 
 MANY = 200
-"""Fragments of a table of which a run changes one."""
+"""The number of fragments of the table, one of which a run changes."""
 MOST_DECODED = 12
 
 
 def decoded_in(run: Callable[[], object]) -> int:
-    """How many fragments something decodes."""
+    """The number of fragments that a call decodes."""
     profile = cProfile.Profile()
     profile.runcall(run)
     profile.create_stats()
@@ -143,7 +143,7 @@ def with_many_fragments(tmp_path: Path) -> LanceTable:
 
 @pytest.mark.parametrize("change", ["append", "delete", "update", "upsert"])
 def test_a_merge_decodes_the_fragments_that_changed(tmp_path: Path, change: str) -> None:
-    """Of the merge base and of both sides, each a few times; none of the others, however many there are."""
+    """It decodes these fragments of the merge base and of both sides a few times, and no others."""
     table = with_many_fragments(tmp_path)
     table.branches.create("run")
     CHANGES[change](table, "run")
@@ -154,7 +154,7 @@ def test_a_merge_decodes_the_fragments_that_changed(tmp_path: Path, change: str)
 
 @pytest.mark.parametrize("change", ["append", "delete", "update", "upsert"])
 def test_a_diff_decodes_the_fragments_that_changed(tmp_path: Path, change: str) -> None:
-    """Fragments with the same bytes in both versions are not looked into."""
+    """Fragments with equal bytes in both versions are not decoded."""
     table = with_many_fragments(tmp_path)
     before = table.head()
     CHANGES[change](table, "main")

@@ -1,4 +1,4 @@
-"""Many merges: one after another into a moving main, and many at once."""
+"""Many merges, sequential ones into a changing main and concurrent ones."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on
 
 BRANCHES, RACERS = (300, 20) if FACTOR else (60, 8)
-"""How many branches are merged one after another, and how many at once."""
+"""The number of branches that are merged in sequence, and at once."""
 OPEN_AT_ONCE = 5
 
 
@@ -26,9 +26,9 @@ OPEN_AT_ONCE = 5
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: int) -> None:
-    """Appends, updates, deletions, replacements and compactions, some by pylance: main is what a plain model says.
+    """Main equals a plain model after appends, updates, deletions, replacements and compactions, some by pylance.
 
-    Of the runs that have a rival, the second is refused where it contradicts the first. No other run is.
+    Of two rival runs, the second is refused if it conflicts with the first. No other run is refused.
     """
     runs, rivals = ConcurrentRuns(tmp_path, seed), 0
     for number in range(BRANCHES):
@@ -53,10 +53,10 @@ def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: 
 
 
 class Merged(NamedTuple):
-    """How a merge among many went.
+    """The result of a merge among many.
 
-    `version` has it. `tried` is how many manifests it put, `taken` how many of these found their number taken, and
-    `given_up` how often it was begun anew after that.
+    `version` is the merged version, `tried` the number of manifests put, `taken` how many of their numbers were taken,
+    and `given_up` how often the merge was started again after that.
     """
 
     version: int
@@ -66,7 +66,7 @@ class Merged(NamedTuple):
 
 
 def merging(uri: str, options: Mapping[str, str], branch: str) -> Merged:
-    """Merge a branch, however often others are faster."""
+    """Merge a branch, and try again as long as other merges are faster."""
     tried = taken = 0
 
     def script(request: Request) -> object:
@@ -86,7 +86,7 @@ def merging(uri: str, options: Mapping[str, str], branch: str) -> Merged:
 
 
 def prepared(uri: str, options: Mapping[str, str]) -> tuple[LanceTable, Rows]:
-    """A table and branches that append, delete and update other rows of one fragment; what is right in the end."""
+    """A table with branches that append, delete and update different rows of one fragment, and the expected rows."""
     table = LanceTable.create(uri, SCHEMA, storage_options=options)
     rows: Rows = {number: ("p", number) for number in range(10 * RACERS)}
     table.append(as_arrow(rows))
@@ -102,7 +102,7 @@ def prepared(uri: str, options: Mapping[str, str]) -> tuple[LanceTable, Rows]:
 
 
 def raced(uri: str, options: Mapping[str, str], report: Callable[[str], None]) -> None:
-    """Let all branches be merged at once, and hold that all of them are in, once."""
+    """Merge all branches concurrently, and assert that each was merged once."""
     table, rows = prepared(uri, options)
     results = race(merging, [(uri, options, f"run/{number}") for number in range(RACERS)])
     report(
@@ -111,7 +111,7 @@ def raced(uri: str, options: Mapping[str, str], report: Callable[[str], None]) -
     )
     assert list(range(3, RACERS + 3)) == sorted(each.version for each in results)
     for each in results:
-        # Every attempt but the last lost its number to another merge, and never the same number twice.
+        # Every attempt but the last lost its number to another merge, and no number was lost twice.
         assert each.taken + 1 == each.tried
         assert each.given_up <= each.taken <= each.version - 3
     of = {
@@ -127,7 +127,7 @@ def raced(uri: str, options: Mapping[str, str], report: Callable[[str], None]) -
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Say something even when the test passes."""
+    """Print a text even if the test passes."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def told(text: str) -> None:
@@ -140,20 +140,20 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
 @pytest.mark.scaled
 @pytest.mark.slow
 def test_branches_merged_by_as_many_processes_at_once(tmp_path: Path, report: Callable[[str], None]) -> None:
-    """On local disk: nothing is lost, nothing is in twice."""
+    """On local disk, no row is lost or duplicated."""
     raced(str(tmp_path / "table"), {}, report)
 
 
 @pytest.mark.scaled
 @pytest.mark.slow
 def test_branches_merged_at_once_on_an_object_store(s3_storage: S3Storage, report: Callable[[str], None]) -> None:
-    """The same in a bucket."""
+    """In a bucket, no row is lost or duplicated."""
     raced(f"{s3_storage.uri}/table", s3_storage.storage_options, report)
 
 
 @pytest.mark.slow
 def test_one_branch_merged_by_two_processes_on_an_object_store(s3_storage: S3Storage) -> None:
-    """There is one merge commit, and both are told of it."""
+    """There is one merge commit, which both processes return."""
     uri, options = f"{s3_storage.uri}/table", s3_storage.storage_options
     table = LanceTable.create(uri, SCHEMA, storage_options=options)
     table.branches.create("run")
@@ -165,7 +165,7 @@ def test_one_branch_merged_by_two_processes_on_an_object_store(s3_storage: S3Sto
     assert {1: ("p", 1)} == as_rows(table.read())
 
 
-# Found by the above.
+# Errors that the tests above found.
 
 
 def names_of(table: LanceTable) -> list[tuple[str, int]]:
@@ -175,7 +175,7 @@ def names_of(table: LanceTable) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_rows_of_a_retired_branch_are_the_same_rows_in_later_merges(tmp_path: Path, *, compacted: bool) -> None:
-    """Its record is gone from main, and still there on a branch forked before: a deletion finds the row."""
+    """Main no longer has the branch's record, but a branch forked before has it, so that its deletion finds the row."""
     table = LanceTable.create(tmp_path / "table", SCHEMA)
     table.append(as_arrow({1: ("a", 1)}))
     table.branches.create("retired")
@@ -197,7 +197,7 @@ def test_rows_of_a_retired_branch_are_the_same_rows_in_later_merges(tmp_path: Pa
 
 
 def test_rows_that_both_sides_compacted_count_as_unchanged(tmp_path: Path) -> None:
-    """Fragments of a branch come with rows that stay where main has them: nobody wrote these."""
+    """Rows that merely moved with a fragment of the branch stay in main's fragments, and do not count as written."""
     table = LanceTable.create(tmp_path / "table", SCHEMA)
     for number in range(3):
         table.append(as_arrow({number: (f"p{number}", number)}))

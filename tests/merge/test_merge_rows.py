@@ -1,4 +1,4 @@
-"""Merging rows that were updated, moved, deleted or brought back: on either side, with and without stable row ids."""
+"""Merges of rows that either side updated, moved, deleted or restored, with and without stable row ids."""
 
 import uuid
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def made(folder: Path, *, stable: bool) -> LanceTable:
 
 @pytest.fixture(params=[True, False], ids=["stable ids", "addresses"])
 def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
-    """The table in both kinds."""
+    """The table with and without stable row ids."""
     return made(tmp_path, stable=request.param)
 
 
@@ -46,19 +46,19 @@ def stable(tmp_path: Path) -> LanceTable:
 
 
 def sound(table: LanceTable) -> None:
-    """Neither pylance nor the package finds anything wrong."""
+    """Pylance and the package find no problem in the table."""
     as_pylance(table).validate()
     report = table.maintenance.verify(deep=DEEP)
     assert not [problem for problem in report.problems if problem.severity == "error"]
 
 
 def update(table: LanceTable, value: int, where: str, branch: str = "main") -> None:
-    """Give rows a new value, as pylance does it."""
+    """Give rows a new value through pylance."""
     as_pylance(table, branch).update({"value": str(value)}, where=where)
 
 
 def compact(table: LanceTable, branch: str = "main") -> None:
-    """Put all rows into one fragment, as pylance does it."""
+    """Put all rows into one fragment through pylance."""
     as_pylance(table, branch).optimize.compact_files()
 
 
@@ -70,7 +70,7 @@ def restored(table: LanceTable, version: int, branch: str = "main") -> None:
 
 
 def test_updates_of_both_sides_to_other_rows_are_kept(table: LanceTable) -> None:
-    """Of the same fragment too."""
+    """The rows may be in the same fragment."""
     update(table, 10, "value = 1", "run")
     update(table, 20, "value = 2")
     update(table, 40, "value = 4", "run")
@@ -80,7 +80,7 @@ def test_updates_of_both_sides_to_other_rows_are_kept(table: LanceTable) -> None
 
 
 def test_updates_meet_deletions_of_other_rows(table: LanceTable) -> None:
-    """Deletion vectors are joined."""
+    """Deletion vectors are united."""
     update(table, 10, "value = 1", "run")
     table.delete("value = 5", branch="run")
     table.delete("value in (2, 5, 6)")
@@ -91,7 +91,7 @@ def test_updates_meet_deletions_of_other_rows(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("updating", ["run", "main"])
 def test_a_row_updated_here_and_deleted_there_is_a_conflict(table: LanceTable, updating: str) -> None:
-    """Somebody has to say which of the two was meant."""
+    """The merge cannot decide which of the two changes to keep."""
     update(table, 10, "value = 1", updating)
     table.delete("value = 1", branch="main" if updating == "run" else "run")
     with pytest.raises(MergeConflictError) as caught:
@@ -102,7 +102,7 @@ def test_a_row_updated_here_and_deleted_there_is_a_conflict(table: LanceTable, u
 
 
 def test_a_row_updated_on_both_sides_is_a_conflict(table: LanceTable) -> None:
-    """Where both gave it different values."""
+    """The sides gave the row different values."""
     for branch, value in (("run", 10), ("main", 11)):
         update(table, value, "value in (1, 2)", branch)
     with pytest.raises(MergeConflictError, match="2 rows in fragment 0 of the merge base"):
@@ -110,7 +110,7 @@ def test_a_row_updated_on_both_sides_is_a_conflict(table: LanceTable) -> None:
 
 
 def test_the_same_update_on_both_sides_is_one(stable: LanceTable) -> None:
-    """Values are compared row by row; what only one side did besides is kept."""
+    """Values are compared by row; other changes of one side are kept."""
     for branch in ("run", "main"):
         update(stable, 10, "value in (1, 2)", branch)
     update(stable, 30, "value = 3", "run")
@@ -123,7 +123,7 @@ def test_the_same_update_on_both_sides_is_one(stable: LanceTable) -> None:
 
 
 def test_of_rows_updated_on_both_sides_those_with_other_values_are_conflicts(stable: LanceTable) -> None:
-    """The unit counts these alone, and a strategy decides about these alone."""
+    """The unit counts only these rows, and a strategy decides only about them."""
     for branch, value in (("run", 20), ("main", 21)):
         update(stable, 10, "value = 1", branch)
         update(stable, value, "value = 2", branch)
@@ -136,7 +136,7 @@ def test_of_rows_updated_on_both_sides_those_with_other_values_are_conflicts(sta
 
 
 def test_the_same_update_beside_a_new_column_has_its_values(stable: LanceTable) -> None:
-    """The row is taken from the side that has values of more columns."""
+    """The row is taken from the side with values of more columns."""
     for branch in ("run", "main"):
         update(stable, 10, "value = 1", branch)
     stable.columns.add({"double": "value * 2"}, branch="run")
@@ -146,7 +146,7 @@ def test_the_same_update_beside_a_new_column_has_its_values(stable: LanceTable) 
 
 
 def test_a_row_gets_the_cells_that_both_sides_changed(stable: LanceTable) -> None:
-    """It is written anew, keeps its id and when it was created, and the preview says so."""
+    """The row is written anew with its id and creation version, and the preview counts it."""
     (before,) = lineage_of(stable, "value = 1")
     update(stable, 10, "value = 1", "run")
     as_pylance(stable).update({"key": "'z'"}, where="value = 1")
@@ -161,7 +161,7 @@ def test_a_row_gets_the_cells_that_both_sides_changed(stable: LanceTable) -> Non
 
 
 def lineage_of(table: LanceTable, where: str) -> list[tuple[object, ...]]:
-    """The key, the row id and the versions of rows."""
+    """The key, row id and row versions of rows."""
     names = ["key", "_row_created_at_version", "_row_last_updated_at_version"]
     found = as_pylance(table).to_table(columns=names, filter=where, with_row_id=True).to_pylist()
     return [tuple(row[name] for name in ("key", "_rowid", *names[1:])) for row in found]
@@ -169,7 +169,7 @@ def lineage_of(table: LanceTable, where: str) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("winner,value", [("source-wins", 10), ("dest-wins", 20)])
 def test_a_strategy_decides_about_the_contested_cell_only(stable: LanceTable, winner: Winner, value: int) -> None:
-    """The cell that one side alone changed is kept; a row of which the winner's copy has everything is not written."""
+    """A cell that only one side changed is kept; if the winner's copy has all cells, the row is not written."""
     update(stable, 10, "value in (1, 2)", "run")
     stable.update({"key": "'z'", "value": "20"}, where="value = 1")
     stable.update({"value": "20"}, where="value = 2")
@@ -182,7 +182,7 @@ def test_a_strategy_decides_about_the_contested_cell_only(stable: LanceTable, wi
 
 
 def test_an_update_that_changed_no_value_is_no_conflict(stable: LanceTable) -> None:
-    """The other side's copy of the row has everything, so nothing is written."""
+    """The other side's copy of the row has all changes, so the row is not written."""
     update(stable, 10, "value = 1", "run")
     stable.update({"value": "value"}, where="value in (1, 2)")
     assert 0 == stable.preview_merge("run").rows_combined
@@ -192,7 +192,7 @@ def test_an_update_that_changed_no_value_is_no_conflict(stable: LanceTable) -> N
 
 
 def test_a_claimed_column_is_not_put_together_with_another(stable: LanceTable) -> None:
-    """The row would be in the scope of a claim that neither side's copy was in."""
+    """The combined row would be in the scope of a claim in which neither copy was."""
     stable.replace_where("key = 'z' AND value = 10", entries("z", 10), branch="run")
     update(stable, 10, "value = 1", "run")
     stable.update({"key": "'z'"}, where="value = 1")
@@ -202,7 +202,7 @@ def test_a_claimed_column_is_not_put_together_with_another(stable: LanceTable) -
 
 @pytest.mark.parametrize("compacting", [["run"], ["main"], ["run", "main"]], ids="+".join)
 def test_a_compaction_changes_no_merge(table: LanceTable, compacting: list[str]) -> None:
-    """Rows are found where they were moved to, on either side."""
+    """Moved rows are found on either side."""
     update(table, 10, "value = 1", "run")
     table.delete("value = 4", branch="run")
     update(table, 20, "value = 2")
@@ -217,7 +217,7 @@ def test_a_compaction_changes_no_merge(table: LanceTable, compacting: list[str])
 
 
 def test_a_compaction_on_a_branch_arrives_with_it(table: LanceTable) -> None:
-    """Where the dest left the rows alone, and can find them again by their ids; no row changes."""
+    """It is taken if the dest did not change the rows and can find them by row id; no row changes."""
     compact(table, "run")
     table.merge("run")
     assert BEFORE == contents(table)
@@ -227,7 +227,7 @@ def test_a_compaction_on_a_branch_arrives_with_it(table: LanceTable) -> None:
 
 
 def test_a_compaction_on_both_sides_keeps_the_dests(table: LanceTable) -> None:
-    """Which readers of the dest and its indices know."""
+    """Readers and indices of the dest know its fragments."""
     compact(table, "run")
     compact(table)
     before = [fragment.fragment_id for fragment in as_pylance(table).get_fragments()]
@@ -247,7 +247,7 @@ def test_a_conflict_is_found_behind_a_compaction(table: LanceTable) -> None:
 
 
 def test_a_replaced_partition_is_found_behind_a_compaction_of_the_dest(table: LanceTable) -> None:
-    """The rows to take out are in another fragment."""
+    """The deleted rows are in another fragment."""
     compact(table)
     table.replace_where("key = 'a'", entries("a", 7), branch="run", partitions=["a"])
     table.merge("run")
@@ -256,7 +256,7 @@ def test_a_replaced_partition_is_found_behind_a_compaction_of_the_dest(table: La
 
 
 def test_an_update_by_pylance_after_crosswise_merges_finds_when_rows_were_created(stable: LanceTable) -> None:
-    """It looks where a row was at any time: in a fragment that came with it, deleted there, as well."""
+    """Pylance looks for a row in all fragments that had it, also in a merged one where it is deleted."""
     stable.append(entries("n", 5), branch="run")
     as_pylance(stable).optimize.compact_files()
     as_pylance(stable).update({"value": "20"}, where="value = 2")
@@ -269,7 +269,7 @@ def test_an_update_by_pylance_after_crosswise_merges_finds_when_rows_were_create
 
 
 def test_rows_keep_their_ids_and_the_versions_they_were_created_at(stable: LanceTable) -> None:
-    """Whichever side moved them; new values count from the merge."""
+    """Either side may move them; rows with new values were last updated by the merge."""
     update(stable, 10, "value = 1", "run")
     compact(stable, "run")
     stable.append(entries("n", 7))
@@ -285,7 +285,7 @@ def test_rows_keep_their_ids_and_the_versions_they_were_created_at(stable: Lance
 
 
 def test_upserts_of_other_keys_are_kept(stable: LanceTable) -> None:
-    """Updated rows of both, and new ones of one of them."""
+    """Updated rows of both sides and new rows of one side are kept."""
     stable.upsert(pa.table({"key": ["x"], "value": [1]}), on=["value"], branch="run")
     stable.update({"key": "'y'"}, where="value = 4")
     stable.merge("run")
@@ -295,7 +295,7 @@ def test_upserts_of_other_keys_are_kept(stable: LanceTable) -> None:
 
 @pytest.mark.parametrize("restoring", ["run", "main"])
 def test_a_restored_side_takes_back_what_it_did(table: LanceTable, restoring: str) -> None:
-    """And nothing of what the other did."""
+    """Changes of the other side are kept."""
     other = "main" if restoring == "run" else "run"
     first = table.head(restoring).number
     update(table, 10, "value = 1", restoring)
@@ -309,7 +309,7 @@ def test_a_restored_side_takes_back_what_it_did(table: LanceTable, restoring: st
 
 
 def test_rows_a_branch_brought_back_come_back(stable: LanceTable) -> None:
-    """It went back to before a deletion that both sides have."""
+    """The branch restored a version before a deletion that both sides have."""
     stable.delete("value in (1, 4)")
     before = stable.head().number - 1
     stable.branches.create("back")
@@ -334,7 +334,7 @@ OTHERS: list[tuple[str, Callable[[LanceTable], Any]]] = [
 
 @pytest.mark.parametrize("name,change", OTHERS, ids=[name for name, _ in OTHERS])
 def test_life_goes_on_after_a_merge(table: LanceTable, name: str, change: Callable[[LanceTable], Any]) -> None:
-    """Pylance changes what a merge made as any other version."""
+    """Pylance can change a merged version like any other."""
     update(table, 10, "value = 1", "run")
     table.delete("value = 5", branch="run")
     table.append(entries("n", 7), branch="run")
@@ -354,7 +354,7 @@ def test_life_goes_on_after_a_merge(table: LanceTable, name: str, change: Callab
 
 
 def test_a_branch_that_lives_on_is_merged_again_and_again(stable: LanceTable) -> None:
-    """Its own rows are known on the dest under other ids, and found there wherever they were moved."""
+    """The branch's rows have other ids on the dest, and are found there after they were moved."""
     for turn in range(4):
         stable.append(entries("n", 10 + turn), branch="run")
         stable.append(entries("m", 20 + turn))
@@ -371,7 +371,7 @@ def test_a_branch_that_lives_on_is_merged_again_and_again(stable: LanceTable) ->
 
 
 def test_a_branch_takes_in_main_and_goes_back_to_it(stable: LanceTable) -> None:
-    """Rows of main that changed on the branch under the ids they have there change on main."""
+    """Changes that the branch made to main's rows, under its own row ids, are merged into main."""
     stable.append(entries("m", 7))
     stable.append(entries("n", 8), branch="run")
     stable.merge("main", into="run")
@@ -384,7 +384,7 @@ def test_a_branch_takes_in_main_and_goes_back_to_it(stable: LanceTable) -> None:
 
 
 def test_merges_crosswise_keep_what_either_took_out(stable: LanceTable) -> None:
-    """Two versions are equally near to both, and neither is a base of all rows."""
+    """Both sides have two equally near common versions, neither of which has all rows."""
     stable.append(entries("m", 7, 8))
     stable.append(entries("n", 9, 10), branch="run")
     main, run = str(stable.head()), str(stable.head("run"))
@@ -398,7 +398,7 @@ def test_merges_crosswise_keep_what_either_took_out(stable: LanceTable) -> None:
 
 
 def test_without_row_ids_a_version_that_is_gone_is_refused(tmp_path: Path) -> None:
-    """Nobody can say any more what was moved and what was deleted."""
+    """It is unknown which rows were moved and which deleted."""
     table = made(tmp_path, stable=False)
     table.append(entries("n", 7), branch="run")
     table.delete("value = 1", branch="run")
@@ -410,7 +410,7 @@ def test_without_row_ids_a_version_that_is_gone_is_refused(tmp_path: Path) -> No
 
 
 def test_with_row_ids_a_version_that_is_gone_is_no_obstacle(stable: LanceTable) -> None:
-    """The rows still say who they are, and when they were changed; that nothing was replaced, somebody has to say."""
+    """Rows still have their ids and versions; only that nothing was replaced needs a strategy."""
     stable.update({"value": "10"}, where="value = 1", branch="run")
     compact(stable)
     stable.update({"value": "50"}, where="value = 5")
@@ -422,7 +422,7 @@ def test_with_row_ids_a_version_that_is_gone_is_no_obstacle(stable: LanceTable) 
 
 @pytest.mark.parametrize("reserved", [2**30, 2**30 + 2**29, 2**31])
 def test_large_fragment_ids_are_ids_like_any_other(stable: LanceTable, reserved: int) -> None:
-    """Rows that the merge base does not have are known by keys of another type, and never taken for a fragment."""
+    """Rows that the merge base lacks have keys of another type, so they are never taken for a fragment."""
     stable.commit(
         Transaction(
             read_version=stable.head().number, uuid=str(uuid.uuid4()), operation=ReserveFragments(count=reserved)
@@ -445,7 +445,7 @@ def test_large_fragment_ids_are_ids_like_any_other(stable: LanceTable, reserved:
 
 
 def test_without_row_ids_a_row_that_left_a_partition_does_not_come_back_beside_itself(tmp_path: Path) -> None:
-    """The side that replaced the partition had moved it out before; nobody can tell which of its rows it is."""
+    """The replacing side had moved the row out of the partition before, and the row cannot be identified."""
     table = made(tmp_path, stable=False)
     as_pylance(table).update({"key": "'d'"}, where="value = 1")
     table.replace_where("key = 'a'", entries("a", 9), partitions=["a"])
@@ -463,7 +463,7 @@ def test_without_row_ids_a_row_that_left_a_partition_does_not_come_back_beside_i
 def test_a_row_that_a_strategy_brought_back_is_not_doubled_without_row_ids(
     tmp_path: Path, late: str, *, compacted: bool
 ) -> None:
-    """Nobody can tell that it is the row which a third branch updates or deletes, so that is a conflict."""
+    """A third branch updates or deletes the same row, which cannot be identified, so the merge is a conflict."""
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     table = LanceTable.open(uri)
@@ -487,7 +487,7 @@ def test_a_row_that_a_strategy_brought_back_is_not_doubled_without_row_ids(
 
 
 def test_a_row_that_was_brought_back_is_not_lost_with_the_claim_to_it(tmp_path: Path) -> None:
-    """Without row ids, the loser's new row is dropped and its old one cannot be told: refused."""
+    """Without row ids the loser's new row is dropped and its old row is unknown, so the merge is refused."""
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     table = LanceTable.open(uri)

@@ -1,4 +1,4 @@
-"""Strategies as callers meet them: refused when unknown, kept with the merge, offered whole when a merge is refused."""
+"""Strategies in calls: unknown ones are refused, used ones recorded, and complete ones offered with a refusal."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def refused(table: LanceTable, **options: object) -> MergeConflictError:
 
 @pytest.mark.parametrize("strategy", ["theirs", {"rows": "ours"}, {"rwos": "dest-wins"}, {"colum price": "dest-wins"}])
 def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTable, strategy: Strategy) -> None:
-    """A typing error must not show only when there is a conflict."""
+    """A misspelled strategy must be found even if there is no conflict."""
     with pytest.raises(InvalidInputError, match="is not a "):
         table.merge("main@1", strategy=strategy)
     with pytest.raises(InvalidInputError, match="is not a "):
@@ -42,7 +42,7 @@ def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTa
 
 
 def test_a_strategy_is_kept_with_what_it_settled(table: LanceTable) -> None:
-    """Whoever asks later why the dest's value is gone finds it in the log."""
+    """The log shows why the dest's value was replaced."""
     settled = table.merge("main@3", into="run", strategy={"rows": "source-wins"})
     assert {"rows": "source-wins"} == json.loads(settled.properties[STRATEGY])
     reverted = table.revert(str(settled), branch="run", parent=1, strategy="dest-wins")
@@ -51,7 +51,7 @@ def test_a_strategy_is_kept_with_what_it_settled(table: LanceTable) -> None:
 
 
 def test_a_refusal_offers_the_whole_call(table: LanceTable) -> None:
-    """The strategies that were given are kept, and the call settles everything."""
+    """The strategies that were given are kept, and the call settles all conflicts."""
     error = refused(table, strategy={"column value": "dest-wins"})
     assert error.remedy is not None
     call = error.remedy.call
@@ -64,7 +64,7 @@ def test_a_refusal_offers_the_whole_call(table: LanceTable) -> None:
 
 
 def test_the_whole_call_keeps_what_was_given(table: LanceTable) -> None:
-    """Mode, message and properties are no less part of the call than the strategy."""
+    """The offered call has the given mode, message and properties too."""
     given = {"mode": "squash", "message": "all", "properties": {"ticket": "7"}}
     with pytest.raises(MergeConflictError) as caught:
         table.merge("run", mode="squash", message="all", properties={"ticket": "7"})
@@ -77,7 +77,7 @@ def test_the_whole_call_keeps_what_was_given(table: LanceTable) -> None:
 
 
 def test_a_preview_has_the_hint_too(table: LanceTable) -> None:
-    """Its text says the conflicts and what settles them; without conflicts, what the merge would do."""
+    """Its text has the conflicts and what settles them, or else the effect of the merge."""
     preview = table.preview_merge("run")
     assert refused(table).remedy == preview.remedy
     first, conflict, last = str(preview).splitlines()
@@ -92,7 +92,7 @@ def test_a_preview_has_the_hint_too(table: LanceTable) -> None:
 
 
 def test_a_conflict_names_its_table_and_what_settles_it(table: LanceTable) -> None:
-    """Beside the versions and who made them."""
+    """The conflict also has the versions and their committers."""
     conflict = refused(table).conflicts[0]
     assert isinstance(conflict, Conflict)
     assert (table.uri, "strategy 'rows': 'source-wins' or 'dest-wins'") == (conflict.table, conflict.hint)
@@ -101,7 +101,7 @@ def test_a_conflict_names_its_table_and_what_settles_it(table: LanceTable) -> No
 
 
 def test_a_picked_update_of_rows_that_the_branch_never_had(tmp_path: Path) -> None:
-    """Nobody changed them there: the branch was forked before they came."""
+    """The branch did not change these rows, because it was forked before they were added."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("old")
     table.append(entries("b", 2))
@@ -113,7 +113,7 @@ def test_a_picked_update_of_rows_that_the_branch_never_had(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_the_choice_among_equal_merge_bases_is_by_name(tmp_path: Path, attempt: int) -> None:
-    """Branch ids are random, and another choice could tell other conflicts."""
+    """Branch ids are random, so a choice by id could report other conflicts."""
     table = new_table(tmp_path / str(attempt), entries("a", 1))
     for value, branch in ((2, "x"), (3, "y")):
         table.branches.create(branch)
@@ -127,7 +127,7 @@ def test_the_choice_among_equal_merge_bases_is_by_name(tmp_path: Path, attempt: 
 
 @pytest.mark.parametrize("wrong,near", [("teu", "tue"), ("tue ", "tue"), ("x", "")])
 def test_a_misspelled_partition_is_refused(tmp_path: Path, wrong: str, near: str) -> None:
-    """The error names the nearest one, or all that either side claimed."""
+    """The error has the nearest partition, or all that either side claimed."""
     table = replaced_twice(tmp_path, "tue")
     with pytest.raises(InvalidInputError) as caught:
         table.merge("run", strategy={f"partition {wrong}": "source-wins"})
@@ -137,7 +137,7 @@ def test_a_misspelled_partition_is_refused(tmp_path: Path, wrong: str, near: str
 
 
 def test_a_partition_without_a_conflict_may_have_a_strategy(tmp_path: Path) -> None:
-    """It was claimed by one side, so it is not misspelled."""
+    """One side claimed the partition, so its name is valid."""
     table = replaced_twice(tmp_path, "tue")
     table.replace_where("key = 'wed'", entries("wed", 7), branch="run", partitions=["wed"])
     table.merge("run", strategy={"partition wed": "dest-wins", "partition tue": "source-wins", "rows": "source-wins"})
@@ -162,7 +162,7 @@ def addresses(folder: Path) -> LanceTable:
 
 
 def test_a_winner_that_settles_nothing_is_not_offered(tmp_path: Path) -> None:
-    """Without stable row ids an updated row cannot be taken out again; of a setting either winner will do."""
+    """Without stable row ids an updated row cannot be removed again; a setting can be settled by either winner."""
     table = addresses(tmp_path)
     table.update({"value": "10"}, where="value = 1", branch="run")
     table.delete("value = 1")
@@ -177,7 +177,7 @@ def test_a_winner_that_settles_nothing_is_not_offered(tmp_path: Path) -> None:
 
 
 def test_the_other_winner_is_offered_where_the_given_one_does_not_settle(tmp_path: Path) -> None:
-    """What was given for other conflicts is kept."""
+    """The strategies for other conflicts are kept."""
     table = addresses(tmp_path)
     table.update({"value": "10"}, where="value = 1", branch="run")
     table.delete("value = 1")
@@ -189,7 +189,7 @@ def test_the_other_winner_is_offered_where_the_given_one_does_not_settle(tmp_pat
 
 
 def test_the_hint_says_what_to_do_where_no_strategy_helps(tmp_path: Path) -> None:
-    """Two updates of one row without stable row ids: one side goes back to before its update."""
+    """For two updates of a row without stable row ids, the hint is to reset one side to before its update."""
     table = addresses(tmp_path)
     table.update({"value": "10"}, where="value = 1", branch="run")
     table.update({"value": "20"}, where="value = 1")

@@ -1,4 +1,4 @@
-"""Rows that a merge brought from a compacted branch: they were moved, and stamps say that they were updated."""
+"""Rows merged from a compacted branch were only moved, although their row versions look updated."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def made(folder: Path) -> LanceTable:
 
 
 def compacted(table: LanceTable) -> None:
-    """Compact `work`, and merge it into `other`: the version that both have now is the one before the compaction."""
+    """Compact `work`, and merge it into `other`; the merge base with main is the version before the compaction."""
     assert table.maintenance.compact(branch="work") is not None
     table.merge("work", into="other")
     assert "work@" in table.preview_merge("other").base
@@ -40,7 +40,7 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("into", ["main", "other"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_compaction_that_came_by_a_merge_is_no_update(tmp_path: Path, change: str, into: str) -> None:
-    """What the other branch did to these rows stands, whichever side is merged into which."""
+    """The other branch's changes to these rows are kept, in either direction."""
     table = made(tmp_path)
     CHANGES[change](table)
     expected = contents(table)
@@ -53,7 +53,7 @@ def test_a_compaction_that_came_by_a_merge_is_no_update(tmp_path: Path, change: 
 
 
 def test_an_update_before_the_compaction_is_still_one(tmp_path: Path) -> None:
-    """Rows with other values than in the merge base are in conflict; the others of their fragment are not."""
+    """Rows whose values differ from the merge base conflict; other rows of the fragment do not."""
     table = made(tmp_path)
     table.delete("value >= 8")
     table.update({"value": "value + 100"}, where="value = 9", branch="work")
@@ -67,7 +67,7 @@ def test_an_update_before_the_compaction_is_still_one(tmp_path: Path) -> None:
 
 
 def test_values_of_a_new_column_are_not_lost(tmp_path: Path) -> None:
-    """Rows that `main` updated would lack the column that came with the compaction, so the merge is refused."""
+    """The merge is refused, because rows that `main` updated would lack the column that came with the compaction."""
     table = made(tmp_path)
     table.update({"value": "90"}, where="value = 9")
     table.columns.add({"twice": "value * 2"}, branch="work")
@@ -78,7 +78,7 @@ def test_values_of_a_new_column_are_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_deletion_beside_a_new_column_stands(tmp_path: Path) -> None:
-    """Rows that are gone lack no column."""
+    """Deleted rows need no values."""
     table = made(tmp_path)
     table.delete("value = 9")
     table.columns.add({"twice": "value * 2"}, branch="work")

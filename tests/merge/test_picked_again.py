@@ -1,4 +1,4 @@
-"""Cherry-picks beside what their branch did before: taken back changes that come again, and what a pick says."""
+"""Cherry-picks of changes that the dest has reverted or already has, and the messages of picks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ BY = "lance_dagster.cherry_pick.by"
 
 
 def table_of(folder: Path, *, stable: bool = True) -> LanceTable:
-    """Two fragments of two rows, and a branch `run`; with stable row ids or without."""
+    """Two fragments of two rows and a branch `run`, with or without stable row ids."""
     if stable:
         made = new_table(folder, entries("a", 1, 2), entries("b", 3, 4))
     else:
@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[[LanceTable], Version]] = {
 @pytest.mark.parametrize("compacted", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_reverted_pick_can_be_picked_again(tmp_path: Path, change: str, *, compacted: bool, stable: bool) -> None:
-    """As often as it is taken back, with the rows where they were or compacted meanwhile."""
+    """The pick can be reverted and repeated, also after a compaction."""
     table = table_of(tmp_path, stable=stable)
     made = CHANGES[change](table)
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_a_reverted_pick_can_be_picked_again(tmp_path: Path, change: str, *, com
 @pytest.mark.parametrize("compacted", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_a_reverted_merge_can_be_picked(tmp_path: Path, change: str, *, compacted: bool) -> None:
-    """The merge counts as merged, yet none of its rows are there."""
+    """The branch counts as merged, although the revert removed its rows."""
     table = table_of(tmp_path)
     made = CHANGES[change](table)
     merged = table.merge("run")
@@ -73,7 +73,7 @@ def test_a_change_of_a_reverted_merge_can_be_picked(tmp_path: Path, change: str,
 
 @pytest.mark.parametrize("compacted", [True, False])
 def test_one_of_several_changes_of_a_reverted_merge_can_be_picked(tmp_path: Path, *, compacted: bool) -> None:
-    """It comes alone; the other one when it is picked too."""
+    """The other change stays out until it is picked too."""
     table = table_of(tmp_path)
     one, two = (table.append(entries("n", value), branch="run") for value in (5, 6))
     table.revert(str(table.merge("run")), parent=1)
@@ -89,7 +89,7 @@ def test_one_of_several_changes_of_a_reverted_merge_can_be_picked(tmp_path: Path
 
 
 def test_an_own_change_that_was_taken_back_can_be_picked(tmp_path: Path) -> None:
-    """By its own name, as with the revert of the revert, which it does not undo once more."""
+    """The pick has the effect of reverting the revert, and a later revert of that revert changes nothing."""
     table = table_of(tmp_path)
     made = table.append(entries("n", 5))
     undone = table.revert(str(made))
@@ -100,7 +100,7 @@ def test_an_own_change_that_was_taken_back_can_be_picked(tmp_path: Path) -> None
 
 
 def test_rows_that_were_deleted_after_a_pick_stay_deleted(tmp_path: Path) -> None:
-    """Nobody took the change back: the branch has it, and did something of its own since."""
+    """The branch has the picked change, which was not reverted; the deletion is a separate change."""
     table = table_of(tmp_path)
     made = table.append(entries("n", 5), branch="run")
     table.cherry_pick(str(made))
@@ -109,7 +109,7 @@ def test_rows_that_were_deleted_after_a_pick_stay_deleted(tmp_path: Path) -> Non
 
 
 def test_a_merge_that_was_reverted_to_its_second_parent_still_has_the_change(tmp_path: Path) -> None:
-    """What went is what the branch had done itself."""
+    """The revert removed the changes of the dest."""
     table = table_of(tmp_path)
     made = table.append(entries("n", 5), branch="run")
     table.append(entries("b", 6))
@@ -119,7 +119,7 @@ def test_a_merge_that_was_reverted_to_its_second_parent_still_has_the_change(tmp
 
 
 def test_a_restore_brings_a_revert_back(tmp_path: Path) -> None:
-    """The branch is at a version that has the change, or at one that had it and took it back."""
+    """The restored version either has the change, or has its revert."""
     table = table_of(tmp_path)
     made = table.append(entries("n", 5), branch="run")
     picked = table.cherry_pick(str(made))
@@ -132,7 +132,7 @@ def test_a_restore_brings_a_revert_back(tmp_path: Path) -> None:
 
 
 def test_an_update_comes_again_after_a_compaction(tmp_path: Path) -> None:
-    """A revert of a revert: the older values are in a fragment that is gone by then."""
+    """In a revert of a revert, the older values are in a fragment that is gone."""
     table = table_of(tmp_path)
     updated = table.update({"key": "'new'"}, where="value = 1")
     undone = table.revert(str(updated))
@@ -142,7 +142,7 @@ def test_an_update_comes_again_after_a_compaction(tmp_path: Path) -> None:
 
 
 def test_a_pick_says_what_the_picked_version_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who made the change and what for; who picked it is said beside that."""
+    """The pick has the committer and message of the picked version, and who picked it in a property."""
     table = table_of(tmp_path)
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ada")
     made = table.append(entries("n", 5), branch="run", message="five")

@@ -1,4 +1,4 @@
-"""What picks and reverts do beside other changes, where nothing but care tells which row or column is which."""
+"""Cherry-picks and reverts with concurrent changes that make it hard to identify rows and columns."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def without_row_ids(tmp_path: Path) -> LanceTable:
-    """The same without stable row ids."""
+    """The same table without stable row ids."""
     uri = str(tmp_path / "addresses")
     lance.write_dataset(entries("a", 1, 2), uri)
     lance.write_dataset(entries("b", 3, 4), uri, mode="append")
@@ -33,7 +33,7 @@ def without_row_ids(tmp_path: Path) -> LanceTable:
 
 
 def test_a_pick_does_not_depend_on_who_made_a_version(tmp_path: Path) -> None:
-    """Versions that this process made were held otherwise than those it read, and seemed to have other fragments."""
+    """Versions made here differed in representation from those it read, and seemed to have other fragments."""
     table = without_row_ids(tmp_path)
     table.maintenance.compact()
     added = LanceTable.open(table.uri).append(entries("n", 5), branch="run")
@@ -45,7 +45,7 @@ def test_a_pick_does_not_depend_on_who_made_a_version(tmp_path: Path) -> None:
 
 
 def test_a_pick_leaves_columns_alone_that_its_branch_dropped(table: LanceTable) -> None:
-    """Their values lie in files both have."""
+    """Values of these columns lie in files that both sides have."""
     table.columns.drop(["value"])
     added = table.append(pa.table({"key": ["n"]}))
     table.cherry_pick(str(added), into="run")
@@ -55,7 +55,7 @@ def test_a_pick_leaves_columns_alone_that_its_branch_dropped(table: LanceTable) 
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
-    """Although no data file of the one is left on the other side."""
+    """No data file of one side is left on the other."""
     of = table if stable else without_row_ids(tmp_path)
     of.columns.rename("value", "amount")
     of.maintenance.compact()
@@ -68,7 +68,7 @@ def test_a_pick_finds_columns_by_another_name(tmp_path: Path, table: LanceTable,
 @pytest.mark.parametrize("onto", ["main", "run"])
 @pytest.mark.parametrize("renamed", [True, False])
 def test_rows_are_not_picked_across_a_cast(table: LanceTable, onto: str, *, renamed: bool) -> None:
-    """Their values would be nulls; what brings no rows is picked all the same."""
+    """Values of the rows would be null; a pick without rows is possible."""
     other = "run" if onto == "main" else "main"
     table.columns.cast("value", pa.int32(), branch=other)
     if renamed:
@@ -83,7 +83,7 @@ def test_rows_are_not_picked_across_a_cast(table: LanceTable, onto: str, *, rena
 
 
 def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
-    """Its field ids start from 0 again: the same id is another column's."""
+    """Its field ids start from 0 again, so an equal id belongs to another column."""
     uri = str(tmp_path / "table")
     given = pa.table({"id": pa.array([1, 2]), "num": pa.array([10, 20]), "word": pa.array(["x", "y"])})
     lance.write_dataset(given, uri, enable_stable_row_ids=True)
@@ -103,7 +103,7 @@ def test_an_overwrite_of_pylance_is_taken_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compacted", [True, False])
 def test_an_update_is_not_picked_over_columns_it_does_not_know(table: LanceTable, *, compacted: bool) -> None:
-    """The rows would lose their values in them."""
+    """The updated rows would lose their values in these columns."""
     table.columns.drop(["key"], branch="run")
     updated = table.update({"value": "10"}, where="value = 1", branch="run")
     if compacted:
@@ -113,7 +113,7 @@ def test_an_update_is_not_picked_over_columns_it_does_not_know(table: LanceTable
 
 
 def test_an_update_is_not_merged_over_columns_that_were_there_before(table: LanceTable) -> None:
-    """Main had them when it took the branch in for the first time, which never had."""
+    """Main had the columns before the branch, which lacks them, was merged for the first time."""
     table.columns.add({"more": "value"})
     table.append(entries("r", 5), branch="run")
     table.merge("run")
@@ -125,7 +125,7 @@ def test_an_update_is_not_merged_over_columns_that_were_there_before(table: Lanc
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_values_where_there_were_none_are_taken_back(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
-    """A column of nulls has no file, and again has none."""
+    """A column of nulls has no file, and has none again after the revert."""
     of = table if stable else without_row_ids(tmp_path)
     of.columns.add(pa.schema([("more", pa.int64())]))
     written = write_beside(of, pa.table({"value": [1, 2], "more": [10, 20]}))
@@ -135,7 +135,7 @@ def test_values_where_there_were_none_are_taken_back(tmp_path: Path, table: Lanc
 
 
 def write_beside(table: LanceTable, values: pa.Table) -> str:
-    """Write values of a column in place, by `value`; returns the version."""
+    """Write values of a column in place, matched by `value`; return the version."""
     dataset = as_pylance(table)
     updated, fields = dataset.get_fragments()[0].update_columns(values, left_on="value", right_on="value")
     operation = lance.LanceOperation.Update(updated_fragments=[updated], fields_modified=fields)
@@ -144,7 +144,7 @@ def write_beside(table: LanceTable, values: pa.Table) -> str:
 
 @pytest.mark.parametrize("compacted", [True, False])
 def test_a_column_that_comes_later_finds_its_values_in_picked_rows(table: LanceTable, *, compacted: bool) -> None:
-    """The branch did not have it when the row was picked."""
+    """The branch did not have the column when the row was picked."""
     table.columns.add(pa.schema([("more", pa.int64())]))
     added = table.append(pa.table({"key": ["n"], "value": [5], "more": [50]}))
     table.cherry_pick(str(added), into="run")
@@ -158,7 +158,7 @@ def test_a_column_that_comes_later_finds_its_values_in_picked_rows(table: LanceT
 
 
 def test_a_column_that_comes_later_finds_its_values_in_rows_whose_update_was_picked(table: LanceTable) -> None:
-    """Both have the same new values of the other columns, from the same file."""
+    """Both sides have the same new values of the other columns, from the same file."""
     table.columns.add(pa.schema([("more", pa.int64())]))
     updated = table.upsert(pa.table({"key": ["n"], "value": [1], "more": [10]}), on=["value"])
     table.cherry_pick(str(updated), into="run")
@@ -168,7 +168,7 @@ def test_a_column_that_comes_later_finds_its_values_in_rows_whose_update_was_pic
 
 
 def test_an_update_is_picked_beside_a_column_of_nulls(table: LanceTable) -> None:
-    """A compaction wrote the nulls down; that gives nobody's row a value that an update could lose."""
+    """A compaction wrote the nulls, which are no values that an update could lose."""
     table.columns.add(pa.schema([("more", pa.int64())]))
     table.maintenance.compact()
     updated = table.update({"key": "'new'"}, where="value = 1", branch="run")
@@ -178,7 +178,7 @@ def test_an_update_is_picked_beside_a_column_of_nulls(table: LanceTable) -> None
 
 
 def test_a_column_is_not_picked_twice(table: LanceTable) -> None:
-    """Though it was renamed since."""
+    """The column was renamed since."""
     added = table.columns.add({"more": "value"}, branch="run")
     table.merge("run")
     renamed = table.columns.rename("more", "most")
@@ -186,7 +186,7 @@ def test_a_column_is_not_picked_twice(table: LanceTable) -> None:
 
 
 def test_a_row_that_comes_back_meets_itself_with_other_values(table: LanceTable) -> None:
-    """It was given new values and taken out before, where it comes from."""
+    """The row was updated and deleted before it was restored on the branch."""
     table.update({"key": "'new'"}, where="value = 1", branch="run")
     deleted = table.delete("value = 1", branch="run")
     back = table.revert(str(deleted), branch="run")
@@ -197,7 +197,7 @@ def test_a_row_that_comes_back_meets_itself_with_other_values(table: LanceTable)
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_a_compaction_is_no_change(tmp_path: Path, table: LanceTable, *, stable: bool) -> None:
-    """There is nothing to take over, and nothing to take back from under a deletion."""
+    """A compaction has nothing to pick, and its revert must not restore a deleted row."""
     of = table if stable else without_row_ids(tmp_path)
     of.maintenance.compact()
     head = of.delete("value = 1")
@@ -216,7 +216,7 @@ CLAIMING: dict[str, Callable[[LanceTable], object]] = {
 
 @pytest.mark.parametrize("claiming", CLAIMING)
 def test_a_pick_claims_what_was_picked(table: LanceTable, claiming: str) -> None:
-    """Rows that another branch put there meanwhile are a conflict, as they are with a merge."""
+    """Rows that another branch added there conflict, as they do with a merge."""
     table.branches.create("other")
     table.append(entries("a", 7), branch="other")
     table.cherry_pick(str(CLAIMING[claiming](table)))
@@ -226,7 +226,7 @@ def test_a_pick_claims_what_was_picked(table: LanceTable, claiming: str) -> None
 
 @pytest.mark.parametrize("claiming", CLAIMING)
 def test_what_was_picked_claims_nothing_against_itself(table: LanceTable, claiming: str) -> None:
-    """A merge of the branch brings what came after."""
+    """A later merge of the branch brings its later changes."""
     table.cherry_pick(str(CLAIMING[claiming](table)))
     table.append(entries("b", 9), branch="run")
     expected = contents(table, "run")
@@ -235,7 +235,7 @@ def test_what_was_picked_claims_nothing_against_itself(table: LanceTable, claimi
 
 
 def test_rows_that_came_back_go_with_the_side_that_loses(table: LanceTable) -> None:
-    """Who replaced the table keeps what it put there."""
+    """The winner, which replaced the table, keeps its rows."""
     deleted = table.delete("value = 1")
     table.branches.create("late")
     table.overwrite(entries("o", 7), branch="late")
@@ -243,12 +243,12 @@ def test_rows_that_came_back_go_with_the_side_that_loses(table: LanceTable) -> N
     assert [("o", 7)] == contents(table, "late")
 
 
-# Without stable row ids.
+# Tables without stable row ids.
 
 
 @pytest.mark.parametrize("compacted", [True, False])
 def test_an_update_of_a_row_that_was_deleted_is_not_taken_back(tmp_path: Path, *, compacted: bool) -> None:
-    """The row would come back."""
+    """The revert would restore the deleted row."""
     table = without_row_ids(tmp_path)
     updated = table.update({"value": "10"}, where="value = 1")
     table.delete("value = 10")
@@ -259,7 +259,7 @@ def test_an_update_of_a_row_that_was_deleted_is_not_taken_back(tmp_path: Path, *
 
 
 def test_an_update_is_not_taken_back_from_under_a_column(tmp_path: Path) -> None:
-    """The row that comes back has no value in it."""
+    """The restored row has no value in the new column."""
     table = without_row_ids(tmp_path)
     updated = table.update({"value": "10"}, where="value = 1")
     table.columns.add({"more": "value"})
@@ -268,7 +268,7 @@ def test_an_update_is_not_taken_back_from_under_a_column(tmp_path: Path) -> None
 
 
 def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Path) -> None:
-    """Nothing tells that they are the same."""
+    """The rows cannot be identified as the same."""
     table = without_row_ids(tmp_path)
     added = table.append(entries("n", 5), branch="run")
     table.maintenance.compact(branch="run")
@@ -279,7 +279,7 @@ def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Pa
 
 
 def test_a_deletion_that_was_picked_is_in_nobodys_way(tmp_path: Path) -> None:
-    """Rows that are gone on both sides are the same rows."""
+    """Rows deleted on both sides are the same rows."""
     table = without_row_ids(tmp_path)
     deleted = table.delete("value = 1", branch="run")
     table.append(entries("n", 5), branch="run")
@@ -289,7 +289,7 @@ def test_a_deletion_that_was_picked_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def test_what_came_back_is_not_taken_for_gone(tmp_path: Path) -> None:
-    """A branch deletes a row that main took out, and put in again as another one."""
+    """A branch deletes a row that main deleted and restored as a new row."""
     table = without_row_ids(tmp_path)
     deleted = table.delete("key = 'a'")
     table.revert(str(deleted))
@@ -300,7 +300,7 @@ def test_what_came_back_is_not_taken_for_gone(tmp_path: Path) -> None:
 
 
 def test_a_version_of_another_line_with_the_same_number_is_another_version(tmp_path: Path) -> None:
-    """What a branch lacks of a row is told by when it was updated: by a number that means the same on both lines."""
+    """Row versions are compared by numbers that mean the same on both branches."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
     table.update({"key": "'u'"}, where="value = 3", branch="run")
@@ -315,5 +315,5 @@ def test_a_version_of_another_line_with_the_same_number_is_another_version(tmp_p
     assert merged.number == there.number
     fix = table.update({"value": "30"}, where="value = 3", branch="run")
     table.cherry_pick(str(fix))
-    # The change of the one cell comes, and not the one before it.
+    # The change of the picked cell is applied, and the earlier change of another cell is not.
     assert [("u", 30)] == [row for row in contents(table) if row[1] in (3, 30)]

@@ -1,4 +1,4 @@
-"""A branch that shows a merge: it says so only where it does, whoever died on the way."""
+"""A preview branch is marked as a preview only when it has the merged rows, even if a process died."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ MERGED = [("a", 1), ("m", 3), ("r", 2)]
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """`main` and `run` each did something."""
+    """`main` and `run` each have a change."""
     made = new_table(tmp_path, entries("a", 1))
     made.branches.create("run")
     made.append(entries("r", 2), branch="run")
@@ -25,12 +25,12 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def writes_of(table: LanceTable) -> int:
-    """How many writes it takes."""
+    """The number of writes of a preview."""
     count = 0
 
     def script(request: Request) -> object:
@@ -43,7 +43,7 @@ def writes_of(table: LanceTable) -> int:
 
 
 def test_a_preview_that_died_is_finished_by_the_next(table: LanceTable) -> None:
-    """At every write: a branch that says it shows a merge shows it, and asking again gives it."""
+    """A preview that was interrupted at any write is not marked, and the next call completes it."""
     steps = writes_of(table)
     table.branches.delete("counted")
     assert 5 <= steps <= 10
@@ -68,7 +68,7 @@ def test_a_preview_that_died_is_finished_by_the_next(table: LanceTable) -> None:
 
 
 def begun(table: LanceTable) -> None:
-    """Leave a preview that died between fork and merge."""
+    """Leave a preview that was interrupted between fork and merge."""
 
     def script(request: Request) -> object:
         if request.verb == "put_if_absent" and "preview/run/_versions" in request.key and "_versions" in seen:
@@ -95,7 +95,7 @@ def begun(table: LanceTable) -> None:
 def test_a_preview_that_was_begun_of_something_else_is_not_gone_on_with(
     table: LanceTable, act: Callable[[LanceTable], object]
 ) -> None:
-    """It would show another merge than was asked for, or rows that are in neither."""
+    """The branch would show another merge, or rows that are in neither side."""
     begun(table)
     act(table)
     before = contents(table, "preview/run")
@@ -107,7 +107,7 @@ def test_a_preview_that_was_begun_of_something_else_is_not_gone_on_with(
 
 
 def test_two_who_ask_for_the_same_preview_at_once(table: LanceTable) -> None:
-    """The second one comes while the first one merges: the rows are there once."""
+    """The second process starts while the first one merges, and the rows are there once."""
     asked = [True]
 
     def script(request: Request) -> object:
@@ -125,7 +125,7 @@ def test_two_who_ask_for_the_same_preview_at_once(table: LanceTable) -> None:
 
 
 def test_a_preview_does_not_take_the_name_of_a_tag(table: LanceTable) -> None:
-    """Every expression with the name would be ambiguous from then on."""
+    """A ref expression with the name would be ambiguous."""
     table.tags.create("production", "main")
     taken = r"'production' is a tag of .*; a branch of that name would be ambiguous"
     with pytest.raises(AlreadyExistsError, match=taken):
@@ -137,7 +137,7 @@ def test_a_preview_does_not_take_the_name_of_a_tag(table: LanceTable) -> None:
 
 
 def test_a_preview_whose_source_is_deleted_meanwhile_leaves_no_branch(table: LanceTable) -> None:
-    """It would take the name, and hold nothing that checks could look at."""
+    """The branch would occupy the name without rows to check."""
 
     def script(request: Request) -> object:
         if request.key == "tree/preview/run/_versions" and request.verb == "sync_folder":

@@ -1,6 +1,6 @@
-"""A column that was renamed and cast beside rows the other side wrote: refused by name, since they have no value in it.
+"""Rows that the other side wrote are refused beside a renamed and cast column, in which they have no value.
 
-A merge brings both in one version, and so does pylance. The column is then known neither by its id nor by its name.
+A merge does both in one version, and so does pylance. Neither id nor name then identify the column.
 """
 
 from collections.abc import Callable
@@ -50,14 +50,14 @@ def empty(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
 
 @pytest.fixture(params=[(), (1, 2)], ids=["no rows", "rows"])
 def table(empty: LanceTable, request: pytest.FixtureRequest) -> LanceTable:
-    """The same table without rows and with two."""
+    """The same table without rows, and with two rows."""
     if request.param:
         empty.append(pa.table({"id": pa.array(request.param, pa.int64()), "num": pa.array([10, 20], pa.int64())}))
     return empty
 
 
 def refused(table: LanceTable, act: Callable[[], object], unit: str, branch: str = "main") -> None:
-    """The column is named as the merge base has it, and the branch stays as it was."""
+    """Assert that the conflict has the column's name in the merge base, and that the branch stays as it was."""
     before = table.at(branch)
     with pytest.raises(MergeConflictError) as caught:
         act()
@@ -67,10 +67,10 @@ def refused(table: LanceTable, act: Callable[[], object], unit: str, branch: str
 
 @pytest.mark.parametrize("altering", ALTERING)
 def test_a_merge_is_not_reverted_beside_rows_of_the_cast_column(table: LanceTable, altering: str) -> None:
-    """Their values would be lost; without such rows the revert brings the old column back."""
+    """The values of the rows would be lost; without such rows the revert restores the old column."""
     table.branches.create("b1")
     ALTERING[altering](table, "b1")
-    # The column gets another id on main than it has on the branch.
+    # This gives the column another id on main than on the branch.
     table.columns.add({"other": "1"})
     table.columns.drop(["other"])
     merged = table.merge("b1")
@@ -82,7 +82,7 @@ def test_a_merge_is_not_reverted_beside_rows_of_the_cast_column(table: LanceTabl
 
 
 def test_the_other_parent_is_not_returned_to_beside_rows_of_the_cast_column(table: LanceTable) -> None:
-    """Seen from its second parent, the merge brought what the dest did."""
+    """Seen from its second parent, the merge made the changes of the dest."""
     table.branches.create("b1")
     table.config.set({"note": "x"}, branch="b1")
     _renamed_then_cast(table, "main")
@@ -92,7 +92,7 @@ def test_the_other_parent_is_not_returned_to_beside_rows_of_the_cast_column(tabl
 
 
 def test_a_version_that_renamed_and_cast_is_not_reverted_beside_rows_of_the_column(table: LanceTable) -> None:
-    """One call of pylance does both."""
+    """Pylance does both in one call."""
     _in_one_version(table, "main")
     altered = table.at("main")
     table.append(NEW)
@@ -102,7 +102,7 @@ def test_a_version_that_renamed_and_cast_is_not_reverted_beside_rows_of_the_colu
 @pytest.mark.parametrize("altered_on", ["main", "run"])
 @pytest.mark.parametrize("altering", ALTERING)
 def test_rows_of_the_old_column_are_not_merged(table: LanceTable, altering: str, altered_on: str) -> None:
-    """Whichever side has them, by a merge or a sync."""
+    """Either side may have the rows, in a merge or a sync."""
     table.branches.create("run")
     ALTERING[altering](table, altered_on)
     table.append(OLD, branch="run" if altered_on == "main" else "main")
@@ -115,7 +115,7 @@ def test_rows_of_the_old_column_are_not_merged(table: LanceTable, altering: str,
 def test_rows_of_the_old_column_are_not_merged_where_the_cast_was(
     table: LanceTable, merged_into: str, mode: MergeMode
 ) -> None:
-    """A side that took the cast over by a merge or a squash has it as one that made it."""
+    """A side that merged or squashed the cast counts like the side that made it."""
     table.branches.create("b1")
     table.branches.create("b2")
     _renamed_then_cast(table, "b1")
@@ -127,7 +127,7 @@ def test_rows_of_the_old_column_are_not_merged_where_the_cast_was(
 
 @pytest.mark.parametrize("altering", ALTERING)
 def test_rows_are_not_picked_across_the_cast(table: LanceTable, altering: str) -> None:
-    """Neither those of the old column, nor those of the new one."""
+    """Rows of the old column and rows of the new one are both refused."""
     table.branches.create("run")
     ALTERING[altering](table, "run")
     new = table.append(NEW, branch="run")
@@ -137,7 +137,7 @@ def test_rows_are_not_picked_across_the_cast(table: LanceTable, altering: str) -
 
 
 def test_a_cast_is_not_picked_beside_rows_of_the_old_column(table: LanceTable) -> None:
-    """As the version that made it, or as the merge that brought it."""
+    """The cast may be picked from its own version or from a merge."""
     table.branches.create("one")
     table.branches.create("two")
     _in_one_version(table, "one")
@@ -149,9 +149,9 @@ def test_a_cast_is_not_picked_beside_rows_of_the_old_column(table: LanceTable) -
 
 @pytest.mark.parametrize("mode", ["merge", "squash"])
 def test_a_column_dropped_beside_a_new_one_is_no_cast(table: LanceTable, mode: MergeMode) -> None:
-    """Though a merge brings both in one version: rows the other side wrote are merged, and the merge is reverted.
+    """A merge does both in one version: rows of the other side can be merged, and the merge can be reverted.
 
-    A row that arrived while the column was gone has no value in it.
+    A row that was merged while the column was gone has no value in it.
     """
     table.branches.create("b1")
     table.branches.create("b2")
@@ -166,7 +166,7 @@ def test_a_column_dropped_beside_a_new_one_is_no_cast(table: LanceTable, mode: M
 
 
 def test_a_cast_that_both_sides_took_over_is_one(table: LanceTable) -> None:
-    """Rows that either wrote since are of the new column."""
+    """Later rows of either side are rows of the new column."""
     table.branches.create("b1")
     table.branches.create("b2")
     _renamed_then_cast(table, "b1")

@@ -1,4 +1,4 @@
-"""Taking over and taking back single changes: cherry-pick, revert, restore, sync, and a branch to try a merge on."""
+"""Single changes are picked and reverted: cherry-pick, revert, restore, sync, and preview branches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ CHANGES: dict[str, Callable[[LanceTable], object]] = {
 
 
 def sound(table: LanceTable, branch: str = "main") -> None:
-    """Neither pylance nor the package finds anything wrong."""
+    """Pylance and the package find no problem in the table."""
     as_pylance(table, branch).validate()
     assert not [problem for problem in table.maintenance.verify(deep=DEEP).problems if problem.severity == "error"]
 
@@ -45,7 +45,7 @@ def sound(table: LanceTable, branch: str = "main") -> None:
 
 
 def test_a_reverted_append_takes_its_rows_out(table: LanceTable) -> None:
-    """And leaves what came after, wherever it was moved."""
+    """Later rows stay, even if the rows were moved."""
     added = table.append(entries("n", 5))
     table.append(entries("n", 6))
     as_pylance(table).optimize.compact_files()
@@ -56,7 +56,7 @@ def test_a_reverted_append_takes_its_rows_out(table: LanceTable) -> None:
 
 
 def test_reverted_deletions_bring_rows_back(table: LanceTable) -> None:
-    """Of a whole fragment, and of single rows whose fragment is there or is not."""
+    """A whole fragment is restored, and single rows whose fragment exists or was compacted."""
     some = table.delete("value = 1")
     whole = table.delete("key = 'b'")
     table.revert(str(some))
@@ -71,7 +71,7 @@ def test_reverted_deletions_bring_rows_back(table: LanceTable) -> None:
 
 
 def test_a_reverted_update_gives_the_old_values_back(table: LanceTable) -> None:
-    """Rows keep their ids through it."""
+    """Rows keep their ids."""
     ids = as_pylance(table).to_table(columns=["value", "_rowid"]).to_pylist()
     updated = table.update({"value": "value + 100"}, where="value in (1, 3)")
     table.update({"value": "200"}, where="value = 2")
@@ -85,7 +85,7 @@ def test_a_reverted_update_gives_the_old_values_back(table: LanceTable) -> None:
 
 
 def test_a_reverted_overwrite_brings_the_table_back(table: LanceTable) -> None:
-    """Its columns too."""
+    """The revert restores the columns too."""
     overwritten = table.overwrite(pa.table({"name": ["x"]}))
     table.revert(str(overwritten))
     assert BEFORE == contents(table)
@@ -93,7 +93,7 @@ def test_a_reverted_overwrite_brings_the_table_back(table: LanceTable) -> None:
 
 
 def test_a_revert_can_be_reverted(table: LanceTable) -> None:
-    """Then it is as it was."""
+    """A revert of the revert restores the change."""
     added = table.append(entries("n", 5))
     deleted = table.delete("value = 1")
     for version in (deleted, added):
@@ -105,7 +105,7 @@ def test_a_revert_can_be_reverted(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_that_stands_again_is_taken_back_again(table: LanceTable, change: str) -> None:
-    """By its own name, as often as somebody wants; and by that of the version that made it stand."""
+    """The change can be reverted repeatedly by its own version, and by the version that restored it."""
     version = str(CHANGES[change](table))
     changed = contents(table)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_change_that_stands_again_is_taken_back_again(table: LanceTable, chang
 
 
 def test_a_dropped_column_comes_back_with_its_values(table: LanceTable) -> None:
-    """And rows that came after have none."""
+    """Rows that were added later have null in the column."""
     dropped = table.columns.drop(["value"])
     table.append(pa.table({"key": ["n"]}))
     table.revert(str(dropped))
@@ -129,7 +129,7 @@ def test_a_dropped_column_comes_back_with_its_values(table: LanceTable) -> None:
 
 
 def test_an_added_column_goes(table: LanceTable) -> None:
-    """With its values."""
+    """The revert removes the column with its values."""
     added = table.columns.add({"more": "value + 1"})
     table.append(pa.table({"key": ["n"], "value": [5], "more": [6]}))
     table.revert(str(added))
@@ -139,7 +139,7 @@ def test_an_added_column_goes(table: LanceTable) -> None:
 
 
 def test_a_change_that_others_build_on_is_a_conflict(table: LanceTable) -> None:
-    """Rows it gave values and that were changed again since."""
+    """Rows that the change updated were updated again since."""
     updated = table.update({"value": "100"}, where="value = 1")
     table.update({"value": "101"}, where="value = 100")
     with pytest.raises(MergeConflictError, match="cannot take back main@4 on main@5") as caught:
@@ -150,7 +150,7 @@ def test_a_change_that_others_build_on_is_a_conflict(table: LanceTable) -> None:
 
 
 def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> None:
-    """It counts as merged all the same; a revert of the revert brings it again."""
+    """The branch still counts as merged; a revert of the revert restores its changes."""
     table.append(entries("n", 5), branch="run")
     table.update({"value": "10"}, where="value = 1", branch="run")
     table.append(entries("m", 6))
@@ -168,7 +168,7 @@ def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> No
 
 
 def test_nothing_to_revert_makes_no_version(table: LanceTable) -> None:
-    """What was taken back once; the beginning of a table is no change at all."""
+    """A reverted change is not reverted again, and the first version of a table is no change."""
     added = table.append(entries("n", 5))
     table.revert(str(added))
     assert table.head() == table.revert(str(added))
@@ -176,11 +176,11 @@ def test_nothing_to_revert_makes_no_version(table: LanceTable) -> None:
         table.revert("main@1")
 
 
-# Cherry-pick.
+# Cherry-picks.
 
 
 def test_a_change_is_picked_from_another_branch(table: LanceTable) -> None:
-    """And nothing that came before it there."""
+    """Earlier changes of the branch are not picked."""
     table.append(entries("n", 5), branch="run")
     updated = table.update({"value": "value * 10"}, where="value in (1, 5)", branch="run")
     added = table.append(entries("n", 6), branch="run")
@@ -189,20 +189,20 @@ def test_a_change_is_picked_from_another_branch(table: LanceTable) -> None:
     assert [*BEFORE, ("m", 7), ("n", 6)] == contents(table)
     assert (added.id, 1) == (picked.properties["lance_dagster.cherry_pick"], len(picked.parents))
     with pytest.raises(MergeConflictError):
-        # It gave a row a value that is not here.
+        # It updated a row that does not exist here.
         table.cherry_pick(str(updated))
     sound(table)
 
 
 def test_a_pick_that_changes_nothing_makes_no_version(table: LanceTable) -> None:
-    """Both deleted the same row."""
+    """Both branches deleted the same row."""
     gone = table.delete("value = 1", branch="run")
     deleted = table.delete("value = 1")
     assert deleted == table.cherry_pick(str(gone))
 
 
 def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:
-    """The branch is merged later, with the change in it."""
+    """A later merge of the branch includes the picked change."""
     added = table.append(entries("n", 5, 6), branch="run")
     table.append(entries("n", 7), branch="run")
     table.cherry_pick(str(added))
@@ -215,7 +215,7 @@ def test_what_was_picked_is_not_doubled_by_a_merge(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("later", ["compact", "update"])
 def test_a_column_that_a_merge_dropped_comes_back_with_its_values(table: LanceTable, later: str) -> None:
-    """Though the merge brought a compaction too, and the rows were moved again since; not beside new values."""
+    """The merge also brought a compaction, and the rows were moved again since; with new values it is a conflict."""
     table.branches.create("drop")
     table.append(entries("n", 5))
     table.maintenance.compact(branch="drop")
@@ -237,7 +237,7 @@ def test_a_column_that_a_merge_dropped_comes_back_with_its_values(table: LanceTa
 
 
 def test_a_branch_goes_back_to_an_older_version(table: LanceTable) -> None:
-    """As a version of its own; the newest one is left as it is, and so is one that was restored just now."""
+    """The restore is a new version; restoring the newest or the just restored version changes nothing."""
     table.delete("key = 'a'")
     restored = table.restore("main@3")
     assert ("Restore", "restore main@3") == (restored.operation, restored.message)
@@ -267,7 +267,7 @@ LONGER: dict[str, Callable[[LanceTable, str], object]] = {
 @pytest.mark.parametrize("second", ["compact", "overwrite", "empty"])
 @pytest.mark.parametrize("first", LONGER)
 def test_a_branch_goes_back_behind_its_fork(table: LanceTable, first: str, second: str) -> None:
-    """Whatever its parent and itself did since; merged into the parent, that goes back too."""
+    """Changes of the branch and of its parent are undone, and a merge into the parent undoes them there too."""
     target, schema = table.head(), table.schema()
     LONGER[first](table, "main")
     table.branches.create("fix")
@@ -284,7 +284,7 @@ def test_a_branch_goes_back_behind_its_fork(table: LanceTable, first: str, secon
 
 
 def test_what_was_merged_stays_merged_behind_the_fork(table: LanceTable) -> None:
-    """As after a revert; it comes back when that is taken back."""
+    """It stays merged, as after a revert, and a revert of the restore brings it back."""
     target = table.head()
     table.append(entries("n", 5))
     table.branches.create("fix")
@@ -299,14 +299,14 @@ def test_what_was_merged_stays_merged_behind_the_fork(table: LanceTable) -> None
 
 
 def test_a_branch_goes_back_to_what_it_had_only(table: LanceTable) -> None:
-    """Not to a version of its parent from after the fork."""
+    """A version of the parent after the fork is refused."""
     later = table.append(entries("n", 5))
     with pytest.raises(InvalidInputError, match=r"branch 'run' of .* was never at main@4"):
         table.restore(str(later), "run")
 
 
 def test_a_branch_takes_in_what_its_parent_did(table: LanceTable) -> None:
-    """And has nothing to bring it."""
+    """Main has no parent branch to sync from."""
     table.append(entries("n", 5))
     table.branches.sync("run")
     assert [*BEFORE, ("n", 5)] == contents(table, "run")
@@ -318,7 +318,7 @@ def test_a_branch_takes_in_what_its_parent_did(table: LanceTable) -> None:
 
 
 def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
-    """It is a merge all the same, and refused when the dest has something of its own."""
+    """A fast-forward makes a merge commit too, and is refused if the dest has changes of its own."""
     table.append(entries("n", 5), branch="run")
     assert table.preview_merge("run").fast_forward
     table.merge("run", mode="ff-only")
@@ -332,7 +332,7 @@ def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
 
 
 def test_a_squash_leaves_no_parent_and_happens_once(table: LanceTable) -> None:
-    """The same rows, and a branch that cannot be merged any more, in either direction."""
+    """The rows are merged, and the branch cannot be merged afterwards in either direction."""
     table.append(entries("n", 5), branch="run")
     table.update({"value": "10"}, where="value = 1", branch="run")
     squashed = table.merge("run", mode="squash")
@@ -348,7 +348,7 @@ def test_a_squash_leaves_no_parent_and_happens_once(table: LanceTable) -> None:
 
 
 def test_a_merge_is_tried_on_a_branch(table: LanceTable) -> None:
-    """It holds exactly what the merge would give; nothing is left behind when that is a conflict."""
+    """The branch has exactly the merged rows; after a conflict there is no branch."""
     table.append(entries("n", 5), branch="run")
     table.delete("value = 1")
     branch = table.branches.preview("run")
@@ -370,7 +370,7 @@ def test_a_merge_is_tried_on_a_branch(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("picked", [["run@5"], ["run@5", "run@3"], ["run@4", "run@5"], ["run@3", "run@4", "run@5"]])
 def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -> None:
-    """Each row once, whatever was picked before in whatever order."""
+    """Each row is merged once, whatever was picked before in any order."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run")
     for value in (10, 20, 30):
@@ -386,7 +386,7 @@ def test_a_merge_brings_what_was_not_picked(tmp_path: Path, picked: list[str]) -
 
 @pytest.mark.parametrize("mode", ["merge", "squash"])
 def test_what_was_picked_on_the_way_comes_once(tmp_path: Path, mode: MergeMode) -> None:
-    """One branch picked a row of another one; both are merged."""
+    """One branch picked a row of another one, and both are merged."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("one", "two"):
         table.branches.create(name)
@@ -400,7 +400,7 @@ def test_what_was_picked_on_the_way_comes_once(tmp_path: Path, mode: MergeMode) 
 
 
 def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
-    """A branch that came that way cannot be merged any more either: its rows would come twice."""
+    """The rows of the branch that came with the squash would be added again, so its merge is refused."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("one", "two"):
         table.branches.create(name)
@@ -414,7 +414,7 @@ def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
 
 
 def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None:
-    """A branch of the squashed one has its rows too; so has every other branch it was squashed into."""
+    """A branch forked from the squashed one has its rows too, and so has each branch into which it was squashed."""
     table = new_table(tmp_path, entries("a", 1))
     for name in ("run", "twin"):
         table.branches.create(name)
@@ -434,7 +434,7 @@ def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None
 
 
 def test_a_branch_of_what_was_merged_before_the_squash_is_merged(tmp_path: Path) -> None:
-    """All it has of the squashed branch is known to be there."""
+    """All rows that it has from the squashed branch are known to be in main."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run")
     table.append(entries("t", 10), branch="run")
@@ -447,11 +447,11 @@ def test_a_branch_of_what_was_merged_before_the_squash_is_merged(tmp_path: Path)
     assert [("a", 1), ("t", 10), ("t", 20), ("t", 30)] == contents(table)
 
 
-# Rows that come back on both sides.
+# Rows that both sides restore.
 
 
 def test_what_was_taken_back_is_not_taken_back_again(table: LanceTable) -> None:
-    """Rows of a whole fragment too: they are the same rows, whichever fragment holds them."""
+    """Rows of a restored fragment are the same rows, whichever fragment has them."""
     deleted = table.delete("key = 'b'")
     reverted = table.revert(str(deleted))
     assert reverted == table.revert(str(deleted)) == table.cherry_pick(str(reverted))
@@ -461,7 +461,7 @@ def test_what_was_taken_back_is_not_taken_back_again(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("compacting", [(), ("main",), ("run",), ("main", "run")], ids=str)
 def test_rows_that_both_sides_bring_back_are_there_once(table: LanceTable, compacting: tuple[str, ...]) -> None:
-    """New values that one of them gave since hold; a row the dest deleted again, only the source brought back."""
+    """An update by one side is kept; a row that the dest deleted again counts as restored by the source alone."""
     deleted = table.delete("key = 'b'")
     table.branches.sync("run")
     for branch in ("main", "run"):
@@ -478,7 +478,7 @@ def test_rows_that_both_sides_bring_back_are_there_once(table: LanceTable, compa
 
 
 def test_a_row_brought_back_twice_and_changed_twice_is_a_conflict(table: LanceTable) -> None:
-    """As any other row."""
+    """Such a row conflicts like any other."""
     deleted = table.delete("key = 'b'")
     table.branches.sync("run")
     for branch, value in (("main", 30), ("run", 31)):
@@ -489,7 +489,7 @@ def test_a_row_brought_back_twice_and_changed_twice_is_a_conflict(table: LanceTa
 
 
 def test_a_merge_undone_on_both_sides_stays_undone(table: LanceTable) -> None:
-    """The branch's author took it back too."""
+    """The branch has reverted its deletion too."""
     gone = table.delete("key = 'b'", branch="run")
     merged = table.merge("run")
     table.revert(str(merged), parent=1)
@@ -501,7 +501,7 @@ def test_a_merge_undone_on_both_sides_stays_undone(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("replacing", [True, False])
 def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bool) -> None:
-    """Rows come once, whatever is said about the table in between; pylance reads what was said."""
+    """Rows are merged once, even if table metadata is replaced in between; pylance reads that metadata."""
     table.append(entries("n", 5), branch="run")
     table.merge("run")
     table.config.set_table_metadata({"owner": "ann"}, replace=replacing)
@@ -520,7 +520,7 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
 
 @pytest.mark.parametrize("strategy", [["source-wins"], 1, b"source-wins", {"rows": None}, ""])
 def test_what_is_no_strategy_is_named(table: LanceTable, strategy: Strategy) -> None:
-    """Of whatever type it is."""
+    """Values of other types are refused too."""
     table.append(entries("n", 5), branch="run")
     with pytest.raises(InvalidInputError, match="is not a strategy; use 'source-wins' or 'dest-wins'"):
         table.preview_merge("run", strategy=strategy)
@@ -529,14 +529,14 @@ def test_what_is_no_strategy_is_named(table: LanceTable, strategy: Strategy) -> 
 
 
 def test_a_kind_of_conflict_that_is_none_is_told(table: LanceTable) -> None:
-    """With the one that was meant."""
+    """The error suggests the kind that was probably meant."""
     table.append(entries("n", 5), branch="run")
     with pytest.raises(InvalidInputError, match="'row' is not a kind of conflict; did you mean 'rows'"):
         table.merge("run", strategy={"row": "source-wins"})
 
 
 def test_rows_that_came_by_a_way_nothing_tells_of_do_not_come_twice(tmp_path: Path) -> None:
-    """By a squash that was picked, without ids of rows: a merge of what was squashed is refused."""
+    """A squash was picked without row ids, so a merge of the squashed branch is refused."""
     uri = str(tmp_path / "table")
     lance.write_dataset(entries("a", 1), uri, enable_stable_row_ids=False)
     table = LanceTable.open(uri)
@@ -550,7 +550,7 @@ def test_rows_that_came_by_a_way_nothing_tells_of_do_not_come_twice(tmp_path: Pa
 
 
 def test_rows_of_a_picked_squash_are_known_after_a_compaction(tmp_path: Path) -> None:
-    """A merge of what was squashed brings the rest."""
+    """A merge of the squashed branch brings only its other rows."""
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for name in ("run", "other"):
         table.branches.create(name)
@@ -565,7 +565,7 @@ def test_rows_of_a_picked_squash_are_known_after_a_compaction(tmp_path: Path) ->
 
 @pytest.mark.parametrize("mode", ["squash", "merge"])
 def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mode: MergeMode) -> None:
-    """A branch took in another one; main has that too, compacted since, and then ten more that are all gone."""
+    """A branch and main both merged a deleted branch; main has compacted since, and merged ten more deleted ones."""
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for name in ("run", "gone"):
         table.branches.create(name)
@@ -593,7 +593,7 @@ def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mo
 
 
 def test_a_merge_that_forgot_a_gone_branch_is_taken_back(tmp_path: Path) -> None:
-    """And a change of rows of that branch is picked from another one, which still has the record."""
+    """A change to rows of the deleted branch can be picked from a branch that still has the record."""
     table = new_table(tmp_path, entries("a", 1), entries("b", 2))
     for number in range(10):
         if number == 5:

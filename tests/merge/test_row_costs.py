@@ -1,4 +1,4 @@
-"""What a merge holds in memory: fragments and changed rows, never the rows of a fragment that came as a whole."""
+"""A merge needs memory for fragments and changed rows, not for the rows of a fragment that is added as a whole."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from lance_dagster.format.model import Manifest
 from tests.table_factory import entries, new_table
 
 CLAIMED = 2**31
-"""Rows that a manifest claims a fragment has."""
+"""The number of rows that a manifest claims for a fragment."""
 SMALL_MEMORY = 64 * 2**20
-"""Bytes: a thirty-second part of a byte for each claimed row, and enough for bitmaps of ranges."""
+"""The bound in bytes: a 32nd of a byte for each claimed row, which is enough for bitmaps of ranges."""
 
 
 def claiming(manifest: Manifest, more: int) -> Manifest:
-    """The same version with `more` rows in its newest fragment, all of them new."""
+    """The same version with `more` additional new rows in its newest fragment."""
     newest = manifest.fragments[len(manifest.fragments) - 1]
     first = manifest.next_row_id - newest.physical_rows
     rows = newest.physical_rows + more
@@ -42,7 +42,7 @@ def claiming(manifest: Manifest, more: int) -> Manifest:
 
 
 def with_claimed_rows(table: LanceTable, branch: str) -> None:
-    """Append two rows to a branch, and say in its manifest that they are two billion.
+    """Append two rows to a branch, and change its manifest to claim two billion.
 
     The data file has two rows. Nothing that is measured here reads it.
     """
@@ -55,7 +55,7 @@ def with_claimed_rows(table: LanceTable, branch: str) -> None:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Bytes that something allocates at most at a time, those of NumPy included."""
+    """The maximum number of bytes that a call allocates at a time, including NumPy's."""
     tracemalloc.start()
     run()
     _, most = tracemalloc.get_traced_memory()
@@ -64,7 +64,7 @@ def peak(run: Callable[[], object]) -> int:
 
 
 def with_a_huge_branch(tmp_path: Path) -> LanceTable:
-    """A table whose branch `run` appended a fragment that claims two billion rows."""
+    """A table with a branch `run` that appended a fragment with two billion claimed rows."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
     table.branches.create("run")
     with_claimed_rows(table, "run")
@@ -73,7 +73,7 @@ def with_a_huge_branch(tmp_path: Path) -> LanceTable:
 
 @pytest.mark.parametrize("moved", [False, True], ids=["main stays", "main moves"])
 def test_a_merge_of_appended_rows_costs_no_element_for_each(tmp_path: Path, *, moved: bool) -> None:
-    """However many rows a fragment has; each of them is in the result, under an id that main gives."""
+    """All rows of the fragment are in the result, under ids that main gives."""
     table = with_a_huge_branch(tmp_path)
     if moved:
         table.append(entries("m", 5))
@@ -84,7 +84,7 @@ def test_a_merge_of_appended_rows_costs_no_element_for_each(tmp_path: Path, *, m
 
 
 def test_a_preview_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> None:
-    """It counts them all the same."""
+    """The preview counts the rows."""
     table = with_a_huge_branch(tmp_path)
     found = []
     assert peak(lambda: found.append(table.preview_merge("run"))) < SMALL_MEMORY
@@ -92,7 +92,7 @@ def test_a_preview_of_appended_rows_costs_no_element_for_each(tmp_path: Path) ->
 
 
 def test_a_revert_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> None:
-    """The fragment goes as it came."""
+    """The fragment is removed as a whole."""
     table = with_a_huge_branch(tmp_path)
     merged = table.merge("run")
     assert peak(lambda: table.revert(str(merged), parent=1)) < SMALL_MEMORY
@@ -100,13 +100,13 @@ def test_a_revert_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> 
 
 
 def test_a_content_id_costs_no_element_for_each_row(tmp_path: Path) -> None:
-    """Row ids are part of it by their runs."""
+    """Row ids are part of the content id by their runs."""
     table = with_a_huge_branch(tmp_path)
     assert peak(lambda: table.maintenance.content_id("run")) < SMALL_MEMORY
 
 
 def test_rows_of_few_fragments_are_merged_among_huge_ones(tmp_path: Path) -> None:
-    """An update of one row of a fragment, which names that row alone, whatever else the table has."""
+    """The deletion of one row needs only that row, whatever else the table has."""
     table = with_a_huge_branch(tmp_path)
     table.branches.create("second")
     table.delete("value = 3", branch="second")
@@ -116,7 +116,7 @@ def test_rows_of_few_fragments_are_merged_among_huge_ones(tmp_path: Path) -> Non
 
 
 def test_a_diff_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> None:
-    """Nor does it read one: that they are new is told by their row ids."""
+    """The rows are not read, because their row ids show that they are new."""
     table = with_a_huge_branch(tmp_path)
     table.delete("value = 3")
     found = []
@@ -126,7 +126,7 @@ def test_a_diff_of_appended_rows_costs_no_element_for_each(tmp_path: Path) -> No
 
 
 def test_rows_of_huge_fragments_are_removed_as_ranges(tmp_path: Path) -> None:
-    """A diff back to the merge base, and one in which a single row of the fragment is gone."""
+    """One diff goes back to the merge base, and one lacks a single row of the fragment."""
     table = with_a_huge_branch(tmp_path)
     table.merge("run")
     before = table.head()

@@ -1,4 +1,4 @@
-"""Rows that pylance gave new values where they are, named by the transaction, beside what the other side did."""
+"""Merges of rows that pylance updated in place, named in the transaction, with changes of the other side."""
 
 from collections.abc import Callable
 from itertools import count
@@ -28,12 +28,12 @@ def made(folder: Path, *, stable: bool) -> LanceTable:
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """Such a table with stable row ids."""
+    """The table with stable row ids."""
     return made(tmp_path, stable=True)
 
 
 def write_in_place(table: LanceTable, branch: str, column: str, values: dict[int, int]) -> None:
-    """Let pylance give rows new values by their ids; it does so where they are, and names the rows."""
+    """Update rows by id through pylance, which writes them in place and names them in the transaction."""
     rows = pa.table({"id": list(values), column: list(values.values())})
     dataset = as_pylance(table, branch)
     dataset.merge_insert("id").when_matched_update_all().execute(rows)
@@ -45,7 +45,7 @@ def write_in_place(table: LanceTable, branch: str, column: str, values: dict[int
 
 
 def values_of(table: LanceTable, branch: str = "main") -> Values:
-    """The rows that differ from those that were there first, by id."""
+    """The rows by id that differ from the initial ones."""
     found = as_pylance(table, branch)
     found.validate()
     rows = found.to_table().to_pylist()
@@ -75,7 +75,7 @@ BESIDE: dict[str, tuple[Callable[[LanceTable, str], object], Values]] = {
 def test_other_rows_of_the_fragment_do_not_matter(
     table: LanceTable, beside: str, other: str, compacted: str | None
 ) -> None:
-    """Whichever side wrote in place, and whether one of them was compacted since."""
+    """Either side may write in place, and either may be compacted since."""
     did, expected = BESIDE[beside]
     did(table, other)
     write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
@@ -97,7 +97,7 @@ SAME: dict[str, tuple[Callable[[LanceTable, str], object], Values]] = {
 @pytest.mark.parametrize("other", ["main", "run"])
 @pytest.mark.parametrize("same", SAME)
 def test_the_same_row_is_a_conflict(table: LanceTable, same: str, other: str, compacted: str | None) -> None:
-    """It is not lost to a deletion; a strategy says which of both it becomes."""
+    """The update is not lost to a deletion; a strategy decides between both."""
     did, expected = SAME[same]
     did(table, other)
     one = "run" if other == "main" else "main"
@@ -116,7 +116,7 @@ def test_the_same_row_is_a_conflict(table: LanceTable, same: str, other: str, co
 @pytest.mark.parametrize("how", ["update", "in place"])
 @pytest.mark.parametrize("other", ["main", "run"])
 def test_another_cell_of_the_row_is_no_conflict(table: LanceTable, how: str, other: str) -> None:
-    """The row gets the cells of both, whichever side wrote one in place."""
+    """The row gets the cells of both sides, whichever side wrote in place."""
     write_in_place(table, "run" if other == "main" else "main", "a", {1: 7, 3: 7})
     if how == "update":
         table.update({"b": "9"}, where="id = 1", branch=other)
@@ -128,7 +128,7 @@ def test_another_cell_of_the_row_is_no_conflict(table: LanceTable, how: str, oth
 
 
 def test_a_row_that_was_merged_is_not_lost_to_a_deletion(table: LanceTable) -> None:
-    """Of a third branch; nor is one that is written in place again after the merge."""
+    """A third branch deletes the row; a row that is written in place again after the merge is kept too."""
     table.branches.create("late")
     write_in_place(table, "run", "a", {1: 7})
     table.merge("run")
@@ -143,7 +143,7 @@ def test_a_row_that_was_merged_is_not_lost_to_a_deletion(table: LanceTable) -> N
 
 
 def test_it_can_be_taken_over_and_back(table: LanceTable) -> None:
-    """The row alone: the other rows of its fragment were changed meanwhile."""
+    """Only the row changes, although other rows of its fragment were changed meanwhile."""
     write_in_place(table, "run", "a", {1: 7})
     table.update({"b": "9"}, where="id = 2")
     picked = table.cherry_pick("run")
@@ -158,7 +158,7 @@ def test_it_can_be_taken_over_and_back(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("other", ["main", "run"])
 def test_a_column_that_is_added_on_the_other_side(table: LanceTable, other: str) -> None:
-    """Beside rows of the dest it can be put where they are; rows of the source have no values in it."""
+    """A column is written beside rows of the dest, but updated rows of the source have no values in it."""
     table.columns.add({"more": "id"}, branch=other)
     write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
     if other == "main":
@@ -175,7 +175,7 @@ def test_a_column_that_is_added_on_the_other_side(table: LanceTable, other: str)
 def test_without_stable_row_ids_a_deletion_in_the_fragment_is_a_conflict(
     tmp_path: Path, other: str, compacted: str | None
 ) -> None:
-    """Nobody can tell whether the deleted row is one that got a new value; a strategy lets the deletion stand."""
+    """The deleted row may be one that got a new value; a strategy can accept the deletion."""
     table = made(tmp_path, stable=False)
     table.delete("id = 1", branch=other)
     one = "run" if other == "main" else "main"
@@ -197,7 +197,7 @@ def test_without_stable_row_ids_a_deletion_in_the_fragment_is_a_conflict(
 def test_without_stable_row_ids_new_values_of_a_column_that_is_given_up_do_not_matter(
     tmp_path: Path, other: str
 ) -> None:
-    """The side that deleted a row dropped the column too and wins: no value of the row is left to lose."""
+    """The deleting side also dropped the column and wins, so no value of the row is lost."""
     table = made(tmp_path, stable=False)
     writer = "run" if other == "main" else "main"
     write_in_place(table, writer, "a", {2: 8, 3: 8})
@@ -210,7 +210,7 @@ def test_without_stable_row_ids_new_values_of_a_column_that_is_given_up_do_not_m
 
 @pytest.mark.parametrize("other", ["main", "run"])
 def test_without_stable_row_ids_a_deletion_in_another_fragment_is_none(tmp_path: Path, other: str) -> None:
-    """Only rows of the fragments that were updated may have got new values."""
+    """Only rows of the updated fragments may have new values."""
     table = made(tmp_path, stable=False)
     table.delete("id = 7", branch=other)
     write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
@@ -219,7 +219,7 @@ def test_without_stable_row_ids_a_deletion_in_another_fragment_is_none(tmp_path:
 
 
 def test_without_stable_row_ids_rows_updated_twice_over_a_compaction_are_followed(tmp_path: Path) -> None:
-    """The fragment of the second update is no fragment of the merge base."""
+    """The fragment of the second update is not in the merge base."""
     table = made(tmp_path, stable=False)
     table.maintenance.compact(branch="run")
     as_pylance(table, "run").create_scalar_index("id", "BTREE", replace=True)

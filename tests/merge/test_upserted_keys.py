@@ -1,4 +1,4 @@
-"""Upserts on both sides of a merge: keys that both put in are contested, and nothing else is."""
+"""Upserts on both sides of a merge conflict only about keys that both inserted."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def rows(value: int, *ids: int | None) -> pa.Table:
 
 
 def values_of(table: LanceTable, branch: str = "main") -> dict[int, int]:
-    """The value of each id, which may be there once."""
+    """The value of each id, which must be unique."""
     found = as_pylance(table, branch).to_table().to_pylist()
     assert len(found) == len({row["id"] for row in found})
     return {row["id"]: row["v"] for row in found}
@@ -36,7 +36,7 @@ def values_of(table: LanceTable, branch: str = "main") -> dict[int, int]:
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
 def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strategy: Winner) -> None:
-    """The other keys of the side that loses are kept, however many there are."""
+    """Other keys of the losing side are kept, however many there are."""
     table.upsert(rows(1, 1, 2000), on=["id"], branch="run")
     table.upsert(rows(2, *range(1, 1001)), on=["id"])
     preview = table.preview_merge("run")
@@ -51,7 +51,7 @@ def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strateg
 
 @pytest.mark.parametrize("other", ["append", "upsert", "update"])
 def test_other_keys_between_those_of_an_upsert_are_not_contested(table: LanceTable, other: str) -> None:
-    """Of very many keys only the lowest and the highest are recorded."""
+    """Of many keys only the lowest and the highest are recorded."""
     table.upsert(rows(1, *range(0, 1000, 2)), on=["id"], branch="run")
     match other:
         case "append":
@@ -65,7 +65,7 @@ def test_other_keys_between_those_of_an_upsert_are_not_contested(table: LanceTab
 
 
 def test_a_row_that_was_given_a_key_is_contested(table: LanceTable) -> None:
-    """It was not put in, and would have the key of another row all the same."""
+    """The row was not inserted, but its new key equals that of an inserted row."""
     table.upsert(rows(1, 1, 2), on=["id"], branch="run")
     table.update({"id": "1"}, where="id = -1")
     with pytest.raises(MergeConflictError, match=r"`id` IN \(1\)"):
@@ -76,7 +76,7 @@ def test_a_row_that_was_given_a_key_is_contested(table: LanceTable) -> None:
 
 
 def test_keys_decide_also_where_partitions_are_named(table: LanceTable) -> None:
-    """An upsert does not claim the partition that its rows are in."""
+    """An upsert does not claim the partition of its rows."""
     table.upsert(rows(1, 1, 3), on=["id"], branch="run", partitions=["1"])
     table.upsert(rows(2, 5, 7), on=["id"], partitions=["1"])
     table.merge("run")
@@ -84,7 +84,7 @@ def test_keys_decide_also_where_partitions_are_named(table: LanceTable) -> None:
 
 
 def test_a_key_of_several_columns_is_contested_as_a_whole(table: LanceTable) -> None:
-    """The same value in one of the columns is another key; a null is no key."""
+    """An equal value in one column is no conflict, and null is no key."""
     table.upsert(rows(1, 1, 2, None), on=["id", "v"], branch="run")
     table.upsert(rows(2, 1, 2, None), on=["id", "v"])
     table.merge("run")
@@ -97,7 +97,7 @@ def test_a_key_of_several_columns_is_contested_as_a_whole(table: LanceTable) -> 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
 def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTable, strategy: Winner) -> None:
-    """What one side alone replaced stays as that side has it, whoever wins."""
+    """A partition that only one side replaced stays as that side has it, with either winner."""
     table.replace_where("id IN (1, 2)", rows(1, 1, 2), branch="run", partitions=["1", "2"])
     table.replace_where("id IN (2, 3)", rows(2, 2, 3), partitions=["2", "3"])
     assert ["partition 2"] == [conflict.unit for conflict in table.preview_merge("run").conflicts]
@@ -106,7 +106,7 @@ def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTabl
 
 
 def test_a_key_may_have_any_name(tmp_path: Path) -> None:
-    """Also the one under which the comparison of keys numbers its rows."""
+    """The name may be that of an internal column of the comparison."""
     uri = str(tmp_path / "places")
     lance.write_dataset(pa.table({"place": ["z"], "v": [0]}), uri, enable_stable_row_ids=True)
     made = LanceTable.open(uri)

@@ -1,4 +1,4 @@
-"""Base paths: rows in other places than the table's own folder, and what happens when such a place moves."""
+"""Base paths: rows outside the table's own folder, also after such a place was moved."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def files_below(folder: Path) -> list[str]:
 
 @BOTH
 def test_rows_are_written_to_a_base_and_read_with_the_others(tmp_path: Path, kind: str) -> None:
-    """Where the files lie is the only difference."""
+    """The rows differ only in where their files lie."""
     table = tiered(tmp_path, kind)
     assert ["data" if kind == ROOT else "."] == files_below(tmp_path / "cold")
     assert [*COLD, ("hot", 1)] == contents(table)
@@ -41,7 +41,7 @@ def test_rows_are_written_to_a_base_and_read_with_the_others(tmp_path: Path, kin
 
 @BOTH
 def test_rows_in_a_base_can_be_replaced(tmp_path: Path, kind: str) -> None:
-    """Their deletion files stay with the table."""
+    """Deletion files lie in the folder of the table."""
     table = tiered(tmp_path, kind)
     table.replace_where("key = 'cold' and value IN (1, 3)", table.stage(entries("cold", 3), base="cold"))
     table.replace_where("key = 'cold' and value IN (2, 4)", entries("cold", 4))
@@ -51,7 +51,7 @@ def test_rows_in_a_base_can_be_replaced(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_table_can_be_overwritten_from_a_base(tmp_path: Path) -> None:
-    """Every write takes staged files."""
+    """Each kind of write takes staged files under a base path."""
     table = tiered(tmp_path)
     table.overwrite(table.stage(entries("cold", 9), base="cold"))
     assert [("cold", 9)] == contents(table)
@@ -59,7 +59,7 @@ def test_a_table_can_be_overwritten_from_a_base(tmp_path: Path) -> None:
 
 
 def test_files_written_by_another_process_know_their_base(tmp_path: Path) -> None:
-    """The target says where they lie."""
+    """The write target has the base path."""
     table = tiered(tmp_path)
     target = table.write_target(base="cold")
     staged = StagedFiles(SCHEMA, write_files(target, entries("cold", 3).to_batches()), target.base)
@@ -68,7 +68,7 @@ def test_files_written_by_another_process_know_their_base(tmp_path: Path) -> Non
 
 
 def test_a_base_has_a_name_an_id_and_a_place(tmp_path: Path) -> None:
-    """Ids start at one, and go up."""
+    """Ids are counted from one."""
     table = tiered(tmp_path)
     added = table.maintenance.add_base("warm", tmp_path / "x" / ".." / "warm", is_dataset_root=True)
     assert (2, "warm", str(tmp_path / "warm"), True) == (added.id, added.name, added.path, added.is_dataset_root)
@@ -77,7 +77,7 @@ def test_a_base_has_a_name_an_id_and_a_place(tmp_path: Path) -> None:
 
 
 def test_a_base_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
-    """The same call again makes no version."""
+    """Repeating the call makes no version."""
     table = tiered(tmp_path)
     number = table.head().number
     assert 1 == table.maintenance.add_base("cold", tmp_path / "cold").id
@@ -86,7 +86,7 @@ def test_a_base_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name,place", [("cold", "other"), ("other", "cold")], ids=["name", "place"])
 def test_another_base_of_that_name_or_place_is_refused(tmp_path: Path, name: str, place: str) -> None:
-    """Both stand for one base."""
+    """Name and place are both unique."""
     table = tiered(tmp_path)
     with pytest.raises(AlreadyExistsError, match=f"main@4 has the base path 'cold' at {tmp_path}/cold"):
         table.maintenance.add_base(name, tmp_path / place)
@@ -94,28 +94,28 @@ def test_another_base_of_that_name_or_place_is_refused(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", ["", "root"])
 def test_a_name_that_means_something_else_is_refused(tmp_path: Path, name: str) -> None:
-    """The table itself is called root."""
+    """The name "root" means the table itself."""
     with pytest.raises(InvalidInputError, match="cannot be called"):
         tiered(tmp_path).maintenance.add_base(name, tmp_path / "other")
 
 
 @pytest.mark.parametrize("place", ["", "data", "data/x", "_indices", "tree/run"])
 def test_a_folder_of_the_table_is_no_base(tmp_path: Path, place: str) -> None:
-    """Its files would be named twice."""
+    """Its files would have two names."""
     table = tiered(tmp_path)
     with pytest.raises(InvalidInputError, match="is a folder of the table itself"):
         table.maintenance.add_base("other", Path(table.uri) / place)
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """With those that are."""
+    """The error lists the existing base paths."""
     table = tiered(tmp_path)
     with pytest.raises(InvalidInputError, match=r"has no base path named 'could'; it has 'cold'"):
         table.stage(entries("x", 1), base="could")
 
 
 def test_files_staged_for_a_base_the_branch_does_not_have_are_refused(tmp_path: Path) -> None:
-    """Naming them through another one would lose them."""
+    """Referenced through another base path, the files would not be found."""
     table = new_table(tmp_path)
     table.branches.create("run")
     table.maintenance.add_base("cold", tmp_path / "cold")
@@ -125,7 +125,7 @@ def test_files_staged_for_a_base_the_branch_does_not_have_are_refused(tmp_path: 
 
 
 def test_staged_files_are_not_staged_again(tmp_path: Path) -> None:
-    """They are written already."""
+    """The files are written already."""
     table = new_table(tmp_path)
     with pytest.raises(InvalidInputError, match="staged already"):
         table.stage(table.stage(entries("a", 1)))
@@ -133,7 +133,7 @@ def test_staged_files_are_not_staged_again(tmp_path: Path) -> None:
 
 @BOTH
 def test_a_branch_writes_to_a_base_and_is_merged_without_a_copy(tmp_path: Path, kind: str) -> None:
-    """Both sides name the file in the same place."""
+    """Both sides reference the file at the same place."""
     table = tiered(tmp_path, kind)
     table.branches.create("run")
     table.append(table.stage(entries("cold", 3), branch="run", base="cold"), branch="run")
@@ -149,7 +149,7 @@ def test_a_branch_writes_to_a_base_and_is_merged_without_a_copy(tmp_path: Path, 
 
 
 def test_rows_under_a_base_that_only_the_branch_has_are_copied_by_the_merge(tmp_path: Path) -> None:
-    """Main has no name for the place."""
+    """Main has no base path for the place."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run")
     table.maintenance.add_base("cold", tmp_path / "cold", branch="run")
@@ -162,7 +162,7 @@ def test_rows_under_a_base_that_only_the_branch_has_are_copied_by_the_merge(tmp_
 
 
 def test_one_id_is_one_place_on_every_branch(tmp_path: Path) -> None:
-    """Storage options are given by id, whatever branch is read."""
+    """Storage options are given by base id, which must not depend on the branch."""
     table = new_table(tmp_path, entries("a", 1))
     table.branches.create("run")
     cold = table.maintenance.add_base("cold", tmp_path / "cold")
@@ -173,7 +173,7 @@ def test_one_id_is_one_place_on_every_branch(tmp_path: Path) -> None:
 
 
 def test_going_back_to_a_version_does_not_bring_old_places_back(tmp_path: Path) -> None:
-    """A base that was moved since is where it was moved to."""
+    """A base path that was moved since keeps its new place."""
     table = tiered(tmp_path)
     version = table.head().number
     shutil.move(tmp_path / "cold", tmp_path / "ice")
@@ -185,7 +185,7 @@ def test_going_back_to_a_version_does_not_bring_old_places_back(tmp_path: Path) 
 
 @BOTH
 def test_a_base_that_was_moved_is_found_again(tmp_path: Path, kind: str) -> None:
-    """On main and on every branch, old tags included."""
+    """It is found on main and on every branch, and for old tags."""
     table = tiered(tmp_path, kind)
     table.tags.create("early", "main@3")
     table.branches.create("run")
@@ -201,12 +201,12 @@ def test_a_base_that_was_moved_is_found_again(tmp_path: Path, kind: str) -> None
     again.append(again.stage(entries("cold", 4), base="cold"))
     assert [*COLD, ("cold", 4), ("hot", 1), ("hot", 2)] == contents(again)
     assert () == again.maintenance.move_base("cold", tmp_path / "ice").branches
-    # Versions from before name the old place.
+    # Earlier versions reference the old place.
     assert again.maintenance.verify().ok
 
 
 def test_a_base_is_not_moved_to_where_its_files_are_not(tmp_path: Path) -> None:
-    """Unless that is asked for."""
+    """The move needs `check=False` if the files are missing at the new place."""
     table = tiered(tmp_path)
     with pytest.raises(CorruptFileError, match=r"1 files that main@4 names are missing or incomplete: "):
         table.maintenance.move_base("cold", tmp_path / "ice")
@@ -215,7 +215,7 @@ def test_a_base_is_not_moved_to_where_its_files_are_not(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_copied_in_part_is_noticed(tmp_path: Path) -> None:
-    """Sizes are compared, not only names."""
+    """Sizes are compared as well as names."""
     table = tiered(tmp_path)
     shutil.copytree(tmp_path / "cold", tmp_path / "ice")
     file = next((tmp_path / "ice").glob("*.lance"))
@@ -226,18 +226,18 @@ def test_a_file_that_was_copied_in_part_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name,said", [("could", r"no base path 'could'; it has 'cold'"), ("root", "relocate")])
 def test_only_a_base_is_moved(tmp_path: Path, name: str, said: str) -> None:
-    """What is not one is named."""
+    """The error names what is no base path."""
     with pytest.raises(InvalidInputError, match=said):
         tiered(tmp_path).maintenance.move_base(name, tmp_path / "ice")
 
 
 def test_a_local_table_keeps_cold_rows_on_s3(tmp_path: Path, s3_storage: S3Storage) -> None:
-    """The base has options of its own, which reach no repr."""
+    """The base path has its own storage options, which no repr shows."""
     table = new_table(tmp_path, entries("hot", 1))
     base = table.maintenance.add_base("cold", f"{s3_storage.uri}/cold", is_dataset_root=True)
     options = {f"base_{base.id}.{key}": value for key, value in s3_storage.storage_options.items()}
     table = LanceTable.open(table.uri, options)
-    # Without its options the place could not be written when the base path was added.
+    # The options were missing when the base path was added, so no allowance could be written at its place.
     table.maintenance.allow_base(base.path)
     table.append(table.stage(entries("cold", 1, 2), base="cold"))
     assert "test-secret" not in repr(table.write_target(base="cold"))
@@ -251,7 +251,7 @@ def test_a_local_table_keeps_cold_rows_on_s3(tmp_path: Path, s3_storage: S3Stora
 
 
 def test_a_table_on_s3_has_bases_in_two_places(tmp_path: Path, s3_storage: S3Storage) -> None:
-    """Another bucket folder with the table's options, and a local folder with none."""
+    """One base is another prefix with the table's options, and one is a local folder without options."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.maintenance.add_base("far", f"{s3_storage.uri}/far")
     table.maintenance.add_base("near", tmp_path / "near")
@@ -267,7 +267,7 @@ def test_a_table_on_s3_has_bases_in_two_places(tmp_path: Path, s3_storage: S3Sto
 
 
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """As by every write."""
+    """The rows are checked as for every write."""
     table = tiered(tmp_path)
     before = files_below(tmp_path)
     with pytest.raises(InvalidInputError, match="column 'other' is not in the table"):

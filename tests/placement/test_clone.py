@@ -1,4 +1,4 @@
-"""Clones: a table of its own out of one version, by name or by copy."""
+"""Clones: separate tables made from one version, by reference or by copy."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
 
 
 def cloned(table: LanceTable, place: Path | str, kind: str, at: str = "main") -> LanceTable:
-    """A clone of either kind."""
+    """A shallow or a deep clone."""
     return table.maintenance.clone(place, at, shallow=kind == SHALLOW)
 
 
@@ -48,7 +48,7 @@ RUN = [("a", 2), ("b", 2), ("cold", 2), ("new", 1), ("pylance", 1), ("warm", 2)]
 @BOTH
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_clone_has_the_rows_of_its_source(tmp_path: Path, operation: str, kind: str) -> None:
-    """After everything that can happen to a table; with their ids and versions."""
+    """The rows keep their ids and versions, in each state of the source."""
     table = prepared(tmp_path)
     rows = OPERATIONS[operation](table)
     clone = cloned(table, tmp_path / "clone", kind)
@@ -58,7 +58,7 @@ def test_a_clone_has_the_rows_of_its_source(tmp_path: Path, operation: str, kind
 
 @BOTH
 def test_a_branch_can_be_cloned(tmp_path: Path, kind: str) -> None:
-    """With what it inherited, what it has under base paths and what others wrote into its folder."""
+    """The clone has inherited rows, rows under base paths, and rows that pylance wrote into the branch's folder."""
     table = branched(tmp_path)
     clone = cloned(table, tmp_path / "clone", kind, "run")
     assert_sound(as_pylance(clone), RUN)
@@ -69,7 +69,7 @@ def test_a_branch_can_be_cloned(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_deep_clone_needs_nothing_of_its_source(tmp_path: Path) -> None:
-    """Every place can go."""
+    """Each place of the source can be deleted."""
     table = branched(tmp_path)
     clone = cloned(table, tmp_path / "clone", DEEP, "run")
     for place in (table.uri, tmp_path / "cold", tmp_path / "warm"):
@@ -83,7 +83,7 @@ def test_a_deep_clone_needs_nothing_of_its_source(tmp_path: Path) -> None:
 
 
 def test_a_shallow_clone_is_one_manifest(tmp_path: Path) -> None:
-    """And names the source under what was cloned."""
+    """The base paths for the source are named after the cloned version."""
     table = branched(tmp_path)
     clone = cloned(table, tmp_path / "clone", SHALLOW, "run")
     assert [] == list((tmp_path / "clone").rglob("*.lance"))
@@ -96,7 +96,7 @@ def test_a_shallow_clone_is_one_manifest(tmp_path: Path) -> None:
 
 @BOTH
 def test_source_and_clone_go_their_own_ways(tmp_path: Path, kind: str) -> None:
-    """Neither sees what the other does."""
+    """Neither shows later changes of the other."""
     table = branched(tmp_path)
     clone = cloned(table, tmp_path / "clone", kind, "run")
     clone.replace_where("key IN ('cold', 'a', 'clone')", entries("clone", 1))
@@ -108,7 +108,7 @@ def test_source_and_clone_go_their_own_ways(tmp_path: Path, kind: str) -> None:
 
 @BOTH
 def test_branches_of_a_clone_are_merged(tmp_path: Path, kind: str) -> None:
-    """What was merged in the source says nothing about the clone, where main is another branch."""
+    """Records of merges in the source do not apply to the clone, where main is another branch."""
     table = prepared(tmp_path)
     table.branches.create("run")
     table.append(entries("m", 1))
@@ -128,7 +128,7 @@ def test_branches_of_a_clone_are_merged(tmp_path: Path, kind: str) -> None:
 
 @BOTH
 def test_a_clone_can_be_cloned(tmp_path: Path, kind: str) -> None:
-    """Shallow or deep, of a branch of a shallow one."""
+    """The second clone may be shallow or deep, of a branch of a shallow one."""
     first = cloned(branched(tmp_path), tmp_path / "first", SHALLOW, "run")
     first.branches.create("run")
     first.append(entries("first", 1), branch="run")
@@ -145,7 +145,7 @@ def test_a_clone_can_be_cloned(tmp_path: Path, kind: str) -> None:
 
 @BOTH
 def test_a_tag_or_an_old_version_can_be_cloned(tmp_path: Path, kind: str) -> None:
-    """Any ref is good."""
+    """Any ref can be cloned."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     table.tags.create("early", "main@2")
     table.overwrite(entries("b", 1))
@@ -155,7 +155,7 @@ def test_a_tag_or_an_old_version_can_be_cloned(tmp_path: Path, kind: str) -> Non
 
 @BOTH
 def test_a_table_that_is_there_is_not_overwritten(tmp_path: Path, kind: str) -> None:
-    """Nor is the source itself."""
+    """The place of the source itself is refused too."""
     table = new_table(tmp_path, entries("a", 1))
     other = new_table(tmp_path, entries("b", 1))
     for place in (other.uri, table.uri):
@@ -166,7 +166,7 @@ def test_a_table_that_is_there_is_not_overwritten(tmp_path: Path, kind: str) -> 
 
 
 def test_a_deep_clone_without_all_files_is_not_there(tmp_path: Path) -> None:
-    """It is made by the same call once they are found."""
+    """The same call makes the clone once the files are found."""
     table = branched(tmp_path)
     file = next((tmp_path / "cold").iterdir())
     lost = file.rename(tmp_path / "lost")
@@ -178,7 +178,7 @@ def test_a_deep_clone_without_all_files_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_deep_clone_is_finished_after_any_crash(tmp_path: Path) -> None:
-    """Killed before each of its writes, it is not there; made again, it is whole."""
+    """A clone interrupted before any of its writes does not exist; a repeated call completes it."""
     table = branched(tmp_path)
     source = context_on(open_store(table.uri))
     state = source.at("run")
@@ -194,7 +194,7 @@ def test_a_deep_clone_is_finished_after_any_crash(tmp_path: Path) -> None:
         try:
             clone_to(place, plug_pulled_before_write(step))
         except PlugPulledError:
-            # The last write is the hint: the clone is there before it.
+            # The last write is the hint, before which the clone exists.
             if not LanceTable.exists(tmp_path / place):
                 clone_to(place, obedient)
             assert_sound(lance.dataset(tmp_path / place), RUN)
@@ -205,7 +205,7 @@ def test_a_deep_clone_is_finished_after_any_crash(tmp_path: Path) -> None:
 
 
 def test_two_clones_to_one_place_do_not_mix(tmp_path: Path) -> None:
-    """Their first versions have different numbers, so neither put would notice the other."""
+    """Their first versions have different numbers, so both puts of a manifest would succeed."""
     table = branched(tmp_path)
     other = new_table(tmp_path, entries("other", 1))
     source = context_on(open_store(table.uri))
@@ -227,7 +227,7 @@ def test_two_clones_to_one_place_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_the_same_clone_made_twice_at_once_is_made_once(tmp_path: Path) -> None:
-    """The slower one says that it is there."""
+    """The slower call raises an error that the clone exists."""
     table = branched(tmp_path)
     source = context_on(open_store(table.uri))
     state = source.at("run")
@@ -239,7 +239,7 @@ def test_the_same_clone_made_twice_at_once_is_made_once(tmp_path: Path) -> None:
 
 
 def test_what_was_copied_is_not_copied_again(tmp_path: Path) -> None:
-    """Files of the right size are taken as they are; others are not."""
+    """Files of the right size are kept, and others are copied again."""
     table = new_table(tmp_path, entries("a", 1), entries("a", 2))
     first, second = sorted(Path(table.uri, "data").iterdir())
     there = tmp_path / "clone" / "data"
@@ -254,7 +254,7 @@ def test_what_was_copied_is_not_copied_again(tmp_path: Path) -> None:
 
 @BOTH
 def test_blobs_come_along(tmp_path: Path, kind: str) -> None:
-    """They lie beside the data file, in a folder called like it."""
+    """Blobs lie in a folder beside the data file that has its name."""
     schema = pa.schema([pa.field("key", pa.int64()), lance.blob_field("blob")])
     rows = pa.table([pa.array([1, 2]), lance.blob_array([b"x" * 200_000, b"y" * 6_000_000])], schema=schema)
     lance.write_dataset(rows, tmp_path / "source", data_storage_version="2.2", enable_stable_row_ids=True)
@@ -268,7 +268,7 @@ def test_blobs_come_along(tmp_path: Path, kind: str) -> None:
 @BOTH
 @pytest.mark.parametrize("way", ["local to S3", "S3 to local", "S3 to S3"])
 def test_clones_lie_in_other_storage(tmp_path: Path, s3_storage: S3Storage, way: str, kind: str) -> None:
-    """What is read through a base path is read with the source's options, whatever the clone's are."""
+    """Files under a base path are read with the source's options, whatever options the clone has."""
     source, _, dest = way.split()
     options = s3_storage.storage_options
     places = {"S3": (s3_storage.uri, options), "local": (str(tmp_path), None)}
@@ -290,7 +290,7 @@ def test_clones_lie_in_other_storage(tmp_path: Path, s3_storage: S3Storage, way:
 
 
 def test_a_clone_on_another_account_reads_its_source_with_the_sources_options(s3_storage: S3Storage) -> None:
-    """Its own options come first for itself."""
+    """The clone's own options take precedence for its own files."""
     table = LanceTable.create(f"{s3_storage.uri}/source", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1))
     other = {**s3_storage.storage_options, "aws_access_key_id": "other-key"}

@@ -1,4 +1,4 @@
-"""A table that names the files of another table: who may read them through it."""
+"""Tables that reference the files of another table, and the readers who may follow these references."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ EVERY_USE: dict[str, Callable[[LanceTable], object]] = {
 
 
 def hostile(folder: Path, place: str) -> LanceTable:
-    """A table whose newest manifest names the fragments of another table, of a row each, through a base path."""
+    """A table whose newest manifest references the fragments of another table, of one row each, by a base path."""
     table = new_table(folder / "uploads", entries("a", 1))
     private = LanceTable.open(place)._context.head("main").manifest  # noqa: SLF001 - its files are the point
     path = manifest_file(table, "main", 2)
@@ -71,13 +71,13 @@ def hostile(folder: Path, place: str) -> LanceTable:
 
 @pytest.fixture
 def private(tmp_path: Path) -> LanceTable:
-    """A table that only the reader may read, in a folder of its own."""
+    """A table in its own folder that only the reader may read."""
     return new_table(tmp_path / "private", entries("salary", 9), entries("salary", 10))
 
 
 @pytest.mark.parametrize("use", EVERY_USE)
 def test_no_use_of_a_table_follows_it_into_another_one(tmp_path: Path, private: LanceTable, use: str) -> None:
-    """Whoever writes a manifest cannot make a reader hand out rows that the reader alone may read."""
+    """The writer of a manifest cannot make a reader pass on rows that only the reader may read."""
     table = hostile(tmp_path, private.uri)
     with pytest.raises(BasePathRefusedError, match=f"names files at {private.uri}, outside of the table"):
         EVERY_USE[use](table)
@@ -106,7 +106,7 @@ def test_no_spelling_of_the_place_hides_it(tmp_path: Path, private: LanceTable, 
 
 
 def test_a_base_path_with_credentials_in_it_is_refused(tmp_path: Path, private: LanceTable) -> None:
-    """Neither a message nor the report of a verification shows them."""
+    """Neither the message nor the report of a verification shows them."""
     table = hostile(tmp_path, private.uri)
     path = manifest_file(table, "main", 3)
     manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
@@ -122,7 +122,7 @@ def test_a_base_path_with_credentials_in_it_is_refused(tmp_path: Path, private: 
 
 
 def test_verify_lists_the_place(tmp_path: Path, private: LanceTable) -> None:
-    """An error where it is not allowed, a line of the report where it is."""
+    """A place that is not allowed is an error, and an allowed one is a line of the report."""
     table = hostile(tmp_path, private.uri)
     report = table.maintenance.verify()
     assert (private.uri,) == report.base_paths
@@ -137,7 +137,7 @@ def test_verify_lists_the_place(tmp_path: Path, private: LanceTable) -> None:
 def test_a_caller_can_allow_the_place(
     tmp_path: Path, private: LanceTable, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a storage option or in the environment, with everything below it."""
+    """A storage option or an environment variable allows the place and everything below it."""
     table = hostile(tmp_path, private.uri)
     allowed = given.format(private.uri, above=Path(private.uri).parent)
     trusting = LanceTable.open(table.uri, {"allowed_base_paths": allowed})
@@ -149,7 +149,7 @@ def test_a_caller_can_allow_the_place(
 
 
 def test_a_place_that_only_pylance_can_open_is_pylances_once_it_is_allowed(tmp_path: Path, private: LanceTable) -> None:
-    """No store of the package knows the scheme; pylance does, and gets the version."""
+    """The package has no store for the scheme, but pylance has, and opens the version."""
     table = hostile(tmp_path, private.uri)
     path = manifest_file(table, "main", 3)
     manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
@@ -170,7 +170,7 @@ def test_a_place_beside_the_allowed_one_is_not_allowed(tmp_path: Path, private: 
 
 
 def test_the_owner_of_the_place_can_allow_it_for_every_reader(tmp_path: Path, private: LanceTable) -> None:
-    """That takes the right to write there; the allowance is for one table."""
+    """The owner needs the right to write at the place; the allowance applies to one table."""
     table = hostile(tmp_path, private.uri)
     table.maintenance.allow_base(private.uri)
     assert [("a", 1), *PRIVATE] == contents(LanceTable.open(table.uri))
@@ -188,7 +188,7 @@ print(sorted(row["value"] for uri in sys.argv[1:] for row in LanceTable.open(uri
 
 
 def test_another_process_reads_what_this_package_spread_and_cloned(tmp_path: Path) -> None:
-    """Base paths that were added, clones and clones of clones need no option anywhere."""
+    """Added base paths, clones and clones of clones need no option."""
     table = new_table(tmp_path, entries("hot", 1))
     table.maintenance.add_base("cold", tmp_path / "cold")
     table.append(table.stage(entries("cold", 2), base="cold"))
@@ -202,7 +202,7 @@ def test_another_process_reads_what_this_package_spread_and_cloned(tmp_path: Pat
 
 
 def test_branches_of_pylance_need_no_allowance(tmp_path: Path) -> None:
-    """They name the table itself, in the spelling it was opened with."""
+    """The branches reference the table itself, in the spelling with which it was opened."""
     table = new_table(tmp_path, entries("a", 1))
     for number, uri in enumerate((table.uri, f"file://{table.uri}")):
         made: Any = lance.dataset(uri).create_branch(f"b{number}", 2)

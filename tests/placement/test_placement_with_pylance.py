@@ -1,4 +1,4 @@
-"""Base paths, clones and moved tables beside pylance: each program works on the tables of the other."""
+"""The package and pylance use each other's base paths, clones and moved tables."""
 
 import shutil
 from collections.abc import Callable
@@ -28,12 +28,12 @@ KINDS = pytest.mark.parametrize("kind", [SHALLOW, DEEP])
 
 @pytest.fixture(autouse=True)
 def _allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow the base paths that pylance adds, for which no place holds an allowance."""
+    """Allow the base paths that pylance adds, for which it writes no allowances."""
     monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
 
 
 def made_by_pylance(folder: Path) -> LanceTable:
-    """A table that pylance made, with an index, deletions, two bases, a branch, a branch of that and a tag."""
+    """A table that pylance made, with an index, deletions, two bases, a branch, a branch forked from it and a tag."""
     uri = folder / "pylance"
     dataset = lance.write_dataset(entries("a", 1, 2, 3), uri, enable_stable_row_ids=True)
     dataset.create_scalar_index("value", "BTREE")
@@ -87,14 +87,14 @@ EITHER = pytest.mark.parametrize("maker", MAKERS)
 
 
 def check_all(table: LanceTable, expected: dict[str, Rows]) -> None:
-    """Both programs see the rows of each branch."""
+    """Assert that both programs read these rows of each branch."""
     for name, rows in expected.items():
         assert_sound_rows(as_pylance(table, name), rows)
         assert rows == contents(table, name)
 
 
 def assert_sound_rows(dataset: lance.LanceDataset, rows: Rows) -> None:
-    """Like `assert_sound`, for rows without a key of that test."""
+    """Check rows like `assert_sound`, which needs other keys."""
     dataset.validate()
     assert sorted(rows) == sorted_rows(dataset.to_table(columns=["key", "value"]))
     assert len(rows) == dataset.count_rows()
@@ -104,17 +104,17 @@ def assert_sound_rows(dataset: lance.LanceDataset, rows: Rows) -> None:
 
 @EITHER
 def test_a_table_under_base_paths_is_read_by_both(tmp_path: Path, maker: str) -> None:
-    """Data files at two more places, deletion files and indices with the table."""
+    """Data files lie at two other places, and deletion files and indices with the table."""
     check_all(MAKERS[maker](tmp_path), ALL_ROWS)
 
 
 @EITHER
 @pytest.mark.parametrize("branch", ["main", "run"])
 def test_both_write_to_the_same_base(tmp_path: Path, maker: str, branch: str) -> None:
-    """On main and on a branch, whoever added the base."""
+    """Both write on main and on a branch, whichever of them added the base."""
     table = MAKERS[maker](tmp_path)
     if maker == "pylance's" and branch == "run":
-        # pylance's own base for the root has the id 0, which it takes for none where a base is named.
+        # pylance's own base for the root has the id 0, which pylance reads as no base when a base is named.
         lance.write_dataset(entries("p", 1), as_pylance(table, branch), mode="append", target_bases=["flat"])
         rows = [*ALL_ROWS[branch], ("p", 1)]
     else:
@@ -127,7 +127,7 @@ def test_both_write_to_the_same_base(tmp_path: Path, maker: str, branch: str) ->
 
 
 def test_both_add_bases_to_one_table(tmp_path: Path) -> None:
-    """Ids do not collide, and a stale pylance handle follows."""
+    """Ids are unique, and a stale pylance handle works."""
     table = new_table(tmp_path, entries("a", 1))
     stale = lance.dataset(table.uri)
     table.maintenance.add_base("first", tmp_path / "first")
@@ -145,7 +145,7 @@ def test_both_add_bases_to_one_table(tmp_path: Path) -> None:
 @KINDS
 @pytest.mark.parametrize("ref", ["main", "inner"])
 def test_pylance_works_on_clones_of_the_package(tmp_path: Path, maker: str, kind: str, ref: str) -> None:
-    """It inserts, deletes, updates, indexes, branches, clones and cleans up."""
+    """Pylance inserts, deletes, updates, indexes, branches, clones and cleans up."""
     clone = MAKERS[maker](tmp_path).maintenance.clone(tmp_path / "clone", ref, shallow=kind == SHALLOW)
     rows = ALL_ROWS[ref]
     check_all(clone, {"main": rows})
@@ -166,12 +166,12 @@ def test_pylance_works_on_clones_of_the_package(tmp_path: Path, maker: str, kind
 @KINDS
 @pytest.mark.parametrize("ref", ["main", "inner"])
 def test_clones_are_written_as_pylance_writes_its_own(tmp_path: Path, kind: str, ref: str) -> None:
-    """The same number, schema, settings, ids and operation; only base ids start at one and have names."""
+    """Number, schema, settings, ids and operation are equal; base ids start at one, and bases have names."""
     table = made_by_pylance(tmp_path)
     source = as_pylance(table, ref)
     source.update_config({"key": "value"})
     number = source.version
-    # pylance looks for the files of a base that is no dataset root in a folder they are not in.
+    # pylance looks in the wrong folder for files of a base that is no dataset root.
     shutil.copytree(tmp_path / "flat", tmp_path / "flat" / "data")
     make = source.shallow_clone if kind == SHALLOW else source.deep_clone
     expected = make(str(tmp_path / "pylance-clone"), (ref, None) if ref != "main" else number)
@@ -194,7 +194,7 @@ def test_clones_are_written_as_pylance_writes_its_own(tmp_path: Path, kind: str,
 @KINDS
 @EITHER
 def test_the_package_works_on_clones_of_pylance(tmp_path: Path, maker: str, kind: str) -> None:
-    """Theirs name the source through a base of the id 0."""
+    """Pylance's clones reference the source by a base of the id 0."""
     table = MAKERS[maker](tmp_path)
     if kind == DEEP:
         shutil.copytree(tmp_path / "flat", tmp_path / "flat" / "data")
@@ -216,7 +216,7 @@ def test_the_package_works_on_clones_of_pylance(tmp_path: Path, maker: str, kind
 
 
 def moved(table: LanceTable, *, copy: bool = False) -> LanceTable:
-    """The table at another place."""
+    """The table, moved or copied to another place."""
     place = Path(table.uri).parent / "somewhere" / "else"
     place.parent.mkdir()
     (shutil.copytree if copy else shutil.move)(table.uri, place)
@@ -227,7 +227,7 @@ def moved(table: LanceTable, *, copy: bool = False) -> LanceTable:
 @pytest.mark.parametrize("options", CLEAN_UPS)
 @pytest.mark.parametrize("way", ["moved", "copied"])
 def test_pylance_works_on_a_relocated_table(tmp_path: Path, maker: str, options: str, way: str) -> None:
-    """It reads, writes and cleans up every branch, and nothing is lost; the old place can go."""
+    """Pylance reads, writes and cleans up each branch without a loss, also when the old place is gone."""
     table = MAKERS[maker](tmp_path)
     there = moved(table, copy=way == "copied")
     there.maintenance.relocate()
@@ -252,7 +252,7 @@ def test_pylance_works_on_a_relocated_table(tmp_path: Path, maker: str, options:
 
 @EITHER
 def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> None:
-    """Handles of pylance from before the relocation: what they do lands on top of it."""
+    """Pylance handles from before the relocation commit on top of it."""
     there = moved(MAKERS[maker](tmp_path))
     stale = [as_pylance(there, "run") for _ in range(5)]
     there.maintenance.relocate()
@@ -269,7 +269,7 @@ def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> Non
 
 @EITHER
 def test_pylance_going_back_to_before_the_move_is_put_right(tmp_path: Path, maker: str) -> None:
-    """It restores the old places along with the rows."""
+    """Pylance restores the old places with the rows, and a second call corrects them."""
     table = MAKERS[maker](tmp_path)
     number = table.head("run").number
     there = moved(table)
@@ -282,7 +282,7 @@ def test_pylance_going_back_to_before_the_move_is_put_right(tmp_path: Path, make
 
 @EITHER
 def test_relocated_branches_are_merged(tmp_path: Path, maker: str) -> None:
-    """Into their parents, and into main."""
+    """The branches are merged into their parents and into main."""
     table = MAKERS[maker](tmp_path)
     there = moved(table)
     there.maintenance.relocate()
@@ -294,7 +294,7 @@ def test_relocated_branches_are_merged(tmp_path: Path, maker: str) -> None:
 
 
 def test_a_branch_whose_beginning_was_cleaned_up_is_relocated(tmp_path: Path) -> None:
-    """No version says where it was forked from; only the base path itself is left."""
+    """No version shows where it was forked; only the base path is left."""
     table = made_by_pylance(tmp_path)
     for name in ("inner", "run"):
         as_pylance(table, name).cleanup_old_versions(
@@ -306,7 +306,7 @@ def test_a_branch_whose_beginning_was_cleaned_up_is_relocated(tmp_path: Path) ->
 
 
 def test_a_place_that_cannot_be_told_has_to_be_given(tmp_path: Path) -> None:
-    """Two bases that may be it, and no version that says which of them was the table."""
+    """Two bases are possible, and no version shows which of them was the table."""
     dataset = lance.write_dataset(entries("a", 1), tmp_path / "t", enable_stable_row_ids=True)
     dataset.create_branch("run").insert(entries("r", 1))
     run = lance.dataset(tmp_path / "t").checkout_version(("run", None))
@@ -321,7 +321,7 @@ def test_a_place_that_cannot_be_told_has_to_be_given(tmp_path: Path) -> None:
 
 
 def test_a_table_that_names_itself_as_a_base_is_relocated(tmp_path: Path) -> None:
-    """The specification's examples do, and pylance lets one."""
+    """Examples of the specification do so, and pylance allows it."""
     dataset = lance.write_dataset(entries("a", 1), tmp_path / "t", enable_stable_row_ids=True)
     dataset.add_bases([DatasetBasePath(str(tmp_path / "t"), name="self", is_dataset_root=True)])
     lance.write_dataset(entries("a", 2), tmp_path / "t", mode="append", target_bases=["self"])
@@ -336,7 +336,7 @@ def test_a_table_that_names_itself_as_a_base_is_relocated(tmp_path: Path) -> Non
 
 
 def test_a_table_without_branches_that_names_itself_has_to_be_told(tmp_path: Path) -> None:
-    """Nothing else says where it was."""
+    """Only the argument can give the old place."""
     dataset = lance.write_dataset(entries("a", 1), tmp_path / "t")
     dataset.add_bases([DatasetBasePath(str(tmp_path / "t"), name="self", is_dataset_root=True)])
     lance.write_dataset(entries("a", 2), tmp_path / "t", mode="append", target_bases=["self"])
@@ -346,7 +346,7 @@ def test_a_table_without_branches_that_names_itself_has_to_be_told(tmp_path: Pat
 
 
 def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:
-    """They lie beside the data file, under the same base."""
+    """Blobs lie beside the data file, under the same base."""
     schema = pa.schema([pa.field("key", pa.int64()), lance.blob_field("blob")])
     rows = pa.table([pa.array([1, 2]), lance.blob_array([b"x" * 200_000, b"y" * 6_000_000])], schema=schema)
     dataset = lance.write_dataset(rows, tmp_path / "t", data_storage_version="2.2", enable_stable_row_ids=True)
@@ -358,9 +358,9 @@ def test_blobs_of_a_relocated_branch_are_found(tmp_path: Path) -> None:
 
 
 def test_pylance_reads_a_table_with_a_base_in_other_storage(tmp_path: Path, s3_storage: S3Storage) -> None:
-    """With the options under pylance's own names, which the package takes as well."""
+    """The package accepts options under pylance's names, too."""
     table = new_table(tmp_path, entries("a", 1))
-    # Without its options the place cannot be written, so it gets no allowance yet.
+    # Its options are missing here, so no allowance can be written at the place yet.
     table.maintenance.add_base("cold", f"{s3_storage.uri}/cold")
     options = {f"base_1.{key}": value for key, value in s3_storage.storage_options.items()}
     table = LanceTable.open(table.uri, options)
@@ -376,7 +376,7 @@ def test_pylance_reads_a_table_with_a_base_in_other_storage(tmp_path: Path, s3_s
 
 @KINDS
 def test_pylance_reads_clones_of_the_package_on_s3(s3_storage: S3Storage, kind: str) -> None:
-    """With nothing but the options of the clone."""
+    """Pylance needs only the options of the clone."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1, 2))
     table.branches.create("run")
@@ -391,7 +391,7 @@ def test_pylance_reads_clones_of_the_package_on_s3(s3_storage: S3Storage, kind: 
 
 
 def test_assert_sound_holds_for_a_relocated_branch(tmp_path: Path) -> None:
-    """Row ids and the versions of rows are what they were."""
+    """Row ids and row versions are unchanged."""
     table = new_table(tmp_path, entries("a", 1, 2), entries("b", 1))
     table.branches.create("run")
     table.replace_where("key IN ('a', 'c') and value = 1", entries("c", 1), branch="run")

@@ -1,4 +1,4 @@
-"""A table that was moved or copied works at the new place, branches and tags included, by metadata alone."""
+"""A moved or copied table works at its new place, with branches and tags, by changes of metadata alone."""
 
 import shutil
 from collections.abc import Callable
@@ -30,7 +30,7 @@ NAMES = ("main", "run", "inner")
 
 
 def branched(folder: Path) -> LanceTable:
-    """A table with deletions and an index, a branch, a branch of that, and tags in and out of date."""
+    """A table with deletions and an index, a branch, a branch forked from it, and tags on old and newest versions."""
     table = prepared(folder)
     as_pylance(table).create_scalar_index("value", "BTREE")
     table.branches.create("run")
@@ -47,12 +47,12 @@ def branched(folder: Path) -> LanceTable:
 
 
 def rows_of(table: LanceTable, *more: str) -> dict[str, Rows]:
-    """The rows of every branch, and of other refs."""
+    """The rows of every branch, and of the given refs."""
     return {name: contents(table, name) for name in (*NAMES, *more)}
 
 
 def moved(table: LanceTable, place: Path = Path("moved")) -> LanceTable:
-    """The table after its folder was moved, opened there."""
+    """The table, opened after its folder was moved."""
     to = Path(table.uri).parent / place
     to.parent.mkdir(parents=True, exist_ok=True)
     Path(table.uri).rename(to)
@@ -60,12 +60,12 @@ def moved(table: LanceTable, place: Path = Path("moved")) -> LanceTable:
 
 
 def tags_of(table: LanceTable) -> dict[str, str]:
-    """Where each tag points."""
+    """The version that each tag names."""
     return {name: tag.ref for name, tag in table.tags.list().items()}
 
 
 def test_a_moved_table_is_what_it_was(tmp_path: Path) -> None:
-    """Every branch and every tag has the rows it had."""
+    """Each branch and each tag has the same rows as before."""
     table = branched(tmp_path)
     before = rows_of(table, "old", "candidate", "production")
     there = moved(table)
@@ -78,13 +78,13 @@ def test_a_moved_table_is_what_it_was(tmp_path: Path) -> None:
         assert_sound(as_pylance(again, name), before[name])
     assert {"inner", "run"} == {branch.name for branch in done.branches}
     assert {"candidate", "old"} == {tag.name for tag in done.tags}
-    # Versions from before the move name the old place, which is gone: their files are looked for at the new one.
+    # Earlier versions reference the old place, which is gone, so their files are looked for at the new one.
     report = again.maintenance.verify(deep=True)
     assert (True, ()) == (report.ok, report.base_paths)
 
 
 def test_what_was_done_is_told(tmp_path: Path) -> None:
-    """The versions, the places, how many files were found, and where tags went."""
+    """The result has the versions, the places, the number of files found, and the new versions of tags."""
     table = branched(tmp_path)
     run, inner = table.head("run").number, table.head("inner").number
     there = moved(table)
@@ -93,7 +93,7 @@ def test_what_was_done_is_told(tmp_path: Path) -> None:
     assert (f"run@{run}", f"run@{run + 1}") == (by_name["run"].before, by_name["run"].after)
     assert f"inner@{inner + 1}" == by_name["inner"].after
     assert ((table.uri, there.uri), (f"{table.uri}/tree/run", f"{there.uri}/tree/run")) == by_name["inner"].paths
-    # Main's index and one of its data files, three of the branches, and the deletion file of the parent branch.
+    # Main's index and one of its data files, three files of the branches, and the deletion file of the parent branch.
     assert 6 == by_name["inner"].files
     assert {"old": "run@5", "candidate": f"run@{run}"} == {tag.name: tag.before for tag in done.tags}
     assert {"old": "relocated-old@6", "candidate": f"run@{run + 1}", "production": "main@5"} == tags_of(there)
@@ -101,7 +101,7 @@ def test_what_was_done_is_told(tmp_path: Path) -> None:
 
 
 def test_a_relocated_table_goes_on_working(tmp_path: Path) -> None:
-    """Writes, merges, new branches and deletions, with the old place gone."""
+    """Writes, merges, new branches and deletions work without the old place."""
     table = branched(tmp_path)
     before = rows_of(table)
     there = moved(table)
@@ -126,7 +126,7 @@ def test_a_relocated_table_goes_on_working(tmp_path: Path) -> None:
 
 
 def test_a_copy_lives_without_the_original(tmp_path: Path) -> None:
-    """Before the call its branches read the original's files; after it their own."""
+    """The branches read the original's files before the call, and their own after it."""
     table = branched(tmp_path)
     before = rows_of(table, "old")
     shutil.copytree(table.uri, tmp_path / "copy")
@@ -140,7 +140,7 @@ def test_a_copy_lives_without_the_original(tmp_path: Path) -> None:
 
 
 def test_a_second_call_finds_nothing_to_do(tmp_path: Path) -> None:
-    """Nor does one at a place the table never left."""
+    """The first call has nothing to do if the table was not moved."""
     table = branched(tmp_path)
     assert Relocation() == table.maintenance.relocate()
     there = moved(table)
@@ -149,7 +149,7 @@ def test_a_second_call_finds_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
-    """It says what would be done, files counted."""
+    """The result is that of the real run, including the numbers of files."""
     there = moved(branched(tmp_path))
     heads = {name: str(there.head(name)) for name in NAMES}
     would = there.maintenance.relocate(dry_run=True)
@@ -163,7 +163,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_table_is_moved_again_and_back(tmp_path: Path) -> None:
-    """Into the folder it came from, into one below, and with branches forked on the way."""
+    """The table moves to its earlier folder and below it, with branches forked in between."""
     table = branched(tmp_path)
     before = rows_of(table, "old")
     place = Path(table.uri).name
@@ -180,7 +180,7 @@ def test_a_table_is_moved_again_and_back(tmp_path: Path) -> None:
 
 
 def test_a_table_is_moved_twice_before_it_is_relocated(tmp_path: Path) -> None:
-    """Branches of different age name different old places."""
+    """Branches of different ages reference different old places."""
     table = branched(tmp_path)
     before = rows_of(table)
     there = moved(table, Path("first"))
@@ -194,13 +194,13 @@ def test_a_table_is_moved_twice_before_it_is_relocated(tmp_path: Path) -> None:
 
 
 def test_an_old_version_is_read_through_a_branch(tmp_path: Path) -> None:
-    """A version never changes, so it is forked, and the fork relocated."""
+    """A version never changes, so a branch is forked from it and relocated."""
     table = branched(tmp_path)
     version = str(table.head("run"))
     rows = contents(table, version)
     there = moved(table)
     there.maintenance.relocate()
-    # Asked to relocate once more, the reader would be no further.
+    # A hint to relocate again would not help the reader.
     with pytest.raises(BasePathRefusedError, match=f"{version} is from before the table was moved: create a branch"):
         contents(there, version)
     there.branches.create("look", version)
@@ -210,7 +210,7 @@ def test_an_old_version_is_read_through_a_branch(tmp_path: Path) -> None:
 
 
 def test_going_back_on_a_relocated_branch_keeps_the_new_place(tmp_path: Path) -> None:
-    """The rows are those of the old version."""
+    """The branch has the rows of the old version."""
     table = branched(tmp_path)
     version = table.head("run").number
     rows = contents(table, "run")
@@ -224,7 +224,7 @@ def test_going_back_on_a_relocated_branch_keeps_the_new_place(tmp_path: Path) ->
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_state_of_a_table_is_moved(tmp_path: Path, operation: str) -> None:
-    """After everything that can happen to one."""
+    """Every state that a table can have survives a move."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
     before = {name: contents(table, name) for name in ("main", *table.branches.list(), *table.tags.list())}
@@ -239,7 +239,7 @@ def test_every_state_of_a_table_is_moved(tmp_path: Path, operation: str) -> None
     ids=["scheme", "trailing slash", "both"],
 )
 def test_a_branch_forked_under_another_spelling_is_put_right(tmp_path: Path, spelling: str) -> None:
-    """Where the table is: pylance's clean-up compares base paths as strings."""
+    """The spelling of the place is corrected, because pylance's clean-up compares base paths as strings."""
     table = prepared(tmp_path)
     before = contents(table)
     lance.dataset(spelling.format(table.uri)).create_branch("run").insert(entries("r", 1))
@@ -254,7 +254,7 @@ def test_a_branch_forked_under_another_spelling_is_put_right(tmp_path: Path, spe
 
 
 def test_files_that_did_not_come_along_are_named(tmp_path: Path) -> None:
-    """Nothing is committed to that branch; the rest of a copy and another call mend it."""
+    """Nothing is committed to that branch; the missing file and a second call complete the relocation."""
     table = branched(tmp_path)
     before = rows_of(table)
     there = moved(table)
@@ -270,7 +270,7 @@ def test_files_that_did_not_come_along_are_named(tmp_path: Path) -> None:
 
 
 def test_files_are_not_looked_for_when_told_so(tmp_path: Path) -> None:
-    """Whoever copies the metadata first and the data later."""
+    """This is for copies whose metadata arrives before the data."""
     there = moved(branched(tmp_path))
     data = Path(there.uri, "data").rename(tmp_path / "later")
     done = there.maintenance.relocate(check=False)
@@ -280,7 +280,7 @@ def test_files_are_not_looked_for_when_told_so(tmp_path: Path) -> None:
 
 
 def test_the_old_place_can_be_given(tmp_path: Path) -> None:
-    """In any spelling; one that is not it changes nothing."""
+    """The place can have any spelling; a place that is not the old one changes nothing."""
     table = branched(tmp_path)
     there = moved(table)
     assert Relocation() == there.maintenance.relocate(tmp_path / "elsewhere")
@@ -289,7 +289,7 @@ def test_the_old_place_can_be_given(tmp_path: Path) -> None:
 
 
 def test_bases_in_the_tables_folder_come_along_and_others_stay(tmp_path: Path) -> None:
-    """Main has a commit for them, too."""
+    """Main gets a commit for these bases, too."""
     table = prepared(tmp_path)
     table.maintenance.add_base("inside", f"{table.uri}/cold")
     table.maintenance.add_base("outside", tmp_path / "cold", is_dataset_root=True)
@@ -306,7 +306,7 @@ def test_bases_in_the_tables_folder_come_along_and_others_stay(tmp_path: Path) -
 
 
 def test_a_moved_clone_still_names_its_source(tmp_path: Path) -> None:
-    """And a source that moved is found through `move_base`."""
+    """A moved source is found after `move_base`."""
     table = branched(tmp_path)
     clone = table.maintenance.clone(tmp_path / "clone", "run")
     clone.branches.create("run")
@@ -324,7 +324,7 @@ def test_a_moved_clone_still_names_its_source(tmp_path: Path) -> None:
 
 
 def crashed(tmp_path: Path, place: str, script: Callable[[Request], object]) -> LanceTable:
-    """A moved table after a relocation that went as the script wants."""
+    """A copy of the moved table after a relocation through a store with a script."""
     shutil.copytree(tmp_path / "moved", tmp_path / place)
     context = context_on(ScriptedStore(open_store(tmp_path / place), script))
     relocate(context, None, How())
@@ -332,7 +332,7 @@ def crashed(tmp_path: Path, place: str, script: Callable[[Request], object]) -> 
 
 
 def test_a_relocation_is_finished_after_any_crash(tmp_path: Path) -> None:
-    """Killed before each of its writes, and made again."""
+    """The relocation is interrupted before each of its writes, and repeated."""
     table = branched(tmp_path)
     before = rows_of(table, "old", "candidate", "production")
     moved(table)
@@ -352,7 +352,7 @@ def test_a_relocation_is_finished_after_any_crash(tmp_path: Path) -> None:
 
 
 def test_a_lost_answer_changes_nothing(tmp_path: Path) -> None:
-    """Each write was made, and is found to have been, by the call or by the next."""
+    """Each write was made, and the same or the next call finds that out."""
     table = branched(tmp_path)
     before = rows_of(table, "old", "candidate", "production")
     moved(table)
@@ -366,7 +366,7 @@ def test_a_lost_answer_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_table_is_moved_on_s3(s3_storage: S3Storage) -> None:
-    """From prefix to prefix."""
+    """The table moves to another prefix."""
     options = dict(s3_storage.storage_options)
     table = LanceTable.create(f"{s3_storage.uri}/here", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2))
@@ -390,7 +390,7 @@ def test_a_table_is_moved_on_s3(s3_storage: S3Storage) -> None:
 
 
 def test_a_local_table_is_moved_to_s3_and_back(tmp_path: Path, s3_storage: S3Storage) -> None:
-    """Another scheme is another place."""
+    """The new place has another scheme."""
     table = branched(tmp_path)
     before = rows_of(table, "old")
     files, bucket = filesystem(s3_storage), s3_storage.uri.removeprefix("s3://")
@@ -407,7 +407,7 @@ def test_a_local_table_is_moved_to_s3_and_back(tmp_path: Path, s3_storage: S3Sto
 
 
 def filesystem(storage: S3Storage) -> fsspec.AbstractFileSystem:
-    """The server as an operator sees it who copies objects."""
+    """The server as an operator uses it to copy objects."""
     options = storage.storage_options
     return fsspec.filesystem(
         "s3",
@@ -419,7 +419,7 @@ def filesystem(storage: S3Storage) -> fsspec.AbstractFileSystem:
 
 
 def test_a_branch_that_was_being_made_is_finished_at_the_new_place(tmp_path: Path) -> None:
-    """Killed at any step before the move; it can be asked for again after it."""
+    """The creation is interrupted at any step before the move, and repeated after it."""
     table = prepared(tmp_path)
     rows = contents(table)
     for step in range(20):
@@ -442,7 +442,7 @@ def test_a_branch_that_was_being_made_is_finished_at_the_new_place(tmp_path: Pat
 
 
 def test_a_branch_that_was_being_deleted_stays_out_of_it(tmp_path: Path) -> None:
-    """Nothing is committed to what is going away."""
+    """Nothing is committed to a branch that is being deleted."""
     table = prepared(tmp_path)
     branch = table.branches.create("run")
     context = context_on(open_store(table.uri))
@@ -454,7 +454,7 @@ def test_a_branch_that_was_being_deleted_stays_out_of_it(tmp_path: Path) -> None
 
 
 def test_a_writer_that_gets_in_between_is_followed(tmp_path: Path) -> None:
-    """The relocation lands on top of what somebody else committed to the branch."""
+    """The relocation is committed on top of another writer's commit to the branch."""
     table = branched(tmp_path)
     before = rows_of(table)
     there = moved(table)
@@ -464,7 +464,7 @@ def test_a_writer_that_gets_in_between_is_followed(tmp_path: Path) -> None:
 
 
 def test_two_relocations_at_once_are_one(tmp_path: Path) -> None:
-    """The slower one finds everything done."""
+    """The slower process finds everything done."""
     table = branched(tmp_path)
     before = rows_of(table, "old", "candidate")
     there = moved(table)
@@ -476,7 +476,7 @@ def test_two_relocations_at_once_are_one(tmp_path: Path) -> None:
 
 
 def test_a_branch_forked_under_a_relative_path_is_relocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It meant a place in the folder somebody's process ran in."""
+    """The path was relative to the working directory of another process."""
     table = prepared(tmp_path)
     rows = contents(table)
     monkeypatch.chdir(tmp_path)
@@ -489,7 +489,7 @@ def test_a_branch_forked_under_a_relative_path_is_relocated(tmp_path: Path, monk
 
 
 def test_a_move_of_a_base_is_finished_after_any_crash(tmp_path: Path) -> None:
-    """On every branch, and for a tag on a version from before."""
+    """The move is completed on every branch, and for a tag on an earlier version."""
     table = prepared(tmp_path)
     table.maintenance.add_base("cold", tmp_path / "cold")
     table.append(table.stage(entries("cold", 1), base="cold"))

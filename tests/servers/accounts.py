@@ -1,7 +1,7 @@
-"""Who may do what on the S3 server of the tests: signatures (AWS version 4) and policies in Amazon's language.
+"""Permissions on the S3 server of the tests: signatures (AWS version 4) and policies in Amazon's language.
 
-Of the policy language, what a policy by prefix needs is understood: `Effect`, `Action`, `Resource` and the conditions
-`StringLike` and `Null`. Anything else is refused when the accounts are read, so no policy is weaker than it looks.
+Of the policy language, only what policies by prefix need is enforced: `Effect`, `Action`, `Resource` and the conditions
+`StringLike` and `Null`. Reading accounts with anything else is an error, so no policy is weaker than it looks.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class RefusedError(Exception):
     """A request that is not allowed: the code of the answer, and a sentence."""
 
     def __init__(self, code: str, message: str) -> None:
-        """Keep both."""
+        """Keep the code and the sentence."""
         super().__init__(code, message)
         self.code = code
         self.message = message
@@ -34,7 +34,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """An access key and what it may do."""
+    """An access key and its permissions."""
 
     name: str
     secret_access_key: str
@@ -69,7 +69,7 @@ def authenticated(accounts: Mapping[str, Account], request: web.Request, body: b
     """Return the account that signed a request.
 
     Raises:
-        RefusedError: Nobody did, or the signature, the token or the time is wrong.
+        RefusedError: The request is not signed, or the signature, the token or the time is wrong.
     """
     scheme, _, rest = request.headers.get("Authorization", "").partition(" ")
     if scheme != "AWS4-HMAC-SHA256":

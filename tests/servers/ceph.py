@@ -1,7 +1,7 @@
 """Ceph's object gateway as a server of the tests: one monitor, one store in memory, one gateway, and nothing on disk.
 
-It is the one server of S3 here that nobody wrote for tests. On Debian `apt-get install --no-install-recommends radosgw
-ceph-mon ceph-osd` installs it; no service has to run, and no rights are needed.
+It is the only S3 server here that was not written for tests. On Debian, `apt-get install --no-install-recommends
+radosgw ceph-mon ceph-osd` installs it; it needs no running service and no rights.
 """
 
 import os
@@ -25,7 +25,7 @@ KEYS = {
     "osd.0": ("mon", "allow profile osd", "osd", "allow *"),
     "client.rgw.a": ("mon", "allow rwx", "osd", "allow rwx"),
 }
-# One replica on one store, a monitor that does not mind a full disk, and a gateway that does not wait for more to send:
+# One replica on one store, a monitor that ignores a full disk, and a gateway that does not wait for more to send:
 # without `tcp_nodelay` each small answer takes 40 ms.
 CONFIGURATION = """
 [global]
@@ -57,7 +57,7 @@ START_SECONDS = 120
 
 
 def missing_programs() -> str | None:
-    """Say which programs are missing and what installs them; None where Ceph is installed."""
+    """Return which programs are missing and what installs them, or None if Ceph is installed."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if not missing:
         return None
@@ -65,7 +65,7 @@ def missing_programs() -> str | None:
 
 
 def new_bucket(endpoint: str) -> S3Storage:
-    """Make a bucket of its own on a gateway."""
+    """Make a new bucket on a gateway."""
     name = f"test-{uuid.uuid4().hex}"
     s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=endpoint).call_s3("create_bucket", Bucket=name)
     options = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "aws_endpoint": endpoint}
@@ -74,7 +74,7 @@ def new_bucket(endpoint: str) -> S3Storage:
 
 @contextmanager
 def ceph(folder: Path) -> Iterator[str]:
-    """A gateway with the files of its processes in a folder; its endpoint. It ends with the block."""
+    """Run a gateway, with the files of its processes in a folder; give its endpoint."""
     reason = missing_programs()
     if reason is not None:
         pytest.fail(reason)
@@ -105,7 +105,7 @@ def ceph(folder: Path) -> Iterator[str]:
     with ExitStack() as ends:
 
         def start(*command: str) -> None:
-            # In the foreground, so that it ends with the test.
+            # It runs in the foreground, so that it ends with the test.
             ends.enter_context(_daemon(folder / f"{command[0]}.out", [*command, *configured, "-f"]))
 
         start("ceph-mon", "-i", "a")

@@ -1,7 +1,7 @@
-"""A proxy that passes on each answer of a server later: `python -m tests.servers.delaying_proxy --port 9001 --to 9000`.
+"""A proxy that delays the answers of a server: `python -m tests.servers.delaying_proxy --port 9001 --to 9000`.
 
-It gives a real server on this machine the latency of one that is far away. It knows nothing of the protocol: what the
-server sends is passed on in order, each piece so long after it came; what the client sends, at once.
+It gives a server on this machine the latency of a distant one, for any protocol. What the server sends is passed on in
+order, each piece after the same delay; what the client sends is passed on at once.
 """
 
 import argparse
@@ -19,7 +19,7 @@ class DelayingProxy:
     """Passes connections on to another port of this machine."""
 
     def __init__(self, to: int, latency: float) -> None:
-        """Take the port of the server, and how many seconds its answers take longer."""
+        """Take the port of the server, and the delay of its answers in seconds."""
         self._to, self._latency = to, latency
 
     async def serve(self, port: int) -> None:
@@ -38,7 +38,7 @@ class DelayingProxy:
         )
 
     async def _passed_on(self, source: StreamReader, dest: StreamWriter, latency: float) -> None:
-        """Pass on what comes until the source ends; a piece does not wait for the delay of the one before it."""
+        """Pass on all pieces until the source ends; the delays of pieces overlap."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.create_task(self._sent(waiting, dest))
         loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class DelayingProxy:
                 piece = await source.read(_PIECE)
             except OSError:
                 piece = b""
-            # An empty piece says that the connection ends.
+            # An empty piece marks the end of the connection.
             waiting.put_nowait((loop.time() + latency, piece))
         await sender
 

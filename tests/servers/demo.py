@@ -1,8 +1,8 @@
 """The example on an object store, without an account: `python -m tests.servers.demo`, or `make demo STORE=s3`.
 
-Runs the demo in a process of its own against the strict S3 server of the tests. The demo finds its credentials where a
-program finds those of a role: in the environment, temporary, with a session token. Afterwards the bucket is copied to
-`.demo/bucket`, and everything that the demo left behind is searched for the credentials: a stolen laptop.
+This runs the demo in a separate process against the strict S3 server of the tests. The demo gets temporary credentials
+with a session token from the environment, as a program with a role does. Afterwards the bucket is copied to
+`.demo/bucket`, and all files that the demo left are searched for the credentials, as a thief of a laptop might do.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _POLICY = {
 
 
 def main(port: int) -> int:
-    """Run the demo on a server at a port; return its exit code, or 1 when it left a credential behind."""
+    """Run the demo on a server at a port; return its exit code, or 1 if it left a credential in a file."""
     key_id = f"ASIA{secrets.token_hex(8).upper()}"
     account = Account(
         name="demo",
@@ -67,7 +67,7 @@ def main(port: int) -> int:
 
 
 def _wait_for(url: str) -> None:
-    # Past any proxy: the server is on this machine.
+    # No proxy is used, since the server is on this machine.
     opener = build_opener(ProxyHandler({}))
     for _ in range(100):
         try:

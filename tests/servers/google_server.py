@@ -1,8 +1,8 @@
 """A strict server for Google Cloud Storage: `python -m tests.servers.google_server --port 9000`.
 
-The JSON API is what this package speaks, the XML API is what pylance speaks; both see the same objects. The XML API is
-the one of S3 with Google's own conditions, so it is the S3 server with these. Conditions are generations, obeyed
-without a race. A request that it does not know is an error and never a success.
+This package uses the JSON API and pylance the XML API; both have the same objects. The XML API is that of S3 with
+Google's own conditions, so the S3 server is extended by these. Conditions are generations, checked without a race. An
+unknown request is an error and never a success.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _OBJECTS, _UPLOADS = "/storage/v1/b/", "/upload/storage/v1/b/"
 
 
 class _Address(NamedTuple):
-    """What a path of the JSON API names."""
+    """The parts of a path of the JSON API."""
 
     bucket: str
     key: str
@@ -48,7 +48,7 @@ class GoogleServer(S3Server):
             return web.json_response({"error": message}, status=status)
 
     def check_conditions(self, call: Call) -> None:
-        """Refuse a write whose condition does not hold: the XML API has the generation in a header."""
+        """Refuse a write whose condition does not hold; the XML API has the generation in a header."""
         if {"If-None-Match", "If-Match"} & call.request.headers.keys():
             raise RefusedError("NotImplemented", "a write takes x-goog-if-generation-match")
         wanted = call.request.headers.get("x-goog-if-generation-match")

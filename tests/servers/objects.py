@@ -1,7 +1,7 @@
-"""What the object-store servers of the tests share: buckets in memory, faults on request, and the program around them.
+"""Shared parts of the object-store servers of the tests: buckets in memory, faults on request, and the main program.
 
-A server answers each request in one step of one event loop, so a condition is checked and its write made with nothing
-in between: no race has two winners. The interface of each provider is a module of its own.
+A server answers each request in one step of one event loop, so no other request comes between the check of a condition
+and its write, and no race has two winners. Each provider has its own module.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import Any
 from aiohttp import web
 
 HOST = "127.0.0.1"
-# Paths of the server itself; no bucket can be called so.
+# Paths of the server itself, which no bucket can have as its name.
 FAULTS, REQUESTS = "/_faults", "/_requests"
 
-# The first object of a listing of S3, which of the manifests of a branch is the newest.
+# The first object in a listing of S3; among the manifests of a branch it is the newest.
 _FIRST = re.compile(rb"<Contents>.*?</Contents>")
 
 Answer = Callable[[web.Request, bytes], web.Response]
@@ -29,7 +29,7 @@ Answer = Callable[[web.Request, bytes], web.Response]
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """The bytes of an object, and what a condition can name."""
+    """The bytes of an object, and the values that a condition can name."""
 
     data: bytes
     etag: str
@@ -39,7 +39,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A part of a listing; `following` is the name the next part comes after, None at the end."""
+    """A part of a listing; `following` is the name after which the next part begins, or None at the end."""
 
     objects: list[tuple[str, StoredObject]]
     prefixes: list[str]
@@ -48,21 +48,21 @@ class Page:
 
 @dataclass(slots=True)
 class Bucket:
-    """Objects by their keys."""
+    """Objects by key."""
 
     objects: dict[str, StoredObject] = field(default_factory=dict)
     generations: Iterator[int] = field(default_factory=lambda: itertools.count(time.time_ns() // 1000))
 
     def write(self, key: str, data: bytes, etag: str | None = None) -> StoredObject:
-        """Make an object, or replace one."""
-        # An MD5 digest is what S3 answers for an object that was written with one request.
+        """Create or replace an object."""
+        # For an object that was written with one request, S3 answers with an MD5 digest.
         tag = etag or hashlib.md5(data, usedforsecurity=False).hexdigest()
         made = StoredObject(data, tag, next(self.generations), time.time())
         self.objects[key] = made
         return made
 
     def page(self, prefix: str, delimiter: str, after: str, limit: int) -> Page:
-        """List what comes after a name, in the order of UTF-8; names are cut behind the first delimiter."""
+        """List the names after a given one, in the order of UTF-8; names are cut after the first delimiter."""
         objects: list[tuple[str, StoredObject]] = []
         prefixes: list[str] = []
         last = after
@@ -83,11 +83,11 @@ class Bucket:
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """What goes wrong with the next requests of a method whose target contains a text.
+    """A fault of the next requests of a method whose target contains a text.
 
     Kinds: "503", "500", "409" and "412" answer so and do nothing; "reset_before" and "reset_after" close the connection
     before or after the request took effect; "truncated" sends half of the body; "slow" waits for `seconds` first;
-    "stale" leaves the first object out of a listing of S3. The first `skip` of its requests are answered as usual.
+    "stale" leaves the first object out of a listing of S3. The first `skip` matching requests are answered as usual.
     """
 
     kind: str
@@ -98,11 +98,11 @@ class Fault:
     skip: int = 0
 
     def fits(self, method: str, target: str) -> bool:
-        """Whether the fault is of requests like this one."""
+        """Whether the fault applies to requests like this one."""
         return self.method in ("", method) and self.part in target
 
     def meets(self, method: str, target: str) -> bool:
-        """Whether the fault is of this request, which is counted."""
+        """Whether the fault applies to this request, which is counted."""
         fits = self.times > 0 and self.fits(method, target)
         self.skip -= fits
         return fits and self.skip < 0
@@ -160,7 +160,7 @@ class Frontend:
 
 def serve(answer: Answer, port: int, latency: float = 0.0) -> Coroutine[Any, Any, None]:
     """Answer requests on a port of the loopback interface until the task is cancelled."""
-    # Without a limit: a data file is one request.
+    # There is no limit, because a data file is one request.
     app = web.Application(client_max_size=0)
     app.router.add_route("*", "/{path:.*}", Frontend(answer, latency).handle)
 

@@ -1,7 +1,7 @@
 """A strict S3 server: `python -m tests.servers.s3_server --port 9000`.
 
-It answers what the clients of this project ask for and refuses the rest, obeys conditions without a race, and checks
-signatures and policies when it is given accounts. A request that it does not know is an error and never a success.
+It answers the requests that the clients of this project make, checks conditions without a race, and with accounts also
+signatures and policies. Any other request is an error and never a success.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _STATUS = {
 
 
 class Call(NamedTuple):
-    """One request, taken apart."""
+    """One parsed request."""
 
     request: web.Request
     bucket: str
@@ -73,7 +73,7 @@ class S3Server:
     """The buckets, and the answers to requests."""
 
     def __init__(self, accounts: Mapping[str, Account] | None = None) -> None:
-        """Take the accounts; without any, everybody may do everything."""
+        """Take the accounts; without accounts, every request is allowed."""
         self._accounts = accounts
         self.buckets: dict[str, Bucket] = {}
         self._uploads: dict[str, dict[int, bytes]] = {}
@@ -91,7 +91,7 @@ class S3Server:
             return _refusal(error, path)
 
     def _handler(self, call: Call) -> Callable[[Call], web.Response]:
-        """Return what answers a request by its method, its level and the sub-resource in its query."""
+        """Return the method that answers a request, by its method, its level and the sub-resource in its query."""
         service, bucket, object_ = not call.bucket, bool(call.bucket) and not call.key, bool(call.key)
         method, query = call.request.method, call.query
         known: list[tuple[bool, Callable[[Call], web.Response]]] = [
@@ -204,7 +204,7 @@ class S3Server:
         keys = [node.text or "" for node in ET.fromstring(call.body).iter() if node.tag.endswith("Key")]  # noqa: S314 - of a test
         if len(keys) > _MOST_DELETED:
             raise RefusedError("MalformedXML", f"more than {_MOST_DELETED} keys")
-        # pylance asks for every key in the answer, s3fs for the failed ones alone.
+        # pylance needs every key in the answer, s3fs only the failed ones.
         quiet = b"<Quiet>true</Quiet>" in call.body
         bucket, told = self.bucket(call.bucket), []
         for key in keys:

@@ -1,4 +1,4 @@
-"""The proxy that gives a server on this machine the latency of one that is far away."""
+"""The proxy that gives a server on this machine the latency of a distant one."""
 
 import urllib.request
 from http.client import HTTPConnection
@@ -8,7 +8,7 @@ from tests.conftest import HOST, server
 
 
 def test_everything_is_passed_on_in_order(tmp_path: Path) -> None:
-    """Large requests and answers are whole, also on a connection that is used again; a server that is gone is told."""
+    """Large requests and answers are complete, also on a reused connection; a missing server ends the connection."""
     sent = bytes(range(256)) * 4096
     with server(tmp_path / "server.log", "tests.servers.s3_server") as address:
         behind = ("--to", address.rpartition(":")[2], "--latency", "0.01")

@@ -1,4 +1,4 @@
-"""The strict S3 server of the tests: what it refuses, and what it does when it is asked to fail."""
+"""The strict S3 server of the tests: what it refuses, and the faults that it makes on request."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def account(**differences: object) -> dict[str, object]:
 
 
 def options(endpoint: str, **differences: str) -> dict[str, str]:
-    """What reaches the server as the account `AK`."""
+    """Storage options of the account `AK`."""
     given = {"access_key_id": "AK", "secret_access_key": "s", "session_token": "t", "region": "eu-west-1"}
     return {"endpoint": endpoint, "allow_http": "true"} | given | differences
 
@@ -48,7 +48,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_signed_requests_of_both_clients_are_let_in(guarded: str) -> None:
-    """Signatures of botocore and of pylance over odd names, conditions, ranges and copies are checked and right."""
+    """The server accepts signatures of botocore and of pylance for odd names, conditions, ranges and copies."""
     given = options(guarded)
     store = S3Store("s3://lake/a b+ü", given)
     store._call("create_bucket")  # noqa: SLF001 - no verb of a store makes a bucket
@@ -71,13 +71,13 @@ def test_signed_requests_of_both_clients_are_let_in(guarded: str) -> None:
     ],
 )
 def test_credentials_that_are_wrong_are_refused(guarded: str, differences: dict[str, str], said: str) -> None:
-    """Each with the words of Amazon's server; nothing is tried with other credentials."""
+    """The error has the text of Amazon's server, and no other credentials are tried."""
     with pytest.raises(StoreError, match=said):
         S3Store("s3://lake", options(guarded, **differences)).put("a", b"1")
 
 
 def test_one_of_many_writers_at_once_wins(s3_storage: S3Storage) -> None:
-    """In each of many rounds exactly one of eight threads makes the object."""
+    """In each of many rounds exactly one of eight threads creates the object."""
     store = S3Store(s3_storage.uri, s3_storage.storage_options)
     with ThreadPoolExecutor(8) as pool:
         for round_ in range(15):
@@ -88,7 +88,7 @@ def test_one_of_many_writers_at_once_wins(s3_storage: S3Storage) -> None:
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[tuple[S3Storage, Callable[..., Any]]]:
-    """A bucket on a server of the test's own, and how to make its next requests fail."""
+    """A bucket on a separate server, and a function that makes its next requests fail."""
     with server(tmp_path / "server.log", "tests.servers.s3_server") as address:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -103,7 +103,7 @@ def failing(tmp_path: Path) -> Iterator[tuple[S3Storage, Callable[..., Any]]]:
 
 @pytest.mark.parametrize("kind", ["503", "500", "409", "reset_before", "reset_after"])
 def test_a_put_survives_what_goes_wrong_once(failing: tuple[S3Storage, Callable[..., Any]], kind: str) -> None:
-    """The object is written once. A condition that failed is no proof of another writer: the answer may be lost."""
+    """The object is written once. A failed condition does not prove another writer, since the answer may be lost."""
     storage, ask = failing
     store = S3Store(storage.uri, storage.storage_options)
     assert store.put_if_absent("first", b"1")
@@ -116,7 +116,7 @@ def test_a_put_survives_what_goes_wrong_once(failing: tuple[S3Storage, Callable[
 
 
 def test_a_short_answer_is_no_object(failing: tuple[S3Storage, Callable[..., Any]]) -> None:
-    """A body that ends too early is read again, never returned as the object."""
+    """A body that ends too early is read again, and never returned as the object."""
     storage, ask = failing
     store = S3Store(storage.uri, storage.storage_options)
     store.put("a", b"0123456789")

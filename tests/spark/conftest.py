@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 
 @pytest.fixture
 def time_type(spark: SparkSession) -> Iterator[None]:
-    """Spark 4.3 knows the type TIME only when asked to."""
+    """Enable the type TIME, which Spark 4.3 disables by default."""
     spark.conf.set("spark.sql.timeType.enabled", "true")
     yield
     spark.conf.unset("spark.sql.timeType.enabled")

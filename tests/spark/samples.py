@@ -1,4 +1,4 @@
-"""Frames that hold one column of each type a Lance table can take from Spark."""
+"""Frames with one column of each type that a Lance table can take from Spark."""
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -31,18 +31,18 @@ EVERY_TYPE = {
 
 
 def schema_of(**types: pa.DataType) -> pa.Schema:
-    """The schema of a table whose columns take nulls."""
+    """The schema of a table whose columns are nullable."""
     return pa.schema([pa.field(name, arrow) for name, arrow in types.items()])
 
 
 def every_type(spark: SparkSession, *, nulls: bool) -> DataFrame:
-    """A frame with one row of values, and one of nulls when they are asked for."""
+    """A frame with one row of values, and on request one of nulls."""
     columns = [f"if(id = 1, {value}, null) AS {name}" for name, value in EVERY_TYPE.items()]
     return spark.range(1, 3 if nulls else 2).selectExpr("id", *columns)
 
 
 def rows(df: DataFrame) -> list[dict[str, object]]:
-    """The rows of a frame by their id, as values that can be compared."""
+    """The rows of a frame by id, as comparable values."""
     found = [row.asDict(recursive=True) for row in df.orderBy("id").collect()]
-    # Variants compare by identity.
+    # Variants are compared by identity.
     return [{name: str(value) if name == "a_variant" else value for name, value in row.items()} for row in found]

@@ -9,7 +9,7 @@ from tests.spark.samples import schema_of
 
 
 def test_what_differs_is_what_a_diff_says(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Inserted, deleted and updated rows of fragments with deleted rows, in the columns of the newer version."""
+    """Rows are inserted, deleted and updated in fragments with deleted rows; columns are those of the newer version."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), x=pa.int64()))
     for start in (0, 3000):
         ids = range(start, start + 3000)
@@ -35,14 +35,14 @@ def test_what_differs_is_what_a_diff_says(spark: SparkSession, tmp_table_uri: st
         "update_postimage": [(number, number + 100_000) for number in updated],
     }
     assert expected == {kind: sorted(rows) for kind, rows in found.items()}
-    # Of rows that a key identifies, in the other direction.
+    # The opposite direction, with a key that identifies rows.
     back = read_changes(spark, table, "main", before, on=["id"]).groupBy("_change_type").count().collect()
     swapped = {"insert": 92, "delete": 1, "update_preimage": 6, "update_postimage": 6}
     assert swapped == {row[0]: row[1] for row in back}
 
 
 def test_what_cannot_be_compared_is_refused_at_once(spark: SparkSession, tmp_table_uri: str) -> None:
-    """No difference is an empty frame with the columns."""
+    """Two equal versions give an empty frame with the columns."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     table.append(pa.table({"id": [1, 1]}))
     assert [] == read_changes(spark, table, "main", "main").collect()

@@ -1,4 +1,4 @@
-"""Every way to read and write by Spark Connect and in a classic session, and what either writes to its event log."""
+"""All reads and writes through Spark Connect and in a classic session, and what both write to the event log."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_SECONDS = 300
-# A session of Spark Connect cannot be made beside the classic one of the other tests, so it has a process of its own.
+# A Spark Connect session cannot exist beside the classic one of the other tests, so it has its own process.
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -49,12 +49,12 @@ found = {
 spark.stop()
 print(json.dumps(found))
 """
-# What the Spark page says to give to a Connect server.
+# The Spark page recommends this setting for a Connect server.
 REDACTED = r'"storage\.[^"]*"\s*value: "[^"]*"'
 
 
 def logged(folder: Path) -> dict[str, str]:
-    """The settings of an event log that can be searched."""
+    """Settings for an event log that can be searched."""
     folder.mkdir()
     return {
         "spark.eventLog.enabled": "true",
@@ -68,7 +68,7 @@ def logged(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def connect_server(tmp_path: Path) -> Iterator[str]:
-    """A Spark Connect server in a process of its own, from the pip installation."""
+    """A Spark Connect server in its own process, from the pip installation."""
     ensure_java()
     port, log = free_port(), tmp_path / "server.log"
     settings = {
@@ -81,7 +81,7 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
     command += ["--driver-memory", "1g", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    # In a client's mode, `spark-submit` would look for a server instead of becoming one.
+    # In client mode, `spark-submit` would connect to a server instead of becoming one.
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST, "SPARK_CONNECT_MODE": "0"}
     with log.open("wb") as output:
         server = subprocess.Popen([*command, "spark-internal"], env=environment, cwd=ROOT, stdout=output, stderr=output)
@@ -94,7 +94,7 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
 
 
 def _wait(server: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    """Return once the server listens; it speaks gRPC, so nothing is asked."""
+    """Return once the server listens; it speaks gRPC, so no request is sent."""
     deadline = time.monotonic() + SERVER_START_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
         with socket.socket() as probe:
@@ -105,7 +105,7 @@ def _wait(server: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
 
 
 def run(storage: S3Storage, master: str, config: dict[str, str] | None = None) -> None:
-    """Run the program, and check what it read and what the table has."""
+    """Run the program, and check what it read and which rows the table has."""
     uri = f"{storage.uri}/numbers"
     arguments = [uri, *map(json.dumps, (storage.storage_options, master, config))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -129,7 +129,7 @@ def run(storage: S3Storage, master: str, config: dict[str, str] | None = None) -
 
 
 def events(folder: Path) -> str:
-    """What an event log has."""
+    """The text of an event log."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     text = "".join(file.read_text() for file in files)
     assert "SparkListenerJobEnd" in text, f"{files} are no event log"
@@ -137,7 +137,7 @@ def events(folder: Path) -> str:
 
 
 def test_spark_connect(connect_server: str, s3_storage: S3Storage, tmp_path: Path) -> None:
-    """The client commits what it stages; the log has the options of the data source, without their values."""
+    """The client commits the files that it stages; the log has the data source's options without their values."""
     run(s3_storage, connect_server)
     text = events(tmp_path / "events")
     assert "test-secret" not in text
@@ -146,6 +146,6 @@ def test_spark_connect(connect_server: str, s3_storage: S3Storage, tmp_path: Pat
 
 
 def test_a_classic_session_logs_no_storage_option(s3_storage: S3Storage, tmp_path: Path) -> None:
-    """Neither those of a table nor those of the data source."""
+    """The log has neither the options of a table nor those of the data source."""
     run(s3_storage, "local[2]", {**logged(tmp_path / "events"), "spark.driver.memory": "1g"})
     assert "test-secret" not in events(tmp_path / "events")

@@ -1,4 +1,4 @@
-"""Where rows are: on the executors and not in the driver, whole after a lost shuffle, and in bounded memory."""
+"""Rows stay on the executors, survive a lost shuffle, and need bounded memory."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.soak import thinned
 
 ROOT = Path(__file__).parents[2]
 RESULT_BYTES, MOST_MEBIBYTES = "spark.driver.maxResultSize", 350
-# A session has its cores for as long as its process lives.
+# A process keeps the cores of its first session, so each number of cores needs its own process.
 WORK = """
 import json, sys
 from lance_dagster.spark import local_session, read_table, stage, target_schema, upsert_frame
@@ -44,7 +44,7 @@ print(json.dumps([table.head().number, [list(map(str, row)) for row in found], w
 
 
 def test_no_rows_come_to_the_driver(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Spark ends a job whose results are larger than allowed, and those of a write or an upsert are not."""
+    """Spark fails jobs whose results are too large, but not those of a write or an upsert."""
     df = spark.range(0, 40_000, 1, 4).selectExpr("id", "sha2(cast(id AS string), 512) AS text")
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
     settings = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001 - Spark has no other way
@@ -54,9 +54,9 @@ def test_no_rows_come_to_the_driver(spark: SparkSession, tmp_table_uri: str) -> 
         with pytest.raises(Py4JJavaError, match="maxResultSize"):
             df.collect()
         table.append(stage(df, table))
-        # Eight bytes come for each row that changes.
+        # Each changed row returns eight bytes to the driver.
         upsert_frame(spark.range(30_000, 50_000).selectExpr("id", "'new' AS text"), table, ["id"])
-        # So it is where the commit comes after one that adds a column.
+        # The same holds for an upsert that is committed after a column was added.
         more = df.selectExpr("id", "text", "sha2(text, 512) AS more")
         write = KeyedWrite(table=table, branch="main", on=["id"], rules={}, schema=target_schema(more.schema))
         staged = stage_upsert_counted(more, write, RowTally())
@@ -70,7 +70,7 @@ def test_no_rows_come_to_the_driver(spark: SparkSession, tmp_table_uri: str) -> 
 
 @pytest.mark.soak
 def test_a_stage_that_runs_again_after_a_lost_shuffle(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:
-    """A task finds its input gone: Spark computes that again, and each row is written once, in one version."""
+    """If the input of a task is gone, Spark computes it again, and each row is written once, in one version."""
     made, lost = tmp_path / "made", tmp_path / "lost"
     made.touch()
 
@@ -84,7 +84,7 @@ def test_a_stage_that_runs_again_after_a_lost_shuffle(spark: SparkSession, tmp_t
         context = TaskContext.get()
         if context is not None and context.partitionId() == 0 and not lost.exists():
             lost.touch()
-            # The folders of this Spark alone.
+            # These folders belong to this Spark alone.
             for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
                 for file in Path(folder).rglob("shuffle_*"):
                     file.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ WAYS: dict[str, Callable[[DataFrame, LanceTable], object]] = {
 
 @pytest.mark.parametrize("way", thinned(WAYS, kept=lambda way: way == "stage"))
 def test_nulls_at_every_level(spark: SparkSession, tmp_table_uri: str, way: str) -> None:
-    """Of structs in lists in maps, and of a variant and a struct beside it in one struct."""
+    """There are nulls in structs in lists in maps, and in a struct with a variant and another struct."""
     maps: list[Any] = [
         None,
         {},
@@ -131,7 +131,7 @@ def test_nulls_at_every_level(spark: SparkSession, tmp_table_uri: str, way: str)
 
 @pytest.mark.soak
 def test_one_core_and_two_give_equal_results(tmp_path: Path) -> None:
-    """Rows, numbers of versions and sums."""
+    """Rows, version numbers and sums are equal."""
 
     def found(cores: int) -> list[object]:
         command = [sys.executable, "-c", WORK, f"local[{cores}]", str(tmp_path / f"table{cores}")]
@@ -147,12 +147,12 @@ def test_one_core_and_two_give_equal_results(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_the_memory_of_workers_is_bounded() -> None:
-    """Whatever the shape of the rows, and however large a partition is."""
+    """The bound holds for rows of every shape and for large partitions."""
     command = [sys.executable, "-m", "benchmarks", "--only", "Spark, memory of workers"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     peaks = [int(peak) for peak in re.findall(r"(\d+) MiB \|", done.stdout)]
     assert 20 == len(peaks)
-    # Far more than nothing, or no worker was found.
+    # A smaller value would mean that no worker was found.
     assert min(peaks) > 100
     assert max(peaks) <= MOST_MEBIBYTES, done.stdout

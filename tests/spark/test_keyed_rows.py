@@ -26,13 +26,13 @@ def table(tmp_table_uri: str) -> LanceTable:
 
 
 def found(table: LanceTable) -> list[tuple[object, ...]]:
-    """The rows of `main`, in order."""
+    """The rows of `main` in order."""
     rows = table.read().to_pylist()
     return sorted((tuple(row.values()) for row in rows), key=str)
 
 
 def on_arrow(table: LanceTable, rows: pa.Table, on: list[str], **rules: str) -> list[tuple[object, ...]]:
-    """The rows after `LanceTable.upsert` did the same on a branch."""
+    """The rows after the same call of `LanceTable.upsert` on a branch."""
     table.branches.create("arrow")
     table.upsert(rows, on=on, branch="arrow", **rules)  # type: ignore[arg-type]
     expected = sorted((tuple(row.values()) for row in table.read("arrow").to_pylist()), key=str)
@@ -55,7 +55,7 @@ def on_arrow(table: LanceTable, rows: pa.Table, on: list[str], **rules: str) -> 
 def test_an_upsert_by_spark_is_the_one_of_the_table(
     spark: SparkSession, table: LanceTable, rules: dict[str, str], on: list[str]
 ) -> None:
-    """Rows with a null in the key are inserted, columns that are not given keep their values; one commit."""
+    """Rows with a null key are inserted, omitted columns keep their values, and there is one commit."""
     query = """SELECT * FROM VALUES (1L, 'eu', 10), (2L, 'eu', 20), (4L, 'us', 40), (7L, 'eu', 70), (null, 'eu', 80),
         (null, 'eu', 81) AS v(id, region, x)"""
     frame = spark.sql(query).repartition(3)
@@ -70,7 +70,7 @@ def test_an_upsert_by_spark_is_the_one_of_the_table(
 
 
 def test_an_upsert_keeps_row_ids_and_takes_any_order_of_columns(spark: SparkSession, table: LanceTable) -> None:
-    """An updated row is the same row, so a diff says that it changed and not that it was replaced."""
+    """An updated row keeps its id, so a diff shows it as changed and not as replaced."""
     before = table.head()
     upsert_frame(
         spark.range(1, 9).selectExpr("'new' AS note", "id", "'us' AS region", "cast(id AS int) AS x"), table, ["id"]
@@ -80,7 +80,7 @@ def test_an_upsert_keeps_row_ids_and_takes_any_order_of_columns(spark: SparkSess
 
 
 def test_keys_are_deleted(spark: SparkSession, table: LanceTable) -> None:
-    """Keys that are not there and keys that come twice are no error."""
+    """Missing and repeated keys are no errors."""
     frame = spark.sql("SELECT * FROM VALUES (1L), (1L), (5L), (99L), (null) AS v(id)")
     assert 2 == delete_keys(frame, table, ["id"]).rows_deleted
     assert [0, 2, 3, 4] == [row[0] for row in found(table)]
@@ -89,7 +89,7 @@ def test_keys_are_deleted(spark: SparkSession, table: LanceTable) -> None:
 
 
 def test_keys_that_come_twice_are_refused(spark: SparkSession, table: LanceTable) -> None:
-    """In whatever partitions they are, inserted or updated."""
+    """The keys may be in different partitions, and their rows inserted or updated."""
     for key in (1, 50):
         keys = spark.createDataFrame([(key,), (7,), (key,)], "id long")
         frame = keys.selectExpr("id", "'eu' AS region", "1 AS x", "'a' AS note")
@@ -99,7 +99,7 @@ def test_keys_that_come_twice_are_refused(spark: SparkSession, table: LanceTable
 
 
 def test_what_makes_no_sense_is_refused_before_any_job(spark: SparkSession, table: LanceTable) -> None:
-    """By name."""
+    """The error names what is wrong."""
     frame = spark.range(1)
     for on, rules, kind, said in [
         (["idd"], {}, InvalidInputError, "no column 'idd' to be a key"),
@@ -114,7 +114,7 @@ def test_what_makes_no_sense_is_refused_before_any_job(spark: SparkSession, tabl
 
 
 def test_a_staged_upsert_conflicts_with_another_change_of_its_rows(spark: SparkSession, table: LanceTable) -> None:
-    """The rows are matched with one version; `upsert_frame` matches them again."""
+    """The rows are matched with one version; `upsert_frame` matches them again after a conflict."""
     frame = spark.sql("SELECT 1L AS id, 'eu' AS region, 5 AS x, 'a' AS note")
     staged = stage_upsert(frame, table, ["id"])
     table.update({"x": "x + 100"}, where="id = 1")
@@ -130,7 +130,7 @@ def test_a_staged_upsert_conflicts_with_another_change_of_its_rows(spark: SparkS
 
 
 def test_many_inserted_keys_are_claimed_as_a_range(spark: SparkSession, table: LanceTable) -> None:
-    """Of two writers that insert one key, the second conflicts."""
+    """If two writers insert one key, the second conflicts."""
     frame = spark.range(1000, 3000).selectExpr("id", "'eu' AS region", "1 AS x", "'a' AS note")
     first, second = (stage_upsert(part, table, ["id"]) for part in (frame, frame.where("id = 2500")))
     table.upsert(first, on=["id"])
@@ -152,7 +152,7 @@ def test_floating_point_keys_are_compared_as_the_table_compares_them(
     frame = spark.createDataFrame(given, f"key {name}, note string")
     expected = on_arrow(table, frame.toArrow(), ["key"])
     upsert_frame(frame, table, ["key"])
-    # As text, because Python does not take NaN for equal to NaN.
+    # They are compared as text, because NaN does not equal NaN in Python.
     assert str(expected) == str(found(table))
     assert ["a", "b", "c", "d", "e", "null", "one"] == sorted(str(row[1]) for row in found(table))
     with pytest.raises(InvalidInputError, match="two of the rows have the key key = nan"):
@@ -171,14 +171,14 @@ def test_floating_point_keys_are_compared_as_the_table_compares_them(
 def test_keys_that_spark_cannot_compare_are_refused(
     spark: SparkSession, tmp_table_uri: str, kind: pa.DataType, key: str
 ) -> None:
-    """Before any job, and with what is possible."""
+    """The error is raised before any job, and says which types are possible."""
     table = LanceTable.create(tmp_table_uri, schema_of(key=kind))
     with pytest.raises(InvalidInputError, match=r"column 'key' is .*; give columns of single values that Spark has"):
         upsert_frame(spark.range(1).selectExpr(f"{key} AS key"), table, ["key"])
 
 
 def test_missing_rows_are_deleted_by_the_columns_that_the_commit_has(spark: SparkSession, table: LanceTable) -> None:
-    """The condition compares values of the later types; a column that is added has no values, so no row is within."""
+    """The predicate uses values of the later types; an added column has no values, so it matches no row."""
     later = schema_of(id=pa.int64(), region=pa.string(), x=pa.float64(), note=pa.string(), more=pa.int64())
     frame = spark.sql("SELECT 5L AS id, 'eu' AS region, 4.5D AS x, 'new' AS note, 1L AS more")
     for condition, column, expected in [("x > 1.5", "x", [2, 1 << 32, (1 << 32) + 1]), ("more > 0", "more", [])]:
@@ -186,6 +186,6 @@ def test_missing_rows_are_deleted_by_the_columns_that_the_commit_has(spark: Spar
         rules: UpsertOptions = {"when_missing": "delete", "missing_where": condition}
         write = KeyedWrite(table=table, branch="main", on=["id"], rules=rules, schema=later)
         staged = stage_upsert_counted(frame, write, RowTally(RowScope(within=within)))
-        # The third row of the first fragment, and the first two of the second one.
+        # These are the third row of the first fragment, and the first two of the second one.
         assert expected == sorted(staged.missing.tolist())
         assert 1 == len(staged.addresses) == staged.updated.rows

@@ -1,4 +1,4 @@
-"""A frame of `read_table` reads what its actions need, and gives what Spark gives."""
+"""A frame of `read_table` reads only what its actions need, and gives the same results as Spark."""
 
 import math
 import random
@@ -35,7 +35,7 @@ COLUMNS: dict[str, pa.DataType] = {
 
 
 def random_rows(chance: random.Random) -> pa.Table:
-    """Rows with every special value of their types."""
+    """Rows with all special values of their types."""
 
     def some(values: list[object]) -> list[object]:
         return [chance.choice(values) for _ in range(ROWS)]
@@ -110,7 +110,7 @@ def random_condition(chance: random.Random, depth: int = 2) -> str:
 
 @pytest.fixture
 def zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
-    """Set the zone of the session for one test."""
+    """A function that sets the time zone of the session for one test."""
     yield lambda name: spark.conf.set("spark.sql.session.timeZone", name)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
@@ -119,13 +119,13 @@ def zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
 def test_a_random_filter_gives_the_rows_that_spark_gives(
     spark: SparkSession, tmp_path: Path, zone: Callable[[str], None], name: str
 ) -> None:
-    """Over nulls, NaN of both signs, decimals, times, zones and nested columns, against a Parquet copy."""
+    """Rows include nulls, NaN of both signs, decimals, times and nested columns; a Parquet copy gives the results."""
     chance = random.Random(f"{soak.FIRST_SEED} {name}")
     rows = random_rows(chance)
     table = LanceTable.create(str(tmp_path / "t"), rows.schema)
     for half in (range(ROWS // 2), range(ROWS // 2, ROWS)):
         table.append(rows.take(pa.array(half)))
-    # Spark reads no unsigned integers and milliseconds from Parquet as it reads them from Arrow.
+    # Spark reads unsigned integers and milliseconds from Parquet otherwise than from Arrow.
     read_table(spark, table).write.parquet(str(tmp_path / "p"))
     assert ROWS == pq.read_table(tmp_path / "p").num_rows
     zone(name)
@@ -163,7 +163,7 @@ def _below(plan: Any) -> Iterator[Any]:  # noqa: ANN401 - a Java object
 
 
 def test_actions_read_the_columns_they_need(spark: SparkSession, numbers: LanceTable) -> None:
-    """Through selections, groups, joins and sorts; `count` reads none."""
+    """This holds for selections, groups, joins and sorts; `count` reads no column."""
     df = read_table(spark, numbers)
     other = spark.range(5).withColumnRenamed("id", "k")
     for frame, columns in [
@@ -185,7 +185,7 @@ def test_actions_read_the_columns_they_need(spark: SparkSession, numbers: LanceT
 
 
 def test_columns_that_the_optimiser_does_without_stay_resolved(spark: SparkSession, numbers: LanceTable) -> None:
-    """Nodes of the plan name them, or take the columns of their children by position, though no row needs them."""
+    """Nodes of the plan name such columns, or use them by position, although no row needs them."""
     df = read_table(spark, numbers)
     plain = spark.createDataFrame(df.collect(), df.schema)
     queries: list[Callable[[DataFrame], DataFrame]] = [
@@ -204,7 +204,7 @@ def test_columns_that_the_optimiser_does_without_stay_resolved(spark: SparkSessi
 
 
 def test_frames_and_their_columns_are_those_of_spark(spark: SparkSession, numbers: LanceTable) -> None:
-    """Columns of a frame are understood by the frames made of it, and by joins with itself."""
+    """Columns of a frame can be used in derived frames and in joins with itself."""
     df = read_table(spark, numbers)
     few = df.where(df.id < 5)
     assert [0, 1, 2, 3, 4] == [row.id for row in few.select(df.id).orderBy(df.x).collect()]
@@ -221,7 +221,7 @@ def test_frames_and_their_columns_are_those_of_spark(spark: SparkSession, number
 
 
 def test_a_frame_in_subqueries_caches_samples_and_sql(spark: SparkSession, numbers: LanceTable) -> None:
-    """What is not narrowed is read whole."""
+    """Reads that cannot be narrowed read all columns."""
     df = read_table(spark, numbers)
     table_view(spark, numbers, "main", "numbers")
     largest = narrow(spark.sql("SELECT k, max(id) AS most FROM numbers GROUP BY k ORDER BY k"))
@@ -242,7 +242,7 @@ def test_a_frame_in_subqueries_caches_samples_and_sql(spark: SparkSession, numbe
 def test_a_limit_stops_the_tasks_without_a_trace(
     spark: SparkSession, numbers: LanceTable, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Spark ends a worker that still has rows to give, and the worker prints a broken pipe."""
+    """Spark ends a worker that still has rows; the worker must not print the broken pipe."""
     df = read_table(spark, numbers)
     assert 3 == len(df.limit(3).collect()) == len(df.take(3)) == len(df.select("id").head(3))
     assert df.first() is not None
@@ -253,7 +253,7 @@ def test_a_limit_stops_the_tasks_without_a_trace(
 
 
 def test_deleted_rows_and_a_filter_of_the_read(spark: SparkSession, numbers: LanceTable) -> None:
-    """Both hold together with the filters of the frame."""
+    """Both apply together with the filters of the frame."""
     numbers.delete("id < 10")
     df = read_table(spark, numbers, columns=["id", "k"], filter="x < 20")
     assert 30 == df.count()
@@ -262,12 +262,12 @@ def test_deleted_rows_and_a_filter_of_the_read(spark: SparkSession, numbers: Lan
 
 
 def made(frame: DataFrame) -> bool:
-    """Whether Spark has the plan of a frame."""
+    """Whether the frame has a plan in Spark."""
     return "_jdf" in vars(frame)
 
 
 def test_a_count_of_a_version_makes_no_plan(spark: SparkSession, numbers: LanceTable) -> None:
-    """It is what the manifest says, at the version of the frame, with deleted rows left out."""
+    """The count comes from the manifest of the frame's version, without deleted rows."""
     df = read_table(spark, numbers)
     assert isinstance(df, VersionFrame)
     numbers.delete("id < 10")
@@ -281,7 +281,7 @@ def test_a_count_of_a_version_makes_no_plan(spark: SparkSession, numbers: LanceT
 
 
 def test_a_count_fills_a_cache(spark: SparkSession, numbers: LanceTable) -> None:
-    """Whoever asked for the cache: the frame, or a view of it."""
+    """The cache may be requested for the frame or for a view of it."""
     kept: Any = spark.sparkContext._jsc  # noqa: SLF001 - Spark has no other way
     others = len(kept.getPersistentRDDs())
     frames = [read_table(spark, numbers) for _ in range(3)]
@@ -302,7 +302,7 @@ def test_a_count_fills_a_cache(spark: SparkSession, numbers: LanceTable) -> None
 
 
 def test_counts_of_all_rows_run_no_job(spark: SparkSession, numbers: LanceTable) -> None:
-    """In each of Spark's spellings, with its names and types; other counts look at rows."""
+    """This holds for each of Spark's spellings, with its names and types; other counts read rows."""
     numbers.delete("id < 10")
     df = read_table(spark, numbers)
     table_view(spark, numbers, "main", "numbers")

@@ -12,7 +12,7 @@ ROWS = 6000
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
-    """One fragment without deleted rows, and one with a gap at its start, a long one and many short ones."""
+    """One fragment without deleted rows, and one with a gap at its start, a long gap and many short ones."""
     made = LanceTable.create(tmp_path_factory.mktemp("pieces") / "table", pa.schema([("id", pa.int64())]))
     for start in (0, ROWS):
         made.append(pa.table({"id": range(start, start + ROWS)}))
@@ -43,7 +43,7 @@ def values(batches: Iterable[pa.RecordBatch], name: str = "id") -> list[Any]:
     "filter", [None, "id % 3 <> 0", "id % 1500 = 7", "id > 500 AND id < 560", "id < 0", "id >= 0"], ids=str
 )
 def test_rows_are_read_once_whatever_the_ranges(table: LanceTable, filter: str | None, range_rows: int) -> None:
-    """Whole fragments and parts of them, in order and at their addresses."""
+    """Whole fragments and parts of them are read in order, with their addresses."""
     expected: list[Any] = table.read(filter=filter)["id"].to_pylist()
     for fragment in (0, 1):
         first = fragment * ROWS
@@ -58,7 +58,7 @@ def test_rows_are_read_once_whatever_the_ranges(table: LanceTable, filter: str |
 
 
 def test_a_limit_is_enough_rows(table: LanceTable) -> None:
-    """Of which the caller takes as many as it needs."""
+    """The caller takes as many of the rows as it needs."""
     for condition in (None, "id % 3 = 0"):
         read = reader(table, condition, 300, limit=5).whole([1])
         assert 5 == len(next(iter(read)))

@@ -36,7 +36,7 @@ def numbers(tmp_table_uri: str) -> LanceTable:
 
 
 def test_columns_and_a_filter_are_read_and_nothing_else(spark: SparkSession, numbers: LanceTable) -> None:
-    """The order is the caller's, and the filter may name a column that is not read."""
+    """The columns have the caller's order, and the filter may use a column that is not read."""
     df = read_table(spark, numbers, columns=["Odd One", "id"], filter="text >= 'n7' OR id = 0")
     assert ["Odd One", "id"] == df.columns
     expected = [{"Odd One": number % 2 == 1, "id": number} for number in (0, 7, 8, 9)]
@@ -44,7 +44,7 @@ def test_columns_and_a_filter_are_read_and_nothing_else(spark: SparkSession, num
 
 
 def test_row_ids_and_row_versions_are_columns_on_request(spark: SparkSession, numbers: LanceTable) -> None:
-    """As whole numbers of Spark, also under a filter on them; `count` and the like stay right."""
+    """They are integers in Spark, and filters and counts on them are right."""
     numbers.update({"text": "'new'"}, where="id = 3")
     names = ["_row_last_updated_at_version", "id", "_rowid", "_row_created_at_version"]
     df = read_table(spark, numbers, columns=names)
@@ -63,7 +63,7 @@ def test_one_frame_used_twice_keeps_its_rows(spark: SparkSession, numbers: Lance
 
 
 def test_a_frame_stays_on_its_version(spark: SparkSession, numbers: LanceTable) -> None:
-    """What is committed after the frame was made does not show, a new frame sees it."""
+    """Later commits are visible only in a new frame."""
     df = read_table(spark, numbers)
     tagged = numbers.tags.create("production", "main")
     numbers.append(pa.table({"id": [10], "text": ["n10"], "Odd One": [False]}))
@@ -75,14 +75,14 @@ def test_a_frame_stays_on_its_version(spark: SparkSession, numbers: LanceTable) 
 
 
 def test_deleted_rows_stay_away(spark: SparkSession, numbers: LanceTable) -> None:
-    """A fragment keeps its deleted rows, a reader does not see them."""
+    """A fragment keeps its deleted rows, but a reader omits them."""
     gone = pa.table({"id": [], "text": [], "Odd One": []}, schema=numbers.schema())
     numbers.replace_where("id IN (1, 2, 8)", gone)
     assert [0, 3, 4, 5, 6, 7, 9] == [row["id"] for row in rows(read_table(spark, numbers, columns=["id"]))]
 
 
 def test_an_empty_table_is_an_empty_frame(spark: SparkSession, tmp_table_uri: str) -> None:
-    """It has no fragment to read, and still has columns."""
+    """The frame has columns, although there is no fragment to read."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     assert [] == read_table(spark, table).collect()
 
@@ -102,13 +102,13 @@ def test_an_empty_table_is_an_empty_frame(spark: SparkSession, tmp_table_uri: st
 def test_a_wrong_column_or_filter_is_refused_at_once(
     spark: SparkSession, numbers: LanceTable, columns: list[str] | None, filter: str | None, said: str
 ) -> None:
-    """Before any job is started, by name."""
+    """The error is raised before any job, and names the column or the filter."""
     with pytest.raises(InvalidInputError, match=said):
         read_table(spark, numbers, columns=columns, filter=filter)
 
 
 def test_an_unknown_ref_is_refused_at_once(spark: SparkSession, numbers: LanceTable) -> None:
-    """With the error of the table itself."""
+    """The error is that of the table."""
     with pytest.raises(RefNotFoundError, match="prodution"):
         read_table(spark, numbers, ref="prodution")
 
@@ -116,20 +116,20 @@ def test_an_unknown_ref_is_refused_at_once(spark: SparkSession, numbers: LanceTa
 def planned(
     table: LanceTable, columns: list[str] | None = None, filter: str | None = None
 ) -> tuple[LanceReader, list[LancePartition]]:
-    """A reader and its partitions, as Spark makes them."""
+    """A reader and its partitions, as Spark gets them."""
     plan = Scan.plan(table, columns=columns, filter=filter)
     made = LanceReader(plan, readable_schema(plan.schema))
     return made, made.partitions()
 
 
 def test_small_fragments_share_a_task(numbers: LanceTable) -> None:
-    """A table of many small appends is not a thousand tasks."""
+    """A table of many small appends does not need a task for each."""
     _, partitions = planned(numbers)
     assert [2] == [len(partition.pieces) for partition in partitions]
 
 
 def test_rows_of_small_fragments_share_a_batch(numbers: LanceTable) -> None:
-    """Spark takes time for each batch, however few rows it has."""
+    """Each batch costs time in Spark, however few rows it has."""
     made, (partition,) = planned(numbers)
     assert [10] == [batch.num_rows for batch in made.read(partition)]
 
@@ -144,7 +144,7 @@ def test_many_fragments_are_several_tasks(numbers: LanceTable) -> None:
 
 
 def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> None:
-    """Every row is read once; a narrow column is one task, and so is a filter, which reads the fragment anyway."""
+    """Each row is read once; a narrow column is one task, and so is a filter, which reads the whole fragment."""
     count = 30_000
     values = pa.array(np.random.default_rng(0).random(count * 512, dtype=np.float32))
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), v=pa.list_(pa.float32(), 512)))
@@ -161,7 +161,7 @@ def test_a_large_fragment_is_cut_by_its_columns_bytes(tmp_table_uri: str) -> Non
 
 
 def test_storage_options_do_not_show() -> None:
-    """What travels to executors may be printed on the way."""
+    """The plan that is sent to executors may be printed."""
     scan = Scan(
         uri="s3://b/t",
         version="main@1",
@@ -188,7 +188,7 @@ def test_deletion_files_of_other_fragments_are_not_read(numbers: LanceTable) -> 
 
 
 def test_workers_exempt_their_imports_from_garbage_collections(spark: SparkSession, numbers: LanceTable) -> None:
-    """Spark collects garbage in a worker after each task; with the imports, that takes most of a small task."""
+    """Spark collects garbage in a worker after each task, which takes most of a small task if imports are included."""
 
     def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

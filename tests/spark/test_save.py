@@ -9,12 +9,12 @@ from tests.spark.samples import schema_of
 
 
 def ids(uri: str, ref: str = "main") -> list[object]:
-    """The ids that the table has."""
+    """The ids in the table."""
     return LanceTable.open(uri).read(ref).sort_by("id")["id"].to_pylist()
 
 
 def test_save_modes_mean_what_they_mean_in_spark(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The default creates, and then refuses; each save is one version after that of the creation."""
+    """The default mode creates a table, and refuses an existing one; each save is one version after the creation."""
     first = write_table(spark.range(3), tmp_table_uri)
     with pytest.raises(AlreadyExistsError, match="give mode='append', 'overwrite' or 'ignore'"):
         write_table(spark.range(9), tmp_table_uri)
@@ -29,14 +29,14 @@ def test_save_modes_mean_what_they_mean_in_spark(spark: SparkSession, tmp_table_
 
 
 def test_a_save_that_is_ignored_computes_nothing(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The frame could not be computed."""
+    """The frame would fail if it were computed."""
     write_table(spark.range(1), tmp_table_uri)
     write_table(spark.range(1).selectExpr("cast(1 / id AS long) AS id"), tmp_table_uri, mode="ignore")
     assert [0] == ids(tmp_table_uri)
 
 
 def test_a_part_is_replaced(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Rows that the condition does not hold for are refused, and nothing is committed."""
+    """Rows that do not satisfy the predicate are refused, and nothing is committed."""
     write_table(spark.range(6), tmp_table_uri)
     write_table(spark.range(4, 5), tmp_table_uri, mode="overwrite", replace_where="id >= 3")
     assert [0, 1, 2, 4] == ids(tmp_table_uri)
@@ -49,7 +49,7 @@ def test_a_part_is_replaced(spark: SparkSession, tmp_table_uri: str) -> None:
 
 
 def test_a_branch_and_vectors(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Vectors of a new table have their length; `main` does not see the branch."""
+    """Vectors of a new table have a fixed length; `main` does not get the rows of the branch."""
     frame = spark.sql("SELECT 1L AS id, array(cast(1 AS float), cast(2 AS float)) AS v")
     write_table(frame, tmp_table_uri, vectors={"v": 2})
     table = LanceTable.open(tmp_table_uri)
@@ -72,7 +72,7 @@ def test_a_branch_and_vectors(spark: SparkSession, tmp_table_uri: str) -> None:
 def test_a_save_that_makes_no_sense_is_refused(
     spark: SparkSession, tmp_table_uri: str, options: dict[str, object], said: str
 ) -> None:
-    """With the nearest name."""
+    """The error has the nearest name."""
     with pytest.raises(InvalidInputError, match=said):
         write_table(spark.range(1), tmp_table_uri, **options)  # type: ignore[arg-type]
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()), exist_ok=True)

@@ -19,7 +19,7 @@ from lance_dagster.spark.spark_schema import (
 )
 from tests.spark.samples import schema_of
 
-# Only a session can read a schema from text.
+# Parsing a schema from text needs a session.
 pytestmark = pytest.mark.usefixtures("spark")
 
 
@@ -36,14 +36,14 @@ def column(name: str, arrow: pa.DataType) -> pa.Schema:
 
 
 def test_a_table_made_for_a_frame_takes_nulls_and_utc() -> None:
-    """Spark's NOT NULL is about the query, its session's time zone about the screen."""
+    """NOT NULL in Spark applies to the query only, and the session's time zone to the display only."""
     made = target_schema(ddl("id BIGINT NOT NULL, at TIMESTAMP, s STRUCT<x: INT NOT NULL>"))
     utc = pa.timestamp("us", "UTC")
     assert schema_of(id=pa.int64(), at=utc, s=pa.struct([pa.field("x", pa.int32())])) == made
 
 
 def test_vectors_become_fixed_size_lists() -> None:
-    """Spark has no such type, so the length is the caller's to say."""
+    """Spark has no such type, so the caller gives the length."""
     made = target_schema(ddl("id INT, v ARRAY<FLOAT>"), {"v": 4})
     assert pa.list_(pa.float32(), 4) == made.field("v").type
 
@@ -57,19 +57,19 @@ def test_vectors_become_fixed_size_lists() -> None:
     ],
 )
 def test_vectors_that_make_no_sense_are_refused(vectors: Mapping[str, int], said: str) -> None:
-    """A misspelt column would otherwise be stored as a plain list."""
+    """A misspelled column would otherwise be stored as a plain list."""
     with pytest.raises(InvalidInputError, match=said):
         target_schema(ddl("id INT, v ARRAY<FLOAT>"), vectors)
 
 
 def test_a_type_without_arrow_counterpart_is_refused_by_name() -> None:
-    """Spark would fail in a worker, long after."""
+    """Otherwise Spark would fail later in a worker."""
     with pytest.raises(InvalidInputError, match="column 'm' has the Spark type interval year to month"):
         target_schema(ddl("id INT, m INTERVAL YEAR TO MONTH"))
 
 
 def test_columns_of_one_name_are_refused() -> None:
-    """Spark allows them, a table does not."""
+    """Spark allows them, but a table does not."""
     with pytest.raises(InvalidInputError, match="column names must be unique; 'a' is duplicated"):
         target_schema(StructType(ddl("a INT").fields * 2))
 
@@ -99,7 +99,7 @@ WIDENED = [
 
 @pytest.mark.parametrize("arrow,spark_type,value", WIDENED, ids=[str(arrow) for arrow, _, _ in WIDENED])
 def test_types_spark_lacks_are_widened_and_narrowed_back(arrow: pa.DataType, spark_type: str, value: object) -> None:
-    """What Spark reads from a table it can write to the table again, value by value."""
+    """Spark can write the values that it reads from a table back to the table unchanged."""
     stored = pa.RecordBatch.from_arrays([pa.array([value, None], arrow)], schema=column("c", arrow))
     schema = readable_schema(stored.schema)
     assert spark_type == schema["c"].dataType.simpleString()
@@ -110,21 +110,21 @@ def test_types_spark_lacks_are_widened_and_narrowed_back(arrow: pa.DataType, spa
 
 
 def test_nanoseconds_are_cut_to_microseconds() -> None:
-    """Spark has nothing finer."""
+    """Spark has no finer type."""
     stored = pa.record_batch({"c": pa.array([1_999], pa.timestamp("ns", "UTC"))})
     read = to_spark_batch(stored, arrow_for_spark(readable_schema(stored.schema)))
     assert pa.array([1], pa.timestamp("us", "UTC")) == read.column("c")
 
 
 def test_a_time_beyond_spark_is_refused() -> None:
-    """Seconds reach further than microseconds, and no value may turn into another."""
+    """Seconds reach further than microseconds, and no value may become another."""
     stored = pa.record_batch({"c": pa.array([2**62], pa.timestamp("s"))})
     with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
         to_spark_batch(stored, arrow_for_spark(readable_schema(stored.schema)))
 
 
 def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
-    """And the way around it is named."""
+    """The error says how to read the other columns."""
     with pytest.raises(InvalidInputError, match=r"column 'd' is .*, for which Spark has no type; name the other"):
         readable_schema(column("d", pa.month_day_nano_interval()))
 
@@ -143,7 +143,7 @@ def test_a_type_spark_lacks_altogether_is_refused_by_name() -> None:
     ],
 )
 def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: str) -> None:
-    """The message names the column and both types."""
+    """The error has the column and both types."""
     table = schema_of(id=pa.int32(), v=pa.list_(pa.float32(), 2))
     with pytest.raises(SchemaMismatchError) as refused:
         check_fits(ddl(frame), table)
@@ -151,12 +151,12 @@ def test_a_frame_that_does_not_fit_is_refused_before_any_work(frame: str, said: 
 
 
 def test_columns_in_another_order_and_voids_fit() -> None:
-    """Columns are matched by name, and a column of nothing fits any type."""
+    """Columns are matched by name, and a column of type VOID fits any type."""
     check_fits(ddl("b VOID, a INT"), schema_of(a=pa.int32(), b=pa.float64()))
 
 
 def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
-    """Each row would be refused later."""
+    """Otherwise each row would be refused later."""
     table = column("v", pa.list_(pa.float32(), 2))
     with pytest.raises(SchemaMismatchError, match="'v' holds vectors of length 3; the table has fixed_size_list"):
         check_fits(ddl("v ARRAY<FLOAT>"), table, vectors={"v": 3})
@@ -171,26 +171,26 @@ def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_column(spark_values: "pa.Array[Any]", table_type: pa.DataType) -> None:
-    """No value is cut or wrapped."""
+    """No value is truncated or wrapped."""
     batch = pa.record_batch({"c": spark_values})
     with pytest.raises(SchemaMismatchError, match="column 'c' does not fit the table's"):
         to_table_batch(batch, column("c", table_type))
 
 
 def test_a_replacement_keeps_the_types_a_frame_still_fits() -> None:
-    """Spark forgot that a column was a vector, the table did not."""
+    """Spark does not know that a column was a vector, but the table does."""
     current = schema_of(v=pa.list_(pa.float32(), 2), u=pa.uint8(), gone=pa.int8())
     made = replacement_schema(ddl("new INT, v ARRAY<FLOAT>, u STRING"), current)
     assert schema_of(new=pa.int32(), v=pa.list_(pa.float32(), 2), u=pa.string()) == made
 
 
 def test_the_size_of_a_row_is_estimated() -> None:
-    """Numbers count exactly, a vector by its length, text by a guess."""
+    """Numbers count exactly, vectors by their length, and text by a guess."""
     schema = schema_of(a=pa.int64(), b=pa.bool_(), v=pa.list_(pa.float32(), 256), s=pa.string())
     assert 8 + 1 + 1024 + 64 == row_bytes(schema)
 
 
 def test_binary_is_found_in_nested_types() -> None:
-    """Its size has no bound, wherever it is."""
+    """Binary values have no size limit, at any depth."""
     assert holds_binary(column("c", pa.map_(pa.string(), pa.list_(pa.binary()))))
     assert not holds_binary(column("c", pa.struct([("a", pa.string()), ("b", pa.binary(4))])))

@@ -23,7 +23,7 @@ FORMAT = "lance_dagster"
 
 @pytest.mark.usefixtures("time_type")
 def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The first save makes the table; the second adds to it."""
+    """The first save creates the table, and the second adds rows."""
     df = every_type(spark, nulls=True)
     writer = df.write.format(FORMAT).option("vectors", "a_vector:3")
     writer.mode("append").save(tmp_table_uri)
@@ -34,7 +34,7 @@ def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str
 
 
 def test_overwrite_replaces_rows_and_columns(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The version before is still there."""
+    """The previous version can still be read."""
     spark.range(5).write.format(FORMAT).mode("append").save(tmp_table_uri)
     spark.sql("SELECT 'a' AS name").write.format(FORMAT).mode("overwrite").save(tmp_table_uri)
     table = LanceTable.open(tmp_table_uri)
@@ -43,7 +43,7 @@ def test_overwrite_replaces_rows_and_columns(spark: SparkSession, tmp_table_uri:
 
 
 def test_a_table_of_a_repository_is_read_at_a_commit(spark: SparkSession, tmp_path: Path) -> None:
-    """By the URI of its version, and by the view of all tables; the option `ref` does not stand beside them."""
+    """The URI of a version and the view of all tables give the commit; the option `ref` is refused beside them."""
     lake = LanceRepository.create(tmp_path)
     orders = lake.create_table("shop/orders", pa.schema([("id", pa.int64())]))
     for number, channel in ((1, "production"), (2, None)):
@@ -60,7 +60,7 @@ def test_a_table_of_a_repository_is_read_at_a_commit(spark: SparkSession, tmp_pa
 
 
 def test_a_save_is_one_version_with_its_own_uuid(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Two saves of the same rows are two versions, told apart by a property."""
+    """Two saves of the same rows are two versions with different values of a property."""
     for _ in range(2):
         spark.range(10).repartition(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
     table = LanceTable.open(tmp_table_uri)
@@ -70,7 +70,7 @@ def test_a_save_is_one_version_with_its_own_uuid(spark: SparkSession, tmp_table_
 
 
 def test_read_table_takes_a_version(spark: SparkSession, tmp_table_uri: str) -> None:
-    """As it takes the ref expression that names it; the frame does not follow the branch."""
+    """A version is taken like a ref expression; the frame does not follow the branch."""
     spark.range(5).write.format(FORMAT).mode("append").save(tmp_table_uri)
     table = LanceTable.open(tmp_table_uri)
     version = table.head()
@@ -80,7 +80,7 @@ def test_read_table_takes_a_version(spark: SparkSession, tmp_table_uri: str) -> 
 
 
 def test_options_choose_ref_columns_and_rows(spark: SparkSession, tmp_table_uri: str) -> None:
-    """As strings, with names separated by commas or in a JSON list."""
+    """Options are strings; names are separated by commas or given as a JSON list."""
     frame = spark.range(4).selectExpr("id", "id * 2 AS twice", "id = 1 AS `odd, one`")
     frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
     LanceTable.open(tmp_table_uri).tags.create("production", "main")
@@ -93,7 +93,7 @@ def test_options_choose_ref_columns_and_rows(spark: SparkSession, tmp_table_uri:
 
 
 def test_a_frame_stays_on_the_version_of_its_schema(spark: SparkSession, tmp_table_uri: str) -> None:
-    """A commit between the load and the job does not show."""
+    """A commit between the load and the job is not visible."""
     spark.range(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
     df = spark.read.format(FORMAT).load(tmp_table_uri)
     spark.range(3).write.format(FORMAT).mode("append").save(tmp_table_uri)
@@ -101,7 +101,7 @@ def test_a_frame_stays_on_the_version_of_its_schema(spark: SparkSession, tmp_tab
 
 
 def test_a_schema_given_for_the_read_chooses_columns(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Its types have to be the table's."""
+    """Its types must be those of the table."""
     spark.range(2).selectExpr("id", "id * 2 AS twice").write.format(FORMAT).mode("append").save(tmp_table_uri)
     read = spark.read.format(FORMAT)
     assert [{"twice": 0}, {"twice": 2}] == [
@@ -112,7 +112,7 @@ def test_a_schema_given_for_the_read_chooses_columns(spark: SparkSession, tmp_ta
 
 
 def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The option `branch` names where the commit goes."""
+    """The option `branch` gives the branch of the commit."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     table.branches.create("run/1")
     spark.range(3).write.format(FORMAT).option("branch", "run/1").mode("append").save(tmp_table_uri)
@@ -135,14 +135,14 @@ def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri:
 def test_a_read_that_makes_no_sense_says_so(
     spark: SparkSession, tmp_table_uri: str, options: Mapping[str, str], said: str
 ) -> None:
-    """Spark wraps the message, and the message is there."""
+    """Spark wraps the error, and keeps its message."""
     LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     with pytest.raises(AnalysisException, match=re.escape(said)):
         spark.read.format(FORMAT).options(**{"path": tmp_table_uri, **options}).load()
 
 
 def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Where this package is asked it says what to use instead; what Spark says by itself is on the Spark page."""
+    """If Spark calls the package, the error says what to use instead; the Spark page lists Spark's own errors."""
     frame = spark.range(5)
     frame.write.format(FORMAT).mode("append").save(tmp_table_uri)
     view = f"CREATE TEMPORARY VIEW only_here USING {FORMAT} OPTIONS (path '{tmp_table_uri}')"
@@ -184,7 +184,7 @@ def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri
 def test_a_write_that_makes_no_sense_says_so_and_writes_nothing(
     spark: SparkSession, tmp_table_uri: str, options: Mapping[str, str], query: str, said: str
 ) -> None:
-    """Before a job is started."""
+    """The error is raised before a job is started."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     with pytest.raises(AnalysisException, match=re.escape(said)):
         spark.sql(query).write.format(FORMAT).mode("append").options(**options).save(tmp_table_uri)
@@ -192,7 +192,7 @@ def test_a_write_that_makes_no_sense_says_so_and_writes_nothing(
 
 
 def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Spark reports it as the text of a worker's error, and nothing is committed."""
+    """Spark reports a worker's error as text, and nothing is committed."""
     table = LanceTable.create(tmp_table_uri, schema_of(v=pa.list_(pa.float32(), 2)))
     ragged = spark.sql("SELECT array(cast(1 AS float)) AS v")
     with pytest.raises(PySparkException, match="SchemaMismatchError: column 'v' does not fit"):
@@ -201,7 +201,7 @@ def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: 
 
 
 def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
-    """The uuid of the write is in the version it made."""
+    """The version has the uuid of the write."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     writer = LanceWriter(table, "main", schema=table.schema(), overwrite=False)
     written = [writer.write(iter([pa.record_batch({"id": [1, 2]})])), None]
@@ -213,7 +213,7 @@ def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
 
 
 def test_storage_options_reach_the_store_and_no_plan(spark: SparkSession, s3_storage: S3Storage) -> None:
-    """A bucket needs them on the driver, in the planner and on the executors."""
+    """The driver, the planner and the executors need them for a bucket."""
     uri = f"{s3_storage.uri}/numbers"
     options = {f"storage.{key}": value for key, value in s3_storage.storage_options.items()}
     spark.range(5).write.format(FORMAT).options(**options).mode("append").save(uri)

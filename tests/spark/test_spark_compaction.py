@@ -1,4 +1,4 @@
-"""Compaction by Spark's executors, beside the same in one process."""
+"""Compactions by Spark's executors, compared with those in one process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def table(tmp_table_uri: str) -> LanceTable:
 
 
 def lineage(table: LanceTable) -> pa.Table:
-    """The rows with their ids and versions."""
+    """The rows with their row ids and row versions."""
     return table.to_lance().scanner(columns=LINEAGE).to_table().sort_by("id")
 
 
@@ -45,7 +45,7 @@ def write(table: LanceTable, plan: CompactionPlan) -> list[Sequence[StagedFile]]
 
 
 def test_executors_write_and_one_commit_follows(spark: SparkSession, table: LanceTable) -> None:
-    """Each group is a task; rows, their ids and versions stay, and nothing is left to do."""
+    """Each group is a task; rows, their ids and versions stay, and a repeated call has nothing to do."""
     before = lineage(table)
     version = compact_table(spark, table, target_rows=8, message="tidy", properties={"by": "night"})
     assert [4, 11, 8] == fragments(table)
@@ -60,7 +60,7 @@ def test_executors_write_and_one_commit_follows(spark: SparkSession, table: Lanc
 
 
 def test_commits_that_come_meanwhile(table: LanceTable) -> None:
-    """Appended rows stay beside the compacted ones; a deleted row makes the compaction begin again."""
+    """Appended rows stay beside the compacted ones; after a deletion the compaction has to start again."""
     plan = table.maintenance.plan_compaction()
     files = write(table, plan)
     table.append(pa.table({"id": [100]}))
@@ -77,7 +77,7 @@ def test_commits_that_come_meanwhile(table: LanceTable) -> None:
 
 
 def test_what_only_pylance_can_rewrite_is_left_to_it(spark: SparkSession, table: LanceTable) -> None:
-    """An index of the table covers the rows where they are then."""
+    """The index of the table covers the rows in their new places."""
     table.to_lance().create_scalar_index("id", "BTREE")
     compact_table(spark, table)
     assert [23] == fragments(table)
@@ -87,7 +87,7 @@ def test_what_only_pylance_can_rewrite_is_left_to_it(spark: SparkSession, table:
 
 @pytest.mark.usefixtures("spark")
 def test_the_maintenance_job_compacts_with_spark(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """Where the key of a Spark resource is given."""
+    """The job uses Spark if it has the key of a Spark resource."""
     lance = LanceResource(root=str(tmp_path))
     key = dg.AssetKey("orders")
     made = LanceTable.create(tmp_path / "orders.lance", pa.schema([pa.field("id", pa.int64())]))

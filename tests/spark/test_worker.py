@@ -8,7 +8,7 @@ import pytest
 
 from lance_dagster.spark.worker import begin_task
 
-# glibc gives a buffer pages of its own, or takes them from a heap, whose freed parts stay with the process.
+# glibc gives a buffer its own pages, or takes it from a heap, which keeps freed parts in the process.
 BUFFERS = """
 import ctypes
 from lance_dagster.spark.worker import begin_task
@@ -29,7 +29,7 @@ print(libc.mallinfo2().own_pages - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has the option TCP_QUICKACK")
 def test_a_task_acknowledges_what_was_sent_to_it() -> None:
-    """Otherwise Spark keeps back the first rows of a task for 40 ms."""
+    """Otherwise Spark holds back the first rows of a task for 40 ms."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as worker:
         worker.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         assert 0 == worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
@@ -40,7 +40,7 @@ def test_a_task_acknowledges_what_was_sent_to_it() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps large buffers that were freed")
 @pytest.mark.parametrize("given,expected", [({}, "1"), ({"MALLOC_MMAP_THRESHOLD_": str(2**25)}, "0")], ids=str)
 def test_a_worker_returns_large_buffers(given: dict[str, str], expected: str) -> None:
-    """After a larger one was freed too, unless its environment says otherwise."""
+    """It does so after a larger one was freed, unless the environment says otherwise."""
     env = {**os.environ, **given}
     done = subprocess.run([sys.executable, "-c", BUFFERS], env=env, capture_output=True, text=True, check=True)
     assert expected == done.stdout.strip()

@@ -19,7 +19,7 @@ from lance_dagster.table import LanceTable
 from tests.spark.samples import every_type, rows, schema_of
 
 ROOT = Path(__file__).parents[2]
-# Local Spark tries a task once unless its master says otherwise, so this needs a Spark of its own.
+# Local Spark tries a task once unless its master says otherwise, so this needs its own Spark.
 RETRIED_JOB = """
 import sys
 from pyspark import TaskContext
@@ -44,7 +44,7 @@ BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 @pytest.mark.usefixtures("time_type")
 @pytest.mark.parametrize("nulls", [False, True])
 def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str, *, nulls: bool) -> None:
-    """What Spark wrote Spark and pylance read, value by value, the vectors from a fixed-size list."""
+    """Spark and pylance read the values that Spark wrote; vectors are fixed-size lists."""
     df = every_type(spark, nulls=nulls)
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema, {"a_vector": 3}))
     table.append(stage(df, table))
@@ -55,13 +55,13 @@ def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str
     if nulls:
         assert {**dict.fromkeys(df.columns), "id": 2} == stored[1]
         return
-    # PyArrow has Spark's own values, without a detour through a file.
+    # PyArrow gets Spark's own values without a file in between.
     made = [to_table_batch(batch, table.schema()) for batch in df.toArrow().to_batches()]
     assert pa.Table.from_batches(made).to_pylist() == stored
 
 
 def test_timestamps_are_stored_in_utc_whatever_the_session_shows(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The session's time zone is about the screen."""
+    """The session's time zone applies to the display only."""
     spark.conf.set("spark.sql.session.timeZone", "Europe/Paris")
     try:
         df = spark.sql("SELECT timestamp '2026-07-01 02:00:00' AS at, array(timestamp '2026-07-01 02:00:00') AS more")
@@ -77,7 +77,7 @@ def test_timestamps_are_stored_in_utc_whatever_the_session_shows(spark: SparkSes
 def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
     spark: SparkSession, tmp_table_uri: str
 ) -> None:
-    """Files are counted by the non-empty partitions; columns are matched by name."""
+    """There is one file for each non-empty partition; columns are matched by name."""
     df = spark.range(1000).repartition(8).filter("id < 4 OR id > 990").selectExpr("id * 2 AS twice", "id")
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), twice=pa.int64()))
     staged = stage(df, table)
@@ -89,7 +89,7 @@ def test_rows_come_back_from_every_partition_and_nothing_from_empty_ones(
 
 
 def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
-    """An empty frame is a good result, and can be committed."""
+    """An empty frame is valid, and can be committed."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     staged = stage(spark.range(0), table)
     assert () == staged.files
@@ -98,7 +98,7 @@ def test_no_rows_are_no_files(spark: SparkSession, tmp_table_uri: str) -> None:
 
 
 def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str) -> None:
-    """An overwrite takes the columns it is staged with."""
+    """An overwrite takes the columns of the staged files."""
     table = LanceTable.create(tmp_table_uri, schema_of(v=pa.list_(pa.float32(), 2), old=pa.int8()))
     df = spark.sql("SELECT array(cast(1 AS float), cast(2 AS float)) AS v, 'a' AS new")
     schema = replacement_schema(df.schema, table.schema())
@@ -108,7 +108,7 @@ def test_a_frame_can_replace_the_schema(spark: SparkSession, tmp_table_uri: str)
 
 
 def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The frame is checked against the branch it goes to, and `main` sees nothing of it."""
+    """The frame is checked against its branch, and `main` is not affected."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     table.branches.create("run/1")
     df = spark.sql("SELECT 1L AS id, 'a' AS name")
@@ -132,7 +132,7 @@ def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -
 def test_values_that_do_not_fit_are_an_error_of_the_package_on_one_line(
     spark: SparkSession, tmp_table_uri: str, query: str, said: str
 ) -> None:
-    """What an executor finds out, the caller can catch."""
+    """The caller can catch errors that an executor finds."""
     columns = [pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float32(), 2))]
     table = LanceTable.create(tmp_table_uri, pa.schema(columns))
     with pytest.raises(SchemaMismatchError) as refused:
@@ -154,7 +154,7 @@ def test_the_user_s_own_errors_pass_through(spark: SparkSession, tmp_table_uri: 
 
 
 def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) -> None:
-    """After a success and after a failure the session is as it was."""
+    """The session has its old settings after a success and after a failure."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     stage(spark.range(1), table)
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
@@ -163,7 +163,7 @@ def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) ->
 
 
 def test_batches_are_bounded_by_rows_or_by_bytes(spark: SparkSession) -> None:
-    """A byte limit costs much on narrow rows, and is the only limit that holds on binary ones."""
+    """A byte limit is slow for narrow rows, and is the only limit that works for binary ones."""
     default = spark.conf.get(BATCH_BYTES)
     cases: list[tuple[list[pa.DataType], int, tuple[str | None, str]]] = [
         ([pa.int64()], 0, ("2147483647", "16384")),
@@ -180,7 +180,7 @@ def test_batches_are_bounded_by_rows_or_by_bytes(spark: SparkSession) -> None:
 
 
 def test_small_partitions_share_a_file_on_request(spark: SparkSession, tmp_table_uri: str) -> None:
-    """As many files are made as there are cores; a frame of unknown or large size keeps its partitions."""
+    """There are as many files as cores; a frame of unknown or large size keeps its partitions."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     frame = spark.range(0, 40, 1, 20)
     assert [20, 3, 2] == [len(stage(frame, table, coalesce=wanted).files) for wanted in (None, 3, "auto")]
@@ -189,7 +189,7 @@ def test_small_partitions_share_a_file_on_request(spark: SparkSession, tmp_table
 
 
 def test_names_that_differ_in_case_only(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Spark finds them ambiguous where it looks columns up by name."""
+    """Spark finds such names ambiguous when it looks columns up by name."""
     df = spark.sql("SELECT 1 AS a, 2 AS A")
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
     table.append(stage(df, table))
@@ -200,7 +200,7 @@ def test_names_that_differ_in_case_only(spark: SparkSession, tmp_table_uri: str)
 
 @pytest.mark.parametrize("around", ["named_struct('x', {})", "array({}, null)", "map('k', {})"])
 def test_variants_below_nulls(spark: SparkSession, tmp_table_uri: str, around: str) -> None:
-    """The parts of a variant take no nulls, and are null where what is around the variant is."""
+    """The parts of a variant are not nullable, and are null where the value around the variant is null."""
     variant = around.format("parse_json('[1]')")
     df = spark.range(4).selectExpr("id", f"if(id % 2 = 1, {variant}, null) AS v", f"array({variant}, null) AS w")
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
@@ -209,7 +209,7 @@ def test_variants_below_nulls(spark: SparkSession, tmp_table_uri: str, around: s
 
 
 def test_an_executor_that_does_not_see_the_table_says_so(spark: SparkSession, tmp_path: Path) -> None:
-    """It would otherwise make the folder on a disk of its own, and the commit would name files that are not there."""
+    """Otherwise it would create the folder on its own disk, and the commit would reference missing files."""
     table = LanceTable.create(str(tmp_path / "table"), schema_of(id=pa.int64()))
     target = dataclasses.replace(table.write_target(), data_uri=str(tmp_path / "elsewhere" / "data"))
     with pytest.raises(StoreError, match=r"finds no table at .*elsewhere; a table that several machines write"):
@@ -218,7 +218,7 @@ def test_an_executor_that_does_not_see_the_table_says_so(spark: SparkSession, tm
 
 
 def test_threads_that_stage_together_share_the_settings(spark: SparkSession) -> None:
-    """Whoever is done first must not take them from the other."""
+    """The first thread to finish must not reset the settings of the other."""
     first, second = large_batches(spark, schema_of(a=pa.int8())), large_batches(spark, schema_of(a=pa.int8()))
     with contextlib.ExitStack() as last:
         with contextlib.ExitStack() as early:
@@ -229,7 +229,7 @@ def test_threads_that_stage_together_share_the_settings(spark: SparkSession) -> 
 
 
 def test_a_limit_the_user_set_is_kept(spark: SparkSession) -> None:
-    """It may be what makes long texts fit into memory."""
+    """The limit may be what makes long texts fit into memory."""
     spark.conf.set(BATCH_ROWS, "7")
     try:
         with large_batches(spark, schema_of(a=pa.int8())):
@@ -242,7 +242,7 @@ def test_a_limit_the_user_set_is_kept(spark: SparkSession) -> None:
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_task_that_fails_and_is_tried_again_leaves_one_copy(tmp_table_uri: str) -> None:
-    """The first attempt had finished a file when it failed; the commit names those of the second."""
+    """The first attempt had finished a file when it failed; the commit has the files of the second."""
     LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     command = [sys.executable, "-c", RETRIED_JOB, tmp_table_uri]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -254,7 +254,7 @@ def test_a_task_that_fails_and_is_tried_again_leaves_one_copy(tmp_table_uri: str
 
 
 def test_rows_are_staged_under_a_base_path(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:
-    """Executors write there; the commit names them there."""
+    """Executors write under the base path, which the commit references."""
     df = spark.range(0, 10, 1, 2)
     table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
     table.maintenance.add_base("cold", tmp_path / "cold")

@@ -1,4 +1,4 @@
-"""What a transaction may not do to a manifest."""
+"""Changes that a transaction must not make to a manifest."""
 
 from dataclasses import replace
 
@@ -31,13 +31,13 @@ INDEX = IndexMetadata(uuid="0a1b2c3d-0000-4000-8000-000000000001", name="by_c", 
 
 
 def fragment(name: str, *, rows: int = 5, number: int = 0) -> Fragment:
-    """A fragment of one file of both fields."""
+    """A fragment of one file with both fields."""
     file = DataFile(path=name, fields=(0, 1), column_indices=(0, 1), major=2, minor=2)
     return Fragment(id=number, files=(file,), physical_rows=rows)
 
 
 def after(head: Manifest, operation: Operation) -> Manifest:
-    """The version that follows when an operation is committed."""
+    """The version that a commit of an operation makes."""
     transaction = Transaction(read_version=head.version, uuid="u", operation=operation)
     return apply(head, transaction, timestamp=1, writer=WRITER)
 
@@ -83,13 +83,13 @@ def head() -> Manifest:
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_an_operation_that_cannot_be_is_refused(head: Manifest, operation: Operation, said: str) -> None:
-    """Nothing that is not there is changed, nothing that is there is lost, and the message says which."""
+    """An operation cannot change what does not exist or lose what exists, and the error says which."""
     with pytest.raises(InvalidInputError, match=said):
         after(head, operation)
 
 
 def test_ids_are_never_given_twice(head: Manifest) -> None:
-    """Not after everything was deleted, and not when ids were reserved in between."""
+    """Ids are not reused after all rows were deleted, nor after ids were reserved in between."""
     emptied = after(head, Delete(deleted_fragment_ids=(0, 1)))
     reserved = after(emptied, ReserveFragments(count=3))
     again = after(reserved, Append(fragments=(fragment("z.lance"),)))
@@ -98,7 +98,7 @@ def test_ids_are_never_given_twice(head: Manifest) -> None:
 
 
 def test_rewritten_fragments_stand_in_the_order_of_ids(head: Manifest) -> None:
-    """Behind those that stay: pylance calls any other order corrupt."""
+    """They come after the other fragments; pylance treats any other order as corrupt."""
     reserved = after(head, ReserveFragments(count=1))
     group = RewriteGroup(old=(reserved.fragments[0],), new=(replace(reserved.fragments[0], id=2),))
     assert [1, 2] == list(after(reserved, Rewrite(groups=(group,))).fragments.ids)

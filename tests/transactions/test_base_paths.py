@@ -1,4 +1,4 @@
-"""Where files lie and how they are named: pure rules, on values."""
+"""Places of files and references to them, as pure rules on values."""
 
 import pytest
 
@@ -20,7 +20,7 @@ COLD = BasePath(id=2, path="/cold", name="cold")
 
 
 def fragment(number: int, *bases: int | None, deletion: int | None = None, deleted: bool = False) -> Fragment:
-    """A fragment of one file under each base, the first of them of 10 bytes, and a deletion file when asked for."""
+    """A fragment with one file under each base, the first of 10 bytes, and optionally a deletion file."""
     files = [
         DataFile(
             path=f"{number}-{base}", fields=(base or 0,), column_indices=(0,), major=2, minor=2, size=10, base_id=base
@@ -32,12 +32,12 @@ def fragment(number: int, *bases: int | None, deletion: int | None = None, delet
 
 
 def manifest(*fragments: Fragment, bases: tuple[BasePath, ...] = (), branch: str | None = None) -> Manifest:
-    """A version of fragments and base paths."""
+    """A version with these fragments and base paths."""
     return Manifest(version=9, fields=(), fragments=Fragments(fragments), base_paths=bases, branch=branch)
 
 
 def test_files_are_listed_by_place() -> None:
-    """The branch's own folder is a place too, and not the base path of the id 0."""
+    """The branch's own folder is a place too, and differs from a base path of the id 0."""
     zero = BasePath(id=0, path="/other", is_dataset_root=True)
     found = file_references(
         manifest(
@@ -57,7 +57,7 @@ def test_files_are_listed_by_place() -> None:
 
 
 def test_a_file_under_no_known_base_is_an_error() -> None:
-    """The manifest contradicts itself."""
+    """The manifest is inconsistent."""
     with pytest.raises(CorruptFileError, match="a base path 4 that it does not have"):
         file_references(manifest(fragment(0, 4), bases=(ROOT,)), "/t")
 
@@ -76,33 +76,33 @@ def test_a_file_under_no_known_base_is_an_error() -> None:
     ],
 )
 def test_a_base_follows_the_innermost_folder_that_moved(moves: dict[str, str], path: str, expected: str | None) -> None:
-    """Whatever lies in whatever."""
+    """The innermost of nested folders decides."""
     changed = moved_base_paths([BasePath(id=3, path=path, name="x")], moves, {path: path})
     assert ([] if expected is None else [(3, expected, "x")]) == [(base.id, base.path, base.name) for base in changed]
 
 
 def test_another_spelling_of_where_it_is_is_a_change() -> None:
-    """Clean-up compares strings."""
+    """Clean-up compares base paths as strings."""
     changed = moved_base_paths([BasePath(id=3, path="file:///t/")], {"/t": "/t"}, {"file:///t/": "/t"})
     assert ["/t"] == [base.path for base in changed]
 
 
 def test_only_the_places_change() -> None:
-    """Files go on naming the same ids."""
+    """Files keep their base ids."""
     before = manifest(fragment(0, 1, 2), bases=(ROOT, COLD))
     after = replace_base_paths(before, [BasePath(id=2, path="/ice", name="cold")])
     assert (("/t", "/ice"), before.fragments) == (tuple(base.path for base in after.base_paths), after.fragments)
 
 
 def test_an_older_version_is_found_where_a_newer_one_says() -> None:
-    """As long as the base is the same one."""
+    """The old version gets the newer place if the base is the same."""
     older = (BasePath(id=2, path="/was", name="cold"), BasePath(id=3, path="/x", name="x"))
     newer = (COLD, BasePath(id=3, path="/y", name="another"))
     assert (COLD, older[1]) == restored_base_paths(older, newer)
 
 
 def test_places_are_shared_by_path_and_kind() -> None:
-    """Not by id or name, and not the table's own folders."""
+    """Ids and names do not count, and the table's own folders are not shared."""
     source = manifest(bases=(ROOT, COLD, BasePath(id=3, path="/x"), BasePath(id=4, path="/t/tree/run")), branch="run")
     dest = manifest(
         bases=(
@@ -115,7 +115,7 @@ def test_places_are_shared_by_path_and_kind() -> None:
 
 
 def test_new_files_are_named_through_the_root_or_a_base() -> None:
-    """Main names its own without one."""
+    """Main references its own files without a base."""
     files = (fragment(0, None, 2),)
     own, kept = with_root_base(files, manifest(), "/t", {2: 7})[0].files
     assert (None, 7) == (own.base_id, kept.base_id)
@@ -125,7 +125,7 @@ def test_new_files_are_named_through_the_root_or_a_base() -> None:
 
 
 def test_a_branch_that_calls_the_table_something_else_is_not_written_to() -> None:
-    """Clean-up would take the new file for unused."""
+    """Clean-up would delete the new file as unused."""
     with pytest.raises(
         InvalidInputError, match=r"branch 'run' looks for the table's files elsewhere than /t: .*relocate"
     ):

@@ -1,4 +1,4 @@
-"""Content ids: what counts and what does not, on manifests made of values."""
+"""What changes the content id of a manifest, and what does not."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ MANIFEST = Manifest(
 
 
 def deleted(fragments: Sequence[Fragment]) -> Iterable[BitMap]:
-    """The deletion vectors, by the id of the deletion file."""
+    """The deletion vectors by the id of the deletion file."""
     return [DELETED[fragment.deletion.id] for fragment in fragments if fragment.deletion]
 
 
@@ -52,12 +52,12 @@ def content(manifest: Manifest) -> str:
 
 
 def with_second(**changes: object) -> Manifest:
-    """The manifest with its second fragment changed."""
+    """The manifest with another second fragment."""
     return replace(MANIFEST, fragments=Fragments([FIRST, replace(SECOND, **changes)]))  # type: ignore[arg-type]
 
 
 def test_a_content_id_is_the_same_for_ever() -> None:
-    """It is compared across processes and releases; this value may not change."""
+    """The value is compared across processes and releases, so it must not change."""
     assert "913f3c8dc0d0c4c6b50b0b61b62226959334bf8822e746d5bf1f77d6ed6d99a4" == content(MANIFEST)
 
 
@@ -91,7 +91,7 @@ def test_a_content_id_is_the_same_for_ever() -> None:
     ],
 )
 def test_what_says_when_or_where_does_not_count(same: Manifest) -> None:
-    """Numbers, times, names of branches, ids of fragments, places of files, encodings."""
+    """Numbers, times, names of branches, ids of fragments, places of files and encodings do not count."""
     assert content(MANIFEST) == content(same)
 
 
@@ -119,11 +119,11 @@ def test_what_says_when_or_where_does_not_count(same: Manifest) -> None:
     ],
 )
 def test_what_a_reader_could_tell_counts(other: Manifest) -> None:
-    """Columns, settings, rows, their order and their ids."""
+    """Columns, settings, rows, their order and their ids count."""
     assert content(MANIFEST) != content(other)
 
 
 def test_a_damaged_sequence_of_row_ids_is_named() -> None:
-    """Not counted as another content."""
+    """The damage is an error, not another content."""
     with pytest.raises(CorruptFileError, match="here"):
         content(with_second(row_ids=row_id_range(10, 4)))

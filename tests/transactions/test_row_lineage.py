@@ -1,4 +1,4 @@
-"""Row ids and versions that a commit gives to rows it adds, moves or changes in place."""
+"""Row ids and row versions that a commit gives to rows it adds, moves or changes in place."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.table_factory import as_pylance, entries, new_table
 
 
 def fragment(rows: int, ids: list[int] | None = None, created: list[int] | None = None) -> Fragment:
-    """A new fragment whose leading rows were moved."""
+    """A new fragment whose first rows were moved."""
     return Fragment(
         id=0,
         files=(),
@@ -31,7 +31,7 @@ def fragment(rows: int, ids: list[int] | None = None, created: list[int] | None 
 
 
 def test_moved_rows_keep_their_ids_and_new_ones_get_the_next() -> None:
-    """Moved rows were created when they were; all rows are updated by this version."""
+    """Moved rows keep their creation version; all rows are updated by this version."""
     made, following = stamped(fragment(5, [7, 3], [1, 2]), 10, 4)
     assert [7, 3, 10, 11, 12] == decode_row_ids(made.row_ids, 5, "m").tolist()
     assert [1, 2, 4, 4, 4] == decode_versions(made.created_at, 5, "m").tolist()
@@ -40,7 +40,7 @@ def test_moved_rows_keep_their_ids_and_new_ones_get_the_next() -> None:
 
 
 def test_another_attempt_gives_other_versions() -> None:
-    """What an attempt gave is not part of what the next one starts from."""
+    """The next attempt does not start from what an earlier one assigned."""
     moved = fragment(3, [7], [1])
     assert stamped(moved, 20, 9)[0] == stamped(moved, 20, 9)[0]
     assert stamped(moved, 10, 4) != stamped(moved, 20, 9)
@@ -55,7 +55,7 @@ def test_another_attempt_gives_other_versions() -> None:
     ],
 )
 def test_ids_that_cannot_be_are_refused(bad: Fragment, said: str) -> None:
-    """More than there are rows, without history, or of rows that do not exist."""
+    """There are more ids than rows, ids without history, or ids of rows that do not exist."""
     with pytest.raises(InvalidInputError, match=said):
         stamped(bad, 10, 4)
 
@@ -64,7 +64,7 @@ def test_ids_that_cannot_be_are_refused(bad: Fragment, said: str) -> None:
     "bad", [fragment(2, [1, 2], [1]), fragment(2, [1, 2], [1, 1, 1]), replace(fragment(2), row_ids=b"\xff")]
 )
 def test_sequences_that_do_not_fit_each_other_are_refused(bad: Fragment) -> None:
-    """A version for each moved row, and bytes that can be read."""
+    """A version for each moved row and readable bytes are required."""
     with pytest.raises(CorruptFileError):
         stamped(bad, 10, 4)
 
@@ -73,7 +73,7 @@ def test_sequences_that_do_not_fit_each_other_are_refused(bad: Fragment) -> None
     "said", [{"updated_offsets": {0: (1, 3)}}, {"updated_offset_bitmaps": {0: BitMap([1, 3]).serialize()}}]
 )
 def test_rows_with_new_values_are_updated_in_place(said: dict[str, Any]) -> None:
-    """Those that are named, in either way; others keep their version."""
+    """The named rows get the new version, in either way of naming; others keep their version."""
     own = replace(fragment(5), updated_at=encode_versions(np.array([1, 1, 1, 2, 2], np.uint64)))
     other = replace(fragment(2), id=1, updated_at=version_run(2, 1))
     operation = Update(updated_fragments=(own, other), mode=REWRITE_COLUMNS, **said)
@@ -85,14 +85,14 @@ def test_rows_with_new_values_are_updated_in_place(said: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("bitmap", [BitMap([5]).serialize(), b"no bitmap"])
 def test_offsets_that_cannot_be_are_refused(bitmap: bytes) -> None:
-    """Of rows the fragment does not have, or not to be read."""
+    """The fragment does not have such rows, or the offsets cannot be read."""
     operation = Update(updated_fragments=(fragment(5),), mode=REWRITE_COLUMNS, updated_offset_bitmaps={0: bitmap})
     with pytest.raises(CorruptFileError, match="fragment 0"):
         list(restamped(operation, 7))
 
 
 def test_pylance_sees_which_rows_got_values_in_place(tmp_path: Path) -> None:
-    """Pylance wrote a column, the package committed it: its rows have new versions, its index no longer covers them."""
+    """A column that pylance wrote is committed: its rows get new versions, and the index no longer covers them."""
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", 5))
     as_pylance(table).create_scalar_index("key", "BTREE")
     there = as_pylance(table).get_fragment(0)

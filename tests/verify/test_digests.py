@@ -1,4 +1,4 @@
-"""Digests of data files: when they are recorded, what a changed byte is reported as, and who deletes them."""
+"""Digests of data files: when they are recorded, how a changed byte is reported, and what deletes them."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ RECORDING = {"record_digests": "true"}
 
 
 def flip(path: Path, value: bytes = b"letter") -> None:
-    """Flip one bit of a value in a file; what is stored there reads as another value."""
+    """Flip one bit of a value in a file, so that another value is read."""
     data = bytearray(path.read_bytes())
     data[data.index(value)] ^= 1
     path.write_bytes(data)
@@ -33,7 +33,7 @@ def digests(table: LanceTable) -> dict[str, str]:
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
-    """In a file whose digest was recorded when it was written."""
+    """The digest of the file was recorded when it was written."""
     plain = new_table(tmp_path, entries("letter a", 1, 2))
     table = LanceTable.open(plain.uri, RECORDING)
     table.append(entries("letter b", 3, 4))
@@ -46,18 +46,18 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         table.maintenance.verify().ok,
         table.count_rows("main", filter="key = 'metter b' and value = 3"),
     )
-    # Recorded again, the changed file does not become the right one.
+    # Recording again does not make the changed file valid.
     assert 2 == table.maintenance.record_digests()
     report = table.maintenance.verify(deep=True)
     assert (3, 0) == (report.digests_compared, report.without_digest)
     (problem,) = report.problems
-    # Every version that has the file is damaged.
+    # Each version that has the file is damaged.
     assert (f"data/{name}", ("main@3", "main@4"), 1) == (problem.path, problem.versions, problem.fragment)
     assert (True, True) == (problem.what.startswith("its bytes changed"), recorded in problem.right)
 
 
 def test_digests_of_what_is_there_are_recorded(tmp_path: Path) -> None:
-    """Of the files of every branch, also those that pylance wrote into a branch's own folder, each once."""
+    """The files of each branch get one digest each, also those that pylance wrote into a branch's own folder."""
     table = new_table(tmp_path, entries("letter a", 1, 2))
     table.branches.create("run")
     as_pylance(table, "run").insert(entries("letter b", 3))
@@ -72,7 +72,7 @@ def test_digests_of_what_is_there_are_recorded(tmp_path: Path) -> None:
 
 
 def test_blob_files_have_digests(tmp_path: Path) -> None:
-    """Each of its own, since no page of a data file covers them."""
+    """Each blob file has its own digest, since no page of a data file covers it."""
     schema = pa.schema([pa.field("id", pa.int64()), blob_field("blob")])
     table = LanceTable.create(tmp_path / "blobs", schema, storage_options=RECORDING)
     table.append(pa.table({"id": [1], "blob": lance.blob_array([b"x" * 5_000_000])}, schema))
@@ -84,7 +84,7 @@ def test_blob_files_have_digests(tmp_path: Path) -> None:
 
 
 def test_digests_go_with_their_files(tmp_path: Path) -> None:
-    """Whoever cleans up: this package, which knows them, or pylance, which leaves them to it."""
+    """The package deletes them with the files; pylance ignores them, and the package deletes them later."""
     table = LanceTable.create(tmp_path / "table", SCHEMA, storage_options=RECORDING)
     table.append(entries("letter a", 1))
     table.append(entries("letter b", 2))
@@ -101,7 +101,7 @@ def test_digests_go_with_their_files(tmp_path: Path) -> None:
 
 
 def test_clones_keep_digests(tmp_path: Path) -> None:
-    """A deep clone gets those of the files it copied; a shallow one uses those beside the files."""
+    """A deep clone copies digests with the files; a shallow one uses those beside the files."""
     table = LanceTable.create(tmp_path / "table", SCHEMA, storage_options=RECORDING)
     table.append(entries("letter a", 1))
     deep, shallow = (table.maintenance.clone(tmp_path / str(near), shallow=near) for near in (False, True))
@@ -110,7 +110,7 @@ def test_clones_keep_digests(tmp_path: Path) -> None:
 
 
 def test_digests_on_object_storage(s3_storage: S3Storage) -> None:
-    """The option is one of the storage, so every process that gets the options of a table records."""
+    """The option is a storage option, so each process with the options of a table records digests."""
     options = {**s3_storage.storage_options, **RECORDING}
     table = LanceTable.create(f"{s3_storage.uri}/table", SCHEMA, storage_options=options)
     table.append(entries("letter a", 1))
@@ -119,7 +119,7 @@ def test_digests_on_object_storage(s3_storage: S3Storage) -> None:
 
 
 def test_the_option_is_true_or_false(tmp_path: Path) -> None:
-    """Anything else is refused before a file is committed."""
+    """Any other value is refused before a file is committed."""
     table = LanceTable.open(new_table(tmp_path).uri, {"record_digests": "yes"})
     with pytest.raises(InvalidInputError, match="record_digests is 'yes'"):
         table.append(entries("letter a", 1))

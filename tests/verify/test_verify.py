@@ -1,4 +1,4 @@
-"""A healthy table has no problem, whoever made it; every kind of damage is found and named."""
+"""Valid tables of either program have no problem; each kind of damage is found and named."""
 
 import json
 import re
@@ -55,7 +55,7 @@ ERROR, WARNING = "error", "warning"
 
 
 def made_by_package(folder: Path) -> LanceTable:
-    """A table of this package: two fragments with deletions, an index, a branch with files of its own, a tag."""
+    """A table of this package: two fragments with deletions, an index, a branch with its own files, a tag."""
     table = new_table(folder, entries("a", 1, 2, 3), entries("b", 1, 2))
     as_pylance(table).create_scalar_index("value", "BTREE")
     table.delete("key = 'a' and value = 2")
@@ -69,7 +69,7 @@ def made_by_package(folder: Path) -> LanceTable:
 
 
 def made_by_pylance(folder: Path) -> LanceTable:
-    """The same of pylance."""
+    """The same table, made by pylance."""
     uri = str(folder / "pylance")
     dataset = lance.write_dataset(entries("a", 1, 2, 3), uri, enable_stable_row_ids=True)
     dataset.insert(entries("b", 1, 2))
@@ -90,7 +90,7 @@ EITHER = pytest.mark.parametrize("maker", MAKERS)
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_this_package_makes_is_sound(tmp_path: Path, operation: str) -> None:
-    """Every state it can bring a table into, read to the last value."""
+    """Each state that the package can make is valid, down to the last value."""
     table = prepared(tmp_path)
     OPERATIONS[operation](table)
     assert () == table.maintenance.verify(deep=True).problems
@@ -98,8 +98,8 @@ def test_what_this_package_makes_is_sound(tmp_path: Path, operation: str) -> Non
 
 @pytest.mark.parametrize("maker", [*PLACES, *MAKERS])
 def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches, base paths, indices, and clones that name the files of another table."""
-    # For the clone of pylance, which leaves no allowance.
+    """The tables have branches, base paths and indices; clones reference the files of another table."""
+    # The clone of pylance needs this, because pylance writes no allowance.
     monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
     table = {**PLACES, **MAKERS}[maker](tmp_path)
     dataset = as_pylance(table)
@@ -110,7 +110,7 @@ def test_tables_in_several_places_are_sound(tmp_path: Path, maker: str, monkeypa
 
 
 def test_a_table_of_changed_columns_is_sound(tmp_path: Path) -> None:
-    """Columns dropped, added without values, renamed and cast leave files that hold more or less than the schema."""
+    """Dropped, added, renamed and cast columns leave files with more or fewer columns than the schema."""
     table = made_by_package(tmp_path)
     table.columns.add({"twice": "value * 2"})
     table.columns.rename("key", "name")
@@ -125,7 +125,7 @@ def test_a_table_of_changed_columns_is_sound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
 def test_what_pylance_makes_is_sound(tmp_path: Path, version: Any, stable: bool) -> None:  # noqa: ANN401, FBT001
-    """Whatever it can do to a table of nested, vector and text columns, and after its clean-up."""
+    """This holds for all operations on a table of nested, vector and text columns, and after a clean-up."""
     rows = pa.table(
         {
             "id": pa.array(range(9_000)),
@@ -169,7 +169,7 @@ def test_what_pylance_makes_is_sound(tmp_path: Path, version: Any, stable: bool)
 
 
 def test_old_manifest_names_are_no_problem(tmp_path: Path) -> None:
-    """A table of the first naming scheme, before and after its names are changed."""
+    """The table has the first naming scheme, before and after the migration of its names."""
     dataset = lance.write_dataset(entries("a", 1, 2), tmp_path / "t", enable_v2_manifest_paths=False)
     dataset.insert(entries("b", 1))
     table = LanceTable.open(tmp_path / "t")
@@ -179,7 +179,7 @@ def test_old_manifest_names_are_no_problem(tmp_path: Path) -> None:
 
 
 def test_a_table_of_blobs_is_sound(tmp_path: Path) -> None:
-    """Their data files cannot be read by themselves, only opened."""
+    """The data files of blobs can only be opened, but not read alone."""
     blobs = lance.blob_array([b"x" * 10, b"y" * 200_000])
     schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("blob")])
     lance.write_dataset(pa.table([pa.array([1, 2]), blobs], schema=schema), tmp_path / "t", data_storage_version="2.2")
@@ -190,7 +190,7 @@ def test_a_table_of_blobs_is_sound(tmp_path: Path) -> None:
 
 @EITHER
 def test_the_report_counts_what_was_looked_at(tmp_path: Path, maker: str) -> None:
-    """What versions share is counted once, and nothing is written."""
+    """Files that versions share are counted once, and nothing is written."""
     table = MAKERS[maker](tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     report = table.maintenance.verify()
@@ -204,7 +204,7 @@ def test_the_report_counts_what_was_looked_at(tmp_path: Path, maker: str) -> Non
 
 
 def test_progress_comes_to_its_end(tmp_path: Path) -> None:
-    """Every step is told, and the last one is as many as there are."""
+    """Each step is reported, and the last one is the total."""
     table = made_by_package(tmp_path)
     steps: list[tuple[int, int]] = []
     report = table.maintenance.verify(deep=True, progress=lambda done, total: steps.append((done, total)))
@@ -213,39 +213,39 @@ def test_progress_comes_to_its_end(tmp_path: Path) -> None:
 
 
 def without_rows(fragment: Fragment) -> Fragment:
-    """A fragment whose sequences are left out."""
+    """A fragment without its sequences."""
     return replace(fragment, row_ids=None, created_at=None, updated_at=None)
 
 
 def doubled_field(fields: Any) -> Any:  # noqa: ANN401 - any sequence of fields
-    """The fields with the second one under the first one's id."""
+    """The fields, of which the second has the id of the first."""
     return (fields[0], replace(fields[1], id=fields[0].id))
 
 
 def with_field(**different: Any) -> Damage:  # noqa: ANN401 - any field of a field
-    """Add a field to the schema that is like no other but for what is given."""
+    """Add a valid field to the schema, except for the given attributes."""
     return in_fields(lambda fields: (*fields, replace(Field(id=7, name="new", logical_type="int64"), **different)))
 
 
 def garbage(fragment: Fragment) -> Fragment:
-    """A fragment whose row ids are no message."""
+    """A fragment with row ids that cannot be decoded."""
     return replace(fragment, row_ids=b"\xff\xff")
 
 
 def emptied_index(table: LanceTable) -> None:
-    """An index that records no files, with none in its folder."""
+    """An index that records no files, and whose folder is empty."""
     in_indices(lambda found: [replace(index, files=()) for index in found])(table)
     for folder in (Path(table.uri) / "_indices").iterdir():
         shutil.rmtree(folder)
 
 
 def offsets_beyond(table: LanceTable) -> None:
-    """A deletion file of as many rows as the version counts, one of which does not exist."""
+    """A deletion file with the right number of rows, one of which does not exist."""
     only_file(table, "_deletions/*").write_bytes(encode_offsets([77])[1])
 
 
 def doubled_transaction(table: LanceTable) -> None:
-    """The newest version says that the change before it made it."""
+    """The newest version has the transaction of the previous one."""
     path = manifest_file(table, table.head().number - 1)
     _, earlier = decode_manifest_file(path.read_bytes(), str(path))
     in_transaction(lambda own: replace(own, uuid=earlier.uuid if earlier else ""))(table)
@@ -253,18 +253,18 @@ def doubled_transaction(table: LanceTable) -> None:
 
 
 def no_transaction(table: LanceTable) -> None:
-    """A version that holds no transaction and whose file of it is gone."""
+    """A version without a transaction, whose transaction file is gone."""
     path = newest_file(table)
     path.write_bytes(changed(path.read_bytes(), lambda _: None))
     shutil.rmtree(Path(table.uri) / "_transactions")
 
 
 def stray_old_name(table: LanceTable) -> None:
-    """A manifest named by the first scheme on a branch."""
+    """A manifest on a branch with a name of the first scheme."""
     (Path(table.uri) / "tree/run/_versions/1.manifest").write_bytes(b"")
 
 
-# What is done to a table, and of what it has to be accused: severity, the place, and what is wrong.
+# The damage of a table, and the expected problem: its severity, its place, and what is wrong.
 DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
     "missing data file": (removed("data/*.lance"), ERROR, r"fragment \d, data/.*\.lance", "the file is missing"),
     "cut data file": (cut("data/*.lance"), ERROR, r"fragment \d, data/.*\.lance", r"the file has \d+ bytes"),
@@ -494,7 +494,7 @@ DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
 @EITHER
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_found_and_named(tmp_path: Path, maker: str, damage: str) -> None:
-    """Where it is, what is wrong, and how bad that is."""
+    """The problem has the place, the cause and the severity."""
     table = MAKERS[maker](tmp_path)
     wound, severity, where, what = DAMAGES[damage]
     wound(table)
@@ -502,7 +502,7 @@ def test_damage_is_found_and_named(tmp_path: Path, maker: str, damage: str) -> N
 
 
 def accused(table: LanceTable, severity: str, where: str, what: str) -> Problem:
-    """The problem of a table that is meant; fails with all there are."""
+    """Return the expected problem of a table; fail with all problems if there is none."""
     report = table.maintenance.verify()
     found = [
         problem
@@ -518,7 +518,7 @@ def accused(table: LanceTable, severity: str, where: str, what: str) -> Problem:
 
 
 def in_branch_json(**different: object) -> Damage:
-    """Change what the file of the branch "run" says; None takes a key out."""
+    """Change the file of the branch "run"; None removes a key."""
 
     def damage(table: LanceTable) -> None:
         path = Path(table.uri) / layout.branch_file("run")
@@ -529,12 +529,12 @@ def in_branch_json(**different: object) -> Damage:
 
 
 def hint(content: str) -> Damage:
-    """Write another version hint."""
+    """Write a version hint."""
     return lambda table: (Path(table.uri) / layout.VERSION_HINT).write_text(content)
 
 
 def tagged(name: str = "lost", **content: object) -> Damage:
-    """Write a tag by hand."""
+    """Write a tag without the package."""
     written_tag = json.dumps({"branch": None, "version": 1, "manifestSize": 1, **content})
     return lambda table: (Path(table.uri) / layout.tag_file(name)).write_text(written_tag)
 
@@ -546,7 +546,7 @@ def early_version(table: LanceTable) -> None:
 
 
 def without_versions(table: LanceTable) -> None:
-    """A branch of which only the file is left."""
+    """A branch of which only the ref file is left."""
     shutil.rmtree(Path(table.uri) / "tree/inner")
 
 
@@ -608,7 +608,7 @@ NAMES: dict[str, tuple[Damage, str, str, str]] = {
 @EITHER
 @pytest.mark.parametrize("damage", NAMES)
 def test_damaged_names_are_found(tmp_path: Path, maker: str, damage: str) -> None:
-    """Branches, tags and the version hint, held against the versions there are."""
+    """Branches, tags and the version hint are compared with the existing versions."""
     table = MAKERS[maker](tmp_path)
     wound, severity, where, what = NAMES[damage]
     wound(table)
@@ -618,7 +618,7 @@ def test_damaged_names_are_found(tmp_path: Path, maker: str, damage: str) -> Non
 @EITHER
 @pytest.mark.parametrize("damage", ["scribbled", "emptied", "miscounted", "too many columns", "older"])
 def test_only_reading_finds_what_is_inside_a_file(tmp_path: Path, maker: str, damage: str) -> None:
-    """A file of the right size can hold anything; pylance giving up on one is no crash."""
+    """A file of the right size may have any content; a panic of pylance is no crash."""
     table = MAKERS[maker](tmp_path)
     name = table.to_lance("main@1" if maker == "pylance's" else "main@2").get_fragments()[0].data_files()[0].path
     wound, what = {
@@ -638,7 +638,7 @@ def test_only_reading_finds_what_is_inside_a_file(tmp_path: Path, maker: str, da
 
 
 def emptied(pattern: str) -> Damage:
-    """Leave nothing in a data file whose size no version knows."""
+    """Empty a data file whose size no version records."""
 
     def damage(table: LanceTable) -> None:
         only_file(table, pattern).write_bytes(b"")
@@ -654,7 +654,7 @@ def emptied(pattern: str) -> Damage:
 
 
 def counted_anew(fragment: Fragment) -> Fragment:
-    """A fragment that hides a row."""
+    """A fragment that omits a row."""
     return replace(
         fragment,
         physical_rows=2,
@@ -665,14 +665,14 @@ def counted_anew(fragment: Fragment) -> Fragment:
 
 
 def older(manifest: Any) -> Any:  # noqa: ANN401 - a manifest
-    """A version that takes its data files for older ones."""
+    """A version that records an older version of its data files."""
     fragments = [replace(own, files=tuple(replace(file, minor=1) for file in own.files)) for own in manifest.fragments]
     return replace(manifest, file_version="2.1", fragments=type(manifest.fragments)(fragments[:1]))
 
 
 @EITHER
 def test_a_transaction_file_that_says_something_else_is_found(tmp_path: Path, maker: str) -> None:
-    """It is read where the version holds none, so it is no error by itself; and only with the rest of the reading."""
+    """A transaction file is read only for versions without one, so this is a warning, and only with `deep=True`."""
     table = MAKERS[maker](tmp_path)
     first, second = sorted(Path(table.uri).glob("_transactions/*"))[:2]
     first.write_bytes(b"\xff")
@@ -696,7 +696,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 @EITHER
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_damage_of_a_file_is_an_exception(tmp_path: Path, maker: str, change: str) -> None:
-    """Whichever file it is, and what is cut, emptied or overwritten in a file that is read is found as well."""
+    """This holds for every file; a cut, emptied or overwritten file that is read is also found."""
     table = MAKERS[maker](tmp_path)
     unread = ("_transactions", "data", "_indices", ".lock")
     for path in [path for path in Path(table.uri).rglob("*") if path.is_file()]:
@@ -711,7 +711,7 @@ def test_no_damage_of_a_file_is_an_exception(tmp_path: Path, maker: str, change:
 
 @EITHER
 def test_nothing_hides_behind_the_first_problem(tmp_path: Path, maker: str) -> None:
-    """Damage in many places is found in all of them."""
+    """Damage in many places is reported for each of them."""
     table = MAKERS[maker](tmp_path)
     number = table.head().number
     removed("_deletions/*")(table)
@@ -728,7 +728,7 @@ def test_nothing_hides_behind_the_first_problem(tmp_path: Path, maker: str) -> N
 
 @EITHER
 def test_a_problem_names_every_version_it_is_in(tmp_path: Path, maker: str) -> None:
-    """What versions share is one problem, of main and of the branches that inherited it."""
+    """Shared damage is one problem, with versions of main and of the branches that inherited it."""
     table = MAKERS[maker](tmp_path)
     removed("_deletions/*")(table)
     (found,) = [problem for problem in table.maintenance.verify().problems if "missing" in problem.what]
@@ -738,7 +738,7 @@ def test_a_problem_names_every_version_it_is_in(tmp_path: Path, maker: str) -> N
 
 @EITHER
 def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
-    """Damage of others is not its own."""
+    """Damage of other versions is not reported."""
     table = MAKERS[maker](tmp_path)
     in_fragment(garbage)(table)
     table = LanceTable.open(table.uri)
@@ -751,7 +751,7 @@ def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
 
 
 def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
-    """A base path in a storage this package does not speak, or behind options that are wrong."""
+    """The base path has a scheme without a store, or its storage options are wrong."""
     table = made_by_package(tmp_path)
     in_manifest(lambda own: replace(own, base_paths=(BasePath(id=1, path="hdfs://bucket/t", is_dataset_root=True),)))(
         table
@@ -770,7 +770,7 @@ def test_a_place_that_cannot_be_reached_is_said_once(tmp_path: Path) -> None:
 
 
 def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
-    """In a dataset root and in a plain folder, each named by where it is."""
+    """The base paths are a dataset root and a plain folder, and each problem has the full path."""
     table = PLACES["package"](tmp_path)
     gone = [next((tmp_path / "cold/data").iterdir()), next((tmp_path / "flat").glob("*.lance"))]
     for path in gone:
@@ -780,7 +780,7 @@ def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
 
 
 def test_a_moved_row_is_not_doubled(tmp_path: Path) -> None:
-    """The fragment it left keeps its id beside the deletion; without the deletion there are two rows of one id."""
+    """The old fragment keeps the row id with a deletion; without the deletion two rows have one id."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
     table.update({"value": "9"}, where="value = 2")
     assert () == table.maintenance.verify().problems
@@ -789,7 +789,7 @@ def test_a_moved_row_is_not_doubled(tmp_path: Path) -> None:
 
 
 def test_a_table_on_s3_is_verified(s3_storage: S3Storage) -> None:
-    """The same, by listings of prefixes."""
+    """Verification on S3 lists prefixes."""
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1, 2, 3))
     table.branches.create("run")
@@ -804,7 +804,7 @@ def test_a_table_on_s3_is_verified(s3_storage: S3Storage) -> None:
 
 
 def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
-    """A branch with its folder, a tag, and versions with their files, each between the listing and the look."""
+    """A branch with its folder, a tag and versions with their files are deleted after they were listed."""
     table = made_by_package(tmp_path)
     table.tags.create("inner-tag", "inner")
     table.overwrite(entries("z", 1))
@@ -823,7 +823,7 @@ def test_what_is_deleted_meanwhile_is_no_problem(tmp_path: Path) -> None:
 
 
 def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> None:
-    """It was found, and the branch is gone before the report is made."""
+    """The damage is found, but the branch is gone before the report is made."""
     table = made_by_package(tmp_path)
     table.branches.delete("inner")
     removed("tree/run/_deletions/*")(table)
@@ -835,7 +835,7 @@ def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> 
 
 
 def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
-    """Commits, branches that come and go, and merges, while the same table is looked at again and again."""
+    """A table is verified repeatedly during commits, merges, and creations and deletions of branches."""
     table = new_table(tmp_path, entries("a", 1, 2, 3))
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Take a manifest file apart by hand, change its message, and put it together again."""
+"""Parse a manifest file without the package, change its message, and write it again."""
 
 import struct
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Manifest files of pylance, read and written again."""
+"""Manifest files of pylance are decoded and encoded again."""
 
 import shutil
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tests.format.histories import OPERATIONS, files, spilled, written
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 both_kinds_of_row_ids = pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 UNKNOWN_FIELD = b"\xfa\x7f\x01x"
-"""Field 2047, one byte long."""
+"""The bytes of field 2047 with a value of one byte."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @every_operation
 @both_kinds_of_row_ids
 def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation: str, *, stable: bool) -> None:
-    """Every field of every manifest is still there, the inline transaction too."""
+    """All fields of all manifests are kept, also in the inline transaction."""
     written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     for path in files(tmp_path, "*.manifest"):
         data = path.read_bytes()
@@ -63,7 +63,7 @@ def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation
 @every_operation
 @both_kinds_of_row_ids
 def test_what_pylance_says_about_indices_survives(tmp_path: Path, operation: str, *, stable: bool) -> None:
-    """Every field of every index, of every kind."""
+    """All fields of all kinds of index are kept."""
     written(tmp_path, OPERATIONS[operation], stable_row_ids=stable)
     for path in files(tmp_path, "*.manifest"):
         section = decode_manifest_file(path.read_bytes(), str(path))[0].index_section
@@ -74,7 +74,7 @@ def test_what_pylance_says_about_indices_survives(tmp_path: Path, operation: str
 
 
 def test_row_lineage_in_files_of_its_own_is_refused_by_name(tmp_path: Path) -> None:
-    """The versions before are read; the flag and the fragment say what is not."""
+    """Earlier versions can be read; the error names the flag or the fragment's field."""
     written(tmp_path, spilled, stable_row_ids=True)
     first, *others = files(tmp_path, "*.manifest")
     with pytest.raises(UnsupportedFeatureError, match="feature flag 2048"):
@@ -87,7 +87,7 @@ def test_row_lineage_in_files_of_its_own_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_field_ids_that_are_not_given_twice_are_refused_by_name(manifest: bytes) -> None:
-    """The flag of tables that count field ids is refused until they are counted here."""
+    """The flag of tables that count field ids is refused, because the package does not count them."""
     data = changed(manifest, lambda message: setattr(message, "writer_feature_flags", 32768))
     with pytest.raises(UnsupportedFeatureError, match="feature flag 32768"):
         decode_manifest_file(data, "m")
@@ -100,7 +100,7 @@ def _without_flags(message: wire.Manifest, flags: int) -> None:
 
 @every_operation
 def test_pylance_reads_what_was_encoded_again(tmp_path: Path, operation: str) -> None:
-    """A table whose manifests all went through this package has the same rows, columns and indices."""
+    """A table whose manifests the package encoded again has the same rows, columns and indices."""
     before = written(tmp_path / "pylance", OPERATIONS[operation], stable_row_ids=True)
     uri = tmp_path / "package"
     shutil.copytree(before.uri, uri)
@@ -119,7 +119,7 @@ def test_pylance_reads_what_was_encoded_again(tmp_path: Path, operation: str) ->
 
 @pytest.mark.parametrize("bit", range(64))
 def test_a_flag_is_known_or_refused_by_its_bit(manifest: bytes, bit: int) -> None:
-    """A table that uses something unknown is not touched, and the message says which bit it was."""
+    """A table with an unknown feature is refused, and the error has the number of its flag."""
     for name in ("reader_feature_flags", "writer_feature_flags"):
         data = changed(manifest, lambda message, name=name: setattr(message, name, 1 << bit))  # type: ignore[misc]
         if 1 << bit in list(Flag):
@@ -141,7 +141,7 @@ def test_a_flag_is_known_or_refused_by_its_bit(manifest: bytes, bit: int) -> Non
     ],
 )
 def test_an_unknown_field_is_refused(manifest: bytes, part: Callable[[wire.Manifest], Message], named: str) -> None:
-    """What a newer writer added would be lost on the next commit, wherever it stands."""
+    """A field that a newer writer added, in any message, would be lost in the next commit."""
     data = changed(manifest, lambda message: part(message).MergeFromString(UNKNOWN_FIELD))
     with pytest.raises(UnsupportedFeatureError, match=f"{named} field 2047"):
         decode_manifest_file(data, "m")
@@ -159,7 +159,7 @@ def test_an_unknown_field_is_refused(manifest: bytes, part: Callable[[wire.Manif
 def test_what_is_known_and_not_supported_is_refused(
     manifest: bytes, change: Callable[[wire.Manifest], object], said: str
 ) -> None:
-    """A field that is known by name but would need code of its own has its own refusal."""
+    """A known field that needs code of its own has its own error."""
     with pytest.raises(UnsupportedFeatureError) as caught:
         decode_manifest_file(changed(manifest, change), "m")
     assert said in caught.value.flags
@@ -179,7 +179,7 @@ def test_what_is_known_and_not_supported_is_refused(
 def test_a_fragment_with_something_unknown_is_kept_and_not_changed(
     manifest: bytes, change: Callable[[wire.DataFragment], object], said: str
 ) -> None:
-    """A commit beside it writes the very bytes; whoever has to look inside is told what is there."""
+    """Another commit writes the same bytes; reading the fragment is an error that names the unknown field."""
 
     def to_first_fragment(message: wire.Manifest) -> None:
         fragment = wire.DataFragment.FromString(message.fragments[0])
@@ -198,14 +198,14 @@ def test_a_fragment_with_something_unknown_is_kept_and_not_changed(
 
 
 def test_two_fragments_of_one_id_are_damage(manifest: bytes) -> None:
-    """Ids are what changes go by."""
+    """Changes identify fragments by id."""
     data = changed(manifest, lambda message: message.fragments.append(message.fragments[1]))
     with pytest.raises(CorruptFileError, match=r"^m is damaged: two of its fragments have the id 1"):
         _ = decode_manifest_file(data, "m")[0].rows
 
 
 def test_more_rows_deleted_than_there_are_is_damage(manifest: bytes) -> None:
-    """A count below zero would pass unseen in a sum."""
+    """A negative count would not be noticed in a sum."""
 
     def delete_too_many(message: wire.Manifest) -> None:
         fragment = wire.DataFragment.FromString(message.fragments[0])
@@ -217,14 +217,14 @@ def test_more_rows_deleted_than_there_are_is_damage(manifest: bytes) -> None:
 
 
 def test_a_manifest_cut_off_anywhere_is_damaged(manifest: bytes) -> None:
-    """No prefix of a manifest passes for one, and the error names the file."""
+    """No prefix of a manifest is valid, and the error names the file."""
     for length in range(len(manifest)):
         with pytest.raises(CorruptFileError, match=r"^table/1\.manifest is damaged: "):
             decode_manifest_file(manifest[:length], "table/1.manifest")
 
 
 def test_a_damaged_byte_never_crashes(manifest: bytes) -> None:
-    """Whatever byte is wrong, the answer is a manifest or an error of this package."""
+    """With any wrong byte, the result is a manifest or an error of this package."""
     for position in range(len(manifest)):
         damaged = bytearray(manifest)
         damaged[position] ^= 0xFF
@@ -235,7 +235,7 @@ def test_a_damaged_byte_never_crashes(manifest: bytes) -> None:
 
 
 def test_the_section_of_older_writers_is_read(manifest: bytes) -> None:
-    """A transaction that field 21 points to is found, and written back under field 23."""
+    """A transaction that field 21 refers to is found, and written under field 23."""
     message = message_of(manifest)
     message.transaction_section_deprecated = message.transaction_section
     message.ClearField("transaction_section")
@@ -256,7 +256,7 @@ def test_a_manifest_without_sections_has_none(manifest: bytes) -> None:
 
 
 def test_inherited_indices_get_a_base_once(manifest: bytes) -> None:
-    """An index without base gets the one given, an index that has one keeps it."""
+    """An index without a base gets the given one, and an index with a base keeps it."""
     section = decode_manifest_file(manifest, "m")[0].index_section
     assert section is not None
     first = rebase_index_section(section, 3, "m")

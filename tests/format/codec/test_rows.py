@@ -1,4 +1,4 @@
-"""Row-id and version sequences: every encoding, damaged ones, and what pylance writes and reads."""
+"""Sequences of row ids and versions: every encoding, damaged ones, and what pylance writes and reads."""
 
 import json
 import random
@@ -36,7 +36,7 @@ IDS = st.lists(st.integers(0, LARGEST - 1), unique=True, max_size=60) | st.sets(
 
 
 def numbers(values: Sequence[int]) -> U64Array:
-    """The values as the functions take them."""
+    """The values as an array."""
     return np.array(values, np.uint64)
 
 
@@ -46,7 +46,7 @@ def by_pylance(ids: Sequence[int]) -> bytes:
 
 
 def read_by_pylance(data: bytes) -> list[int]:
-    """The ids pylance finds in a sequence."""
+    """The ids that pylance reads from a sequence."""
     read: Callable[[str], RowIdMeta] = RowIdMeta.from_json  # type: ignore[assignment,misc]  # the stub lacks its decorator
     ids: list[Any] = (
         RowIdSequence.from_inline_metadata(read(json.dumps({"Inline": list(data)}))).to_pyarrow().to_pylist()
@@ -55,7 +55,7 @@ def read_by_pylance(data: bytes) -> list[int]:
 
 
 def sequence(*segments: wire.U64Segment) -> bytes:
-    """A sequence put together by hand."""
+    """A sequence made of these segments."""
     return wire.RowIdSequence(segments=segments).SerializeToString()
 
 
@@ -106,7 +106,7 @@ ENCODINGS = {
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_is_read(encoding: str) -> None:
-    """As the same ids, in the same order, that pylance finds in it."""
+    """The ids and their order are those that pylance reads."""
     segment, ids = ENCODINGS[encoding]
     data = sequence(segment)
     assert ids == decode_row_ids(data, len(ids), "m").tolist()
@@ -115,7 +115,7 @@ def test_every_encoding_is_read(encoding: str) -> None:
 
 
 def test_segments_follow_each_other() -> None:
-    """The ids of a fragment that was put together from others."""
+    """A fragment that was made of others has several segments."""
     data = sequence(ids_between(100, 103), with_bitmap(1, 7, b"\x21"), wire.U64Segment(array=array(2, 0, 50, 40)))
     assert [100, 101, 102, 1, 6, 50, 40] == decode_row_ids(data, 7, "m").tolist()
 
@@ -148,7 +148,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_sequence_is_refused_by_name(damage: str) -> None:
-    """Before anything of the size it claims is made."""
+    """The error is raised before memory of the claimed size is allocated."""
     data, said = DAMAGED[damage]
     with pytest.raises(CorruptFileError, match=said) as caught:
         decode_row_ids(data, 3, "main@7")
@@ -156,7 +156,7 @@ def test_a_damaged_sequence_is_refused_by_name(damage: str) -> None:
 
 
 def test_a_fragment_has_no_more_rows_than_it_can_address() -> None:
-    """Its own word for it is not enough."""
+    """The number of rows that the fragment claims is checked."""
     with pytest.raises(CorruptFileError, match="9223372036854775808 rows"):
         decode_row_ids(sequence(ids_between(0, 2**63)), 2**63, "m")
     with pytest.raises(CorruptFileError, match="9223372036854775808 rows"):
@@ -165,7 +165,7 @@ def test_a_fragment_has_no_more_rows_than_it_can_address() -> None:
 
 @given(IDS)
 def test_ids_survive_the_bytes(ids: list[int]) -> None:
-    """Any ids, in any order; pylance reads the same."""
+    """Ids may have any values and order; pylance reads the same ids."""
     data = encode_row_ids(numbers(ids))
     assert ids == decode_row_ids(data, len(ids), "m").tolist()
     assert len(ids) == count_row_ids(data)
@@ -180,7 +180,7 @@ def test_a_range_is_what_pylance_writes(ids: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 5000), unique=True, min_size=1, max_size=200).map(sorted), st.booleans())
 def test_ids_take_no_more_bytes_than_by_pylance(ids: list[int], reverse: bool) -> None:  # noqa: FBT001
-    """Whichever encoding it chooses."""
+    """This holds for each encoding that is chosen."""
     ids = ids[::-1] if reverse else ids
     assert len(by_pylance(ids)) >= len(encode_row_ids(numbers(ids)))
 
@@ -197,7 +197,7 @@ def test_ids_take_no_more_bytes_than_by_pylance(ids: list[int], reverse: bool) -
     ],
 )
 def test_the_smallest_encoding_is_chosen(ids: Sequence[int], kind: str) -> None:
-    """And pylance reads each."""
+    """Pylance reads each encoding."""
     data = encode_row_ids(numbers(ids))
     segments = wire.RowIdSequence.FromString(data).segments
     assert kind == " ".join(segment.WhichOneof("segment") or "" for segment in segments)
@@ -205,7 +205,7 @@ def test_the_smallest_encoding_is_chosen(ids: Sequence[int], kind: str) -> None:
 
 
 def test_distant_ranges_are_segments_of_their_own() -> None:
-    """Rows that were moved from many fragments do not cost some bytes each."""
+    """Rows that were moved from many fragments do not need bytes each."""
     ids = [number for start in (50_000_000, 10**12, 0) for number in range(start, start + 10_000)]
     data = encode_row_ids(numbers(ids))
     assert 50 > len(data)
@@ -213,7 +213,7 @@ def test_distant_ranges_are_segments_of_their_own() -> None:
 
 
 def test_ids_in_no_order_are_one_array() -> None:
-    """A segment each would be larger."""
+    """Separate segments would be larger."""
     ids = list(range(0, 3000, 3))
     random.Random(7).shuffle(ids)
     data = encode_row_ids(numbers(ids))
@@ -223,7 +223,7 @@ def test_ids_in_no_order_are_one_array() -> None:
 
 @given(st.lists(st.integers(0, 3) | st.integers(0, LARGEST), max_size=40))
 def test_versions_survive_the_bytes(versions: list[int]) -> None:
-    """Equal neighbours are one run."""
+    """Adjacent equal versions are one run."""
     data = encode_versions(numbers(versions))
     assert versions == decode_versions(data, len(versions), "m").tolist()
     changes = sum(one != other for one, other in pairwise(versions))
@@ -241,7 +241,7 @@ def test_versions_survive_the_bytes(versions: list[int]) -> None:
     ],
 )
 def test_only_the_length_of_a_span_counts(span: wire.U64Segment) -> None:
-    """Wherever it starts, and however it is encoded."""
+    """The start and the encoding of a span do not matter."""
     runs = [
         wire.RowDatasetVersionRun(span=span, version=4),
         wire.RowDatasetVersionRun(span=ids_between(0, 1), version=2),
@@ -263,14 +263,14 @@ def test_only_the_length_of_a_span_counts(span: wire.U64Segment) -> None:
     ],
 )
 def test_damaged_versions_are_refused_by_name(data: bytes, said: str) -> None:
-    """Versions of more or fewer rows than there are, or of none that can be told."""
+    """There are versions for more or fewer rows than exist, or the sequence cannot be decoded."""
     with pytest.raises(CorruptFileError, match=said) as caught:
         decode_versions(data, 3, "main@7")
     assert "main@7" == caught.value.path
 
 
 def test_versions_that_are_not_recorded_are_the_first() -> None:
-    """As pylance reads a fragment without them."""
+    """Pylance reads a fragment without versions in the same way."""
     assert [1, 1, 1] == decode_versions(None, 3, "m").tolist()
 
 
@@ -279,7 +279,7 @@ def test_versions_that_are_not_recorded_are_the_first() -> None:
 )
 @pytest.mark.parametrize("encoded", [by_pylance, lambda ids: encode_row_ids(numbers(ids))], ids=["pylance", "package"])
 def test_the_smallest_id_is_never_overestimated(ids: list[int], encoded: Callable[[Sequence[int]], bytes]) -> None:
-    """In every encoding, the answer is the smallest id or a bound below it."""
+    """In every encoding, the result is the smallest id or a lower bound."""
     found = smallest_row_id(encoded(ids))
     assert found is not None
     assert found <= min(ids)
@@ -296,12 +296,12 @@ def test_the_smallest_id_is_never_overestimated(ids: list[int], encoded: Callabl
     ],
 )
 def test_an_empty_or_damaged_sequence_has_no_smallest_id(data: bytes) -> None:
-    """A merge that cannot tell where rows come from is refused."""
+    """Without a smallest id a merge is refused, because the origin of rows is unknown."""
     assert smallest_row_id(data) is None
 
 
 def test_moved_rows_show_in_the_smallest_id(tmp_path: Path) -> None:
-    """An update by pylance gives its new fragment the ids of the rows it moved."""
+    """The new fragment of pylance's update has the ids of the moved rows."""
     written(tmp_path, lambda dataset: dataset.update({"value": "0"}, where="value in (2, 8)"), stable_row_ids=True)
     manifest, _ = decode_manifest_file(next(files(tmp_path, "*.manifest")).read_bytes(), "m")
     moved = manifest.fragments[-1].row_ids
@@ -310,7 +310,7 @@ def test_moved_rows_show_in_the_smallest_id(tmp_path: Path) -> None:
 
 
 def test_a_run_is_one_version_for_all_rows(tmp_path: Path) -> None:
-    """The rows of a first version are of one run, as pylance writes it."""
+    """The rows of a first version are one run, as pylance writes it."""
     written(tmp_path, lambda dataset: dataset.version, stable_row_ids=True)
     manifest, _ = decode_manifest_file(next(files(tmp_path, "*.manifest")).read_bytes(), "m")
     assert {version_run(5, 1)} == {fragment.created_at for fragment in manifest.fragments}
@@ -318,7 +318,7 @@ def test_a_run_is_one_version_for_all_rows(tmp_path: Path) -> None:
 
 
 def test_pylance_is_the_release_these_tests_are_about() -> None:
-    """The facts compared here were taken from pylance 14."""
+    """These tests compare facts about pylance 14."""
     assert "14" == lance.__version__.split(".")[0]
 
 
@@ -353,7 +353,7 @@ def _compacted_and_updated(dataset: lance.LanceDataset) -> None:
 
 @pytest.mark.parametrize("history", [_merged, _updated, _updated_twice, _compacted, _compacted_and_updated])
 def test_every_row_is_who_pylance_says_it_is(tmp_path: Path, history: Callable[[lance.LanceDataset], None]) -> None:
-    """Row ids and both versions, of rows that were moved, merged and compacted."""
+    """Row ids and both row versions are equal for moved, merged and compacted rows."""
     dataset = written(tmp_path, history, stable_row_ids=True)
     newest = next(files(tmp_path, "*.manifest"))
     manifest, _ = decode_manifest_file(newest.read_bytes(), "m")

@@ -1,4 +1,4 @@
-"""Transactions of pylance, read and written again."""
+"""Transactions of pylance are decoded and encoded again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +83,7 @@ NAMES = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation: str) -> None:
-    """The transaction file, the inline section and what is encoded from them say the same."""
+    """The transaction file, the inline section and what is encoded from them are equal."""
     written(tmp_path, OPERATIONS[operation], stable_row_ids=True)
     inline = [decode_manifest_file(path.read_bytes(), str(path))[1] for path in files(tmp_path, "*.manifest")]
     for path in files(tmp_path, "*.txn"):
@@ -95,7 +95,7 @@ def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation
 
 @pytest.mark.parametrize("operation", NAMES)
 def test_operations_are_known_by_the_names_of_the_format(tmp_path: Path, operation: str) -> None:
-    """`operation_name` is what pylance calls the operation."""
+    """`operation_name` is pylance's name of the operation."""
     written(tmp_path, OPERATIONS[operation], stable_row_ids=False)
     found = {decode_transaction(path.read_bytes(), "t").operation_name for path in files(tmp_path, "*.txn")}
     assert NAMES[operation] == found
@@ -153,7 +153,7 @@ def test_operations_are_known_by_the_names_of_the_format(tmp_path: Path, operati
     ids=lambda operation: type(operation).__name__,
 )
 def test_every_operation_survives_the_wire(operation: Operation) -> None:
-    """Nothing of an operation is lost, and one whose fields are all defaults is still that operation."""
+    """No field of an operation is lost, and an operation with default values only keeps its kind."""
     transaction = Transaction(read_version=7, uuid="u", operation=operation, properties={"a": "b"}, tag="t")
     assert transaction == decode_transaction(encode_transaction(transaction), "t")
 
@@ -167,20 +167,20 @@ def test_pylance_and_the_package_read_one_message(tmp_path: Path) -> None:
 
 
 def test_an_unknown_operation_is_refused() -> None:
-    """An operation that is not even known by number is named by it."""
+    """An operation of unknown number is named by it."""
     data = wire.Transaction(uuid="u").SerializeToString() + b"\xa2\x07\x00"
     with pytest.raises(UnsupportedFeatureError, match="Transaction field 116"):
         decode_transaction(data, "t")
 
 
 def test_a_transaction_without_operation_is_refused() -> None:
-    """An empty file is a transaction that does nothing, which nobody writes."""
+    """An empty file would be a transaction without effect, which no program writes."""
     with pytest.raises(UnsupportedFeatureError, match="a transaction without operation"):
         decode_transaction(b"", "t")
 
 
 def test_damage_is_reported(tmp_path: Path) -> None:
-    """A transaction that is cut off, or has a wrong byte, is damaged, or reads as another: it never crashes."""
+    """A truncated transaction, or one with a wrong byte, is damaged or reads as another one, without a crash."""
     written(tmp_path, OPERATIONS["update"], stable_row_ids=True)
     data = next(files(tmp_path, "1-*.txn")).read_bytes()
     for position in range(len(data)):

@@ -1,4 +1,4 @@
-"""A branch that is deleted or reset while somebody is in the middle of a commit to it."""
+"""A branch is deleted or reset while another process is committing to it."""
 
 import threading
 import uuid
@@ -40,23 +40,23 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def reset(table: LanceTable) -> None:
-    """Start the branch anew from the third version of main."""
+    """Reset the branch to the third version of main."""
     table.branches.reset("run", "main@3")
 
 
 def delete_and_create(table: LanceTable) -> None:
-    """The same in two steps."""
+    """Replace the branch by deleting and creating it."""
     table.branches.delete("run")
     table.branches.create("run", "main@3")
 
 
 def delete_and_create_from_newer(table: LanceTable) -> None:
-    """Start from a version whose number the old branch has passed, with commits on top."""
+    """Replace the branch, and commit until its version numbers pass those of the old one."""
     table.branches.delete("run")
     table.branches.create("run", "main@3")
     for value in (4, 5):
@@ -68,7 +68,7 @@ REPLACEMENTS = [reset, delete_and_create, delete_and_create_from_newer]
 
 
 def staged(table: LanceTable) -> Transaction:
-    """A transaction made on the branch as it is: one more row."""
+    """A transaction made on the present branch, which adds one row."""
     made = table.append(entries(*LATE), branch="run")
     head = table._context.head("run")  # noqa: SLF001 - the one way to a manifest
     fragment = head.manifest.fragments[-1]
@@ -81,7 +81,7 @@ def staged(table: LanceTable) -> Transaction:
 
 
 def before_request(number: int, act: Callable[[], object], asked: list[str]) -> Script:
-    """Let somebody in before one request, counted from 0."""
+    """Call `act` before one request, counted from 0."""
 
     def script(request: Request) -> object:
         asked.append(f"{request.verb} {request.key}")
@@ -93,7 +93,7 @@ def before_request(number: int, act: Callable[[], object], asked: list[str]) -> 
 
 
 def assert_replaced(table: LanceTable) -> None:
-    """The branch is what it was made again from, for the package and for pylance, and takes commits of both."""
+    """The branch has the rows of its new start, for the package and pylance, and takes commits of both."""
     branch = table.branches.list()["run"]
     numbers = [number for number in table.branches.version_numbers("run") if number >= branch.first]
     assert list(range(branch.first, branch.first + len(numbers))) == numbers
@@ -110,7 +110,7 @@ def assert_replaced(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, replace: Callable[..., None]) -> None:
-    """Whenever the branch is replaced while it is committed: at every request it makes."""
+    """The branch is replaced at each request of the commit."""
     late = staged(table)
     for number in range(100):
         asked: list[str] = []
@@ -146,7 +146,7 @@ def test_a_late_transaction_never_lands_on_the_next_branch(table: LanceTable, re
 
 @pytest.mark.parametrize("job", ["append", "delete", "compact", "merge"])
 def test_no_change_in_flight_lands_on_the_next_branch(table: LanceTable, job: str) -> None:
-    """Not even by beginning again: what was asked for was a change of the branch that is gone."""
+    """The change is not retried on the new branch either, because it was meant for the deleted one."""
     jobs: dict[str, Callable[[LanceTable], object]] = {
         "append": lambda writer: writer.append(entries(*LATE), branch="run"),
         "delete": lambda writer: writer.delete("value = 1", branch="run"),
@@ -168,7 +168,7 @@ def test_no_change_in_flight_lands_on_the_next_branch(table: LanceTable, job: st
 
 
 def test_a_commit_on_the_way_when_the_branch_goes_leaves_no_name_blocked(table: LanceTable) -> None:
-    """Its manifest is put after the folder was deleted, and the writer dies before it can take it away."""
+    """The manifest is put after the folder was deleted, and the writer dies before it can delete it."""
     deleted = [False]
 
     def script(request: Request) -> object:
@@ -190,7 +190,7 @@ def test_a_commit_on_the_way_when_the_branch_goes_leaves_no_name_blocked(table: 
 
 
 def test_numbers_of_the_next_branch_begin_above(table: LanceTable) -> None:
-    """Above what a late writer may still put; and as usual for a name that nobody had."""
+    """They begin above the numbers that a late writer may still use, but as usual for an unused name."""
     assert 6 == table.head("run").number
     made = table.branches.reset("run", "main@3")
     assert (8, "main@3", "run@8") == (made.first, made.parent, str(table.head("run")))
@@ -203,7 +203,7 @@ def test_numbers_of_the_next_branch_begin_above(table: LanceTable) -> None:
 
 
 def test_a_branch_that_begins_above_is_merged(table: LanceTable) -> None:
-    """Both ways, again and again, and its own children too."""
+    """The branch can be merged in both directions, repeatedly, and so can branches forked from it."""
     reset(table)
     table.append(entries("new", 1), branch="run")
     table.branches.create("run/child", "run")
@@ -222,7 +222,7 @@ def test_a_branch_that_begins_above_is_merged(table: LanceTable) -> None:
 
 
 def test_fences_are_swept_away(table: LanceTable) -> None:
-    """By the next creation, once they are a day old; names that nobody had for a day begin as usual."""
+    """The next creation deletes fences older than a day; names unused for a day begin as usual."""
     table.branches.delete("run")
     folder = Path(table.uri) / "_refs/deleted"
     (fence,) = folder.iterdir()
@@ -236,7 +236,7 @@ def test_fences_are_swept_away(table: LanceTable) -> None:
 
 
 def before_put(act: Callable[[], object]) -> Script:
-    """Let somebody in once, just before a manifest of the branch is put."""
+    """Call `act` once, before a manifest of the branch is put."""
     left = [True]
 
     def script(request: Request) -> object:
@@ -249,7 +249,7 @@ def before_put(act: Callable[[], object]) -> Script:
 
 
 def after_put(act: Callable[[], object]) -> Script:
-    """Let somebody in once, just after a manifest of the branch was put."""
+    """Call `act` once, after a manifest of the branch was put."""
     left = [True]
 
     def script(request: Request) -> object:
@@ -264,7 +264,7 @@ def after_put(act: Callable[[], object]) -> Script:
 
 @pytest.mark.parametrize("users", [["child"], []])
 def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table: LanceTable, users: list[str]) -> None:
-    """The branch is marked at the second look: the version is on it, and stays if the mark is taken back."""
+    """The branch is marked at the second look: the version is on it, and stays if the mark is withdrawn."""
     states = []
 
     def script(request: Request) -> object:
@@ -292,14 +292,14 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
 
 
 def test_a_commit_that_a_deletion_did_not_list_is_not_acknowledged_before_its_end(table: LanceTable) -> None:
-    """The deletion listed the versions; the manifest is put before the branch is given up, and goes with the rest."""
+    """The manifest is put between the deletion's listing and the removal of the branch, which deletes it too."""
     listed, committed = threading.Event(), threading.Event()
     swaps = []
 
     def pause(request: Request) -> object:
         if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
             swaps.append(request.key)
-            # The first swap is the mark, the second one gives the branch up.
+            # The first swap sets the mark, and the second one removes the branch.
             if len(swaps) == 2:
                 listed.set()
                 assert committed.wait(10)
@@ -327,7 +327,7 @@ def test_a_commit_that_a_deletion_did_not_list_is_not_acknowledged_before_its_en
 
 @pytest.mark.parametrize("job", ["append", "sync"])
 def test_a_commit_to_a_branch_that_was_merged_and_deleted_at_once(table: LanceTable, job: str) -> None:
-    """It may have been taken along, as here, so nobody says that it failed; its name tells nothing any more."""
+    """The merge may have included the commit, as here, so the error does not say that it failed."""
     table.append(entries("d", 4))
 
     def publish() -> None:
@@ -346,7 +346,7 @@ def test_a_commit_to_a_branch_that_was_merged_and_deleted_at_once(table: LanceTa
 
 
 def test_a_commit_to_a_branch_that_was_renamed_meanwhile(table: LanceTable) -> None:
-    """It was taken along, and committing it to the other name finds it."""
+    """The renaming included the commit, and committing it to the new name finds it."""
     writer = through(table, after_put(lambda: table.branches.rename("run", "new")))
     with pytest.raises(CommitStateUnknownError, match=r"run of .* was being deleted") as caught:
         writer.append(entries(*LATE), branch="run")
@@ -359,7 +359,7 @@ def test_a_commit_to_a_branch_that_was_renamed_meanwhile(table: LanceTable) -> N
 @pytest.mark.parametrize("state", ["closing", "deleting"])
 @pytest.mark.parametrize("late", [True, False])
 def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable, *, state: str, late: bool) -> None:
-    """Whether it was taken along is not known at the second look; the branch of the new name tells."""
+    """The second look does not tell whether the renaming included the commit; the branch of the new name does."""
 
     def script(request: Request) -> object:
         answer = request.send()
@@ -385,7 +385,7 @@ def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable
 
 
 def test_a_commit_to_a_branch_that_was_renamed_before_is_taken_away(table: LanceTable) -> None:
-    """Its manifest is put where nobody looks any more."""
+    """Its manifest is put where no reader looks any more."""
     writer = through(table, before_put(lambda: table.branches.rename("run", "new")))
     with pytest.raises(CommitConflictError, match="the branch was deleted meanwhile"):
         writer.append(entries(*LATE), branch="run")
@@ -395,7 +395,7 @@ def test_a_commit_to_a_branch_that_was_renamed_before_is_taken_away(table: Lance
 
 @pytest.mark.parametrize("key", ["_refs/branches/run.json", "tree/run/_versions/"])
 def test_a_second_look_that_fails_tells_nothing(table: LanceTable, key: str) -> None:
-    """Whether at the branch or at the manifest."""
+    """Either the branch or the manifest cannot be read."""
     put: list[str] = []
 
     def script(request: Request) -> object:
@@ -411,7 +411,7 @@ def test_a_second_look_that_fails_tells_nothing(table: LanceTable, key: str) -> 
 
 
 def test_a_branch_that_pylance_replaced_is_noticed(table: LanceTable) -> None:
-    """It knows no fences, so the version may lie on the next branch of the name."""
+    """Pylance makes no fences, so the version may be on the next branch of the name."""
 
     def script(request: Request) -> object:
         if request.commits:
@@ -425,7 +425,7 @@ def test_a_branch_that_pylance_replaced_is_noticed(table: LanceTable) -> None:
 
 
 def write(uri: str, writer: int) -> list[int]:
-    """Append rows to the branch until it was replaced a few times; the values that were acknowledged."""
+    """Append rows to the branch until it was replaced a few times; return the acknowledged values."""
     table = LanceTable.open(uri)
     landed = []
     for value in range(100 * writer, 100 * writer + 40):
@@ -436,7 +436,7 @@ def write(uri: str, writer: int) -> list[int]:
 
 
 def replace_often(uri: str, _: int) -> list[int]:
-    """Replace the branch again and again."""
+    """Replace the branch repeatedly."""
     table = LanceTable.open(uri)
     for number in range(8):
         with suppress(LanceDagsterError):
@@ -445,12 +445,12 @@ def replace_often(uri: str, _: int) -> list[int]:
 
 
 def work(uri: str, job: str, argument: int) -> list[int]:
-    """One process."""
+    """Run one process."""
     return {"write": write, "replace": replace_often}[job](uri, argument)
 
 
 def test_writers_and_a_replacer_in_processes(table: LanceTable) -> None:
-    """What is on the branch in the end was acknowledged, is there once, and lies on an unbroken line."""
+    """Each row on the branch was acknowledged and is there once, and the version numbers have no gap."""
     jobs = [(table.uri, "write", 1), (table.uri, "write", 2), (table.uri, "replace", 0)]
     acknowledged = {value for landed in race(work, jobs) for value in landed}
     branch = table.branches.list()["run"]
@@ -463,7 +463,7 @@ def test_writers_and_a_replacer_in_processes(table: LanceTable) -> None:
 
 
 def test_a_writer_during_a_reset_is_told_to_try_again(table: LanceTable) -> None:
-    """At every request of the reset, a new write is made on one of the two branches, or is a conflict that passes."""
+    """At each request of the reset, a write lands on one of the two branches, or is a retryable conflict."""
     refused, number = set[tuple[bool, bool]](), 0
     while True:
         asked: list[str] = []
@@ -472,7 +472,7 @@ def test_a_writer_during_a_reset_is_told_to_try_again(table: LanceTable) -> None
 
         def write(other: LanceTable = other) -> None:
             try:
-                # Staged before: a whole append would wait for the reset, which waits for it here.
+                # The write is staged before, because a whole append would wait for the reset, which waits for it here.
                 other.commit(transaction_on(other), branch="run")
             except CommitConflictError as error:
                 refused.add((error.retryable, "it is being reset to main@3" in str(error)))
@@ -489,13 +489,13 @@ def test_a_writer_during_a_reset_is_told_to_try_again(table: LanceTable) -> None
 
 
 def transaction_on(table: LanceTable) -> Transaction:
-    """A transaction that adds no rows, made on the head of the branch as it is."""
+    """A transaction without rows, made on the present head of the branch."""
     return Transaction(read_version=table.head("run").number, uuid=str(uuid.uuid4()), operation=Append(fragments=()))
 
 
 @pytest.mark.parametrize("step", range(4, 30, 3))
 def test_a_writer_after_a_reset_that_died_is_told_how_to_finish_it(table: LanceTable, step: int) -> None:
-    """It does not wait for long, and the branch is never said not to exist; the same reset again finishes it."""
+    """The writer waits briefly and gets no error that the branch is missing; a repeated reset completes it."""
 
     def script(request: Request) -> object:
         asked.append(request.key)
@@ -513,7 +513,7 @@ def test_a_writer_after_a_reset_that_died_is_told_how_to_finish_it(table: LanceT
 
 
 def test_a_branch_that_is_being_deleted_is_not_suggested_for_itself(table: LanceTable) -> None:
-    """The error says what is being done to it."""
+    """The error says that it is being deleted."""
 
     def read(request: Request) -> object:
         if request.verb == "delete_many":

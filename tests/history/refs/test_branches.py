@@ -1,4 +1,4 @@
-"""Branches made and deleted, by several at once, and by processes that die at any step."""
+"""Branches are created and deleted, concurrently, and by processes that die at any step."""
 
 import json
 from collections.abc import Callable
@@ -32,9 +32,9 @@ from tests.store.scripted import (
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
 WRITES_TO_CREATE = 5
-"""The name, the transaction, the manifest, the hint, the mark that it is ready."""
+"""The writes are the name, the transaction, the manifest, the hint and the mark that it is ready."""
 WRITES_TO_DELETE = 6
-"""Two marks, the fence, the copy of its one manifest, the files, the name."""
+"""The writes are two marks, the fence, the copy of its one manifest, the files and the name."""
 
 
 @pytest.fixture
@@ -44,17 +44,17 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def ref_file(table: LanceTable, name: str) -> Path:
-    """Where a branch's metadata lies."""
+    """The file of a branch's metadata."""
     return Path(table.uri) / "_refs/branches" / f"{name}.json"
 
 
 def assert_usable(table: LanceTable, name: str) -> None:
-    """A branch that was just made has the parent's rows, takes new ones, and pylance sees it whole."""
+    """A new branch has the parent's rows and takes new ones, and pylance reads all of them."""
     before = contents(table, name)
     assert READY == table.branches.list()[name].state
     table.append(entries("z", 1), branch=name)
@@ -64,7 +64,7 @@ def assert_usable(table: LanceTable, name: str) -> None:
 
 
 def test_creating_writes_what_is_counted_here(table: LanceTable) -> None:
-    """The tests that interrupt a creation or deletion interrupt it everywhere."""
+    """The numbers are right, so tests interrupt a creation or deletion at each write."""
     for expected, job in ((WRITES_TO_CREATE, "create"), (WRITES_TO_DELETE, "delete")):
         written: list[str] = []
 
@@ -80,7 +80,7 @@ def test_creating_writes_what_is_counted_here(table: LanceTable) -> None:
 @pytest.mark.parametrize("step", range(WRITES_TO_CREATE))
 @pytest.mark.parametrize("exist_ok", [True, False])
 def test_a_creation_that_died_is_finished_by_the_next(table: LanceTable, step: int, *, exist_ok: bool) -> None:
-    """Whatever was there already, the next caller gets the branch, and nothing of it shows before."""
+    """The next caller gets the branch, whatever was written before; until then the branch does not exist."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(step)).branches.create("run")
     assert {} == table.branches.list()
@@ -93,7 +93,7 @@ def test_a_creation_that_died_is_finished_by_the_next(table: LanceTable, step: i
 
 @pytest.mark.parametrize("step", range(WRITES_TO_CREATE))
 def test_a_creation_whose_answer_was_lost_is_finished_by_the_next(table: LanceTable, step: int) -> None:
-    """Every write is made, one is not known to be."""
+    """Each write is made, but the answer to one is lost."""
     try:
         through(table, answer_lost_at_write(step)).branches.create("run")
     except StoreError:
@@ -103,7 +103,7 @@ def test_a_creation_whose_answer_was_lost_is_finished_by_the_next(table: LanceTa
 
 @pytest.mark.parametrize("step", range(1, WRITES_TO_DELETE))
 def test_a_deletion_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
-    """From the mark on the branch is gone for everybody, and deleting it again takes away the rest."""
+    """The branch is gone for readers after the mark, and a second deletion removes the rest."""
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     with pytest.raises(PlugPulledError):
@@ -116,7 +116,7 @@ def test_a_deletion_that_died_is_finished_by_the_next(table: LanceTable, step: i
 
 @pytest.mark.parametrize("step", range(1, WRITES_TO_DELETE))
 def test_a_deletion_that_died_is_in_the_way_of_no_merge(table: LanceTable, step: int) -> None:
-    """Two others have what was on the branch, which is told by the ids of its rows, as when it is all gone."""
+    """Both other branches have its rows, which are identified by row ids, as after a complete deletion."""
     for name in ("run", "other"):
         table.branches.create(name)
     table.append(entries("r", 1), branch="run")
@@ -134,7 +134,7 @@ def test_a_deletion_that_died_is_in_the_way_of_no_merge(table: LanceTable, step:
 
 @pytest.mark.parametrize("step", range(WRITES_TO_DELETE))
 def test_a_name_whose_deletion_died_can_be_taken(table: LanceTable, step: int) -> None:
-    """The new branch starts from where it was told, with nothing of the old one."""
+    """The new branch has the rows of its fork point, and none of the old branch."""
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     with pytest.raises(PlugPulledError):
@@ -147,7 +147,7 @@ def test_a_name_whose_deletion_died_can_be_taken(table: LanceTable, step: int) -
 
 
 def test_a_branch_being_created_elsewhere_is_helped_along(table: LanceTable) -> None:
-    """A mark written by another process, with nothing behind it, becomes a branch with the same id."""
+    """A mark of another process without versions becomes a branch with the same id."""
     lineage = [[NEVER_A_VERSION, "0123456789abcdef0123456789abcdef"]]
     described = {
         "parentBranch": None,
@@ -165,7 +165,7 @@ def test_a_branch_being_created_elsewhere_is_helped_along(table: LanceTable) -> 
 
 
 def test_a_branch_being_created_from_elsewhere_is_not_passed_off(table: LanceTable) -> None:
-    """Whoever asks for a branch of one version does not get one of another without being told."""
+    """A caller does not get a branch of another version without an error or `exist_ok`."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(1)).branches.create("run", "main@1")
     with pytest.raises(AlreadyExistsError, match="forked from main@1"):
@@ -174,7 +174,7 @@ def test_a_branch_being_created_from_elsewhere_is_not_passed_off(table: LanceTab
 
 
 def test_the_loser_of_a_race_for_a_name_is_told(table: LanceTable) -> None:
-    """Somebody takes the name between the look and the put."""
+    """Another process takes the name between the look and the put."""
 
     def script(request: Request) -> object:
         if request.verb == "put_if_absent" and "_refs" in request.key:
@@ -188,7 +188,7 @@ def test_the_loser_of_a_race_for_a_name_is_told(table: LanceTable) -> None:
 
 
 def test_a_branch_that_is_being_deleted_is_not_brought_back(table: LanceTable) -> None:
-    """A helper that finishes a creation late does not undo a deletion that came in between."""
+    """A late completion of a creation does not undo a deletion in between."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(WRITES_TO_CREATE - 1)).branches.create("run")
 
@@ -204,7 +204,7 @@ def test_a_branch_that_is_being_deleted_is_not_brought_back(table: LanceTable) -
 
 
 def test_a_name_that_is_taken_is_refused(table: LanceTable) -> None:
-    """The error says where the branch came from; with `exist_ok` it is returned as it is."""
+    """The error has the fork point of the existing branch; `exist_ok` returns it unchanged."""
     first = table.branches.create("run", metadata={"why": "test"})
     with pytest.raises(AlreadyExistsError, match=r"branch 'run' of .* exists, forked from main@2"):
         table.branches.create("run")
@@ -214,7 +214,7 @@ def test_a_name_that_is_taken_is_refused(table: LanceTable) -> None:
 
 
 def test_a_tag_and_a_branch_cannot_share_a_name(table: LanceTable) -> None:
-    """Nobody could say which of the two is meant."""
+    """The name would be ambiguous."""
     table.tags.create("release", "main")
     table.branches.create("run")
     with pytest.raises(AlreadyExistsError, match="'release' is a tag"):
@@ -226,7 +226,7 @@ def test_a_tag_and_a_branch_cannot_share_a_name(table: LanceTable) -> None:
 
 
 def test_a_bad_name_is_refused_before_anything_is_written(table: LanceTable) -> None:
-    """The rule is in the error, and no file is left."""
+    """The error has the rule, and no file is written."""
     with pytest.raises(InvalidRefNameError, match="'a b' cannot name a branch"):
         table.branches.create("a b")
     with pytest.raises(InvalidRefNameError, match="'a/b' cannot name a tag: a tag name cannot contain '/'"):
@@ -235,7 +235,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(table: LanceTable) -> 
 
 
 def test_a_branch_in_use_is_not_deleted(table: LanceTable) -> None:
-    """What refers to it is named; without it the branch goes."""
+    """The error names each reference; without references the branch is deleted."""
     table.branches.create("run")
     table.branches.create("run/child", "run")
     table.tags.create("kept", "run")
@@ -248,7 +248,7 @@ def test_a_branch_in_use_is_not_deleted(table: LanceTable) -> None:
 
 
 def test_a_branch_with_a_version_after_the_given_one_is_kept(table: LanceTable) -> None:
-    """`newest` says what may go; one that names a version of another branch says nothing."""
+    """Later versions than `newest` prevent the deletion; a version of another branch is refused."""
     table.branches.create("b")
     first = table.append(entries("b", 1), branch="b")
     newest = table.append(entries("b", 2), branch="b")
@@ -262,14 +262,14 @@ def test_a_branch_with_a_version_after_the_given_one_is_kept(table: LanceTable) 
 
 
 def test_a_branch_that_is_not_there_cannot_be_deleted(table: LanceTable) -> None:
-    """The nearest name is in the error."""
+    """The error has the nearest name."""
     table.branches.create("run/17")
     with pytest.raises(RefNotFoundError, match=r"no branch 'run/71'.*did you mean 'run/17'\?"):
         table.branches.delete("run/71")
 
 
 def test_deleting_a_branch_leaves_its_neighbours(table: LanceTable) -> None:
-    """A branch whose name goes on below, and one whose name only starts the same, keep their rows."""
+    """A branch whose name continues with a slash, and one with the same prefix, keep their rows."""
     for name in ("run/1", "run/1/deeper", "run/10"):
         table.branches.create(name)
         table.append(entries(name, 1), branch=name)
@@ -281,7 +281,7 @@ def test_deleting_a_branch_leaves_its_neighbours(table: LanceTable) -> None:
 
 
 def test_versions_without_metadata_are_in_the_way(table: LanceTable) -> None:
-    """What another program left behind is named, not taken over."""
+    """Versions that another program left are named in the error, and not used."""
     as_pylance(table).create_branch("run")
     ref_file(table, "run").unlink()
     with pytest.raises(AlreadyExistsError, match="holds versions of a branch without metadata"):
@@ -289,7 +289,7 @@ def test_versions_without_metadata_are_in_the_way(table: LanceTable) -> None:
 
 
 def test_a_new_branch_names_inherited_files_through_a_base(table: LanceTable) -> None:
-    """Its first version is the parent's, under the same number; pylance agrees on every row."""
+    """Its first version has the parent's rows and number, and pylance reads the same rows."""
     table.branches.create("run")
     version = table.at("run")
     assert ("run@2", "Clone", ("main@2",)) == (str(version), version.operation, version.parents)
@@ -303,7 +303,7 @@ def test_a_new_branch_names_inherited_files_through_a_base(table: LanceTable) ->
 
 
 def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceTable) -> None:
-    """The first entry of the lineage is a version that never is, so pylance always looks at the branch."""
+    """The lineage begins with a version that never exists, so pylance always reads the branch."""
     table.branches.create("outer")
     table.branches.create("inner", "outer")
     lineage = json.loads(ref_file(table, "inner").read_bytes())["identifier"]["version_mapping"]
@@ -314,13 +314,14 @@ def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceT
 
 
 WRITES_TO_RESET = 10
-"""Two marks, the fence, the copy of its one manifest, the files, the name anew, where its numbers begin, the
-transaction, the manifest, the hint; the mark that it is ready is one more."""
+"""The writes are two marks, the fence, the copy of its one manifest, the files, the name again, the first number, the
+transaction, the manifest and the hint; the mark that it is ready is one more.
+"""
 
 
 @pytest.mark.parametrize("step", range(WRITES_TO_RESET + 1))
 def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
-    """The branch is what it was, or it is away until the next reset; its own metadata stays."""
+    """The branch is unchanged or missing until the next reset, and its metadata is kept."""
     first = table.branches.create("run", metadata={"why": "test"})
     table.append(entries("b", 1), branch="run")
     with pytest.raises(PlugPulledError):
@@ -335,7 +336,7 @@ def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int)
 
 @pytest.mark.parametrize("step", range(1, WRITES_TO_RESET + 1))
 def test_a_branch_whose_reset_died_can_be_deleted_or_made_again(table: LanceTable, step: int) -> None:
-    """Whatever was there of it."""
+    """This holds for each step at which the reset died."""
     for job in ("delete_branch", "create_branch"):
         table.branches.create("run", "main@1")
         with pytest.raises(PlugPulledError):
@@ -350,7 +351,7 @@ def test_a_branch_whose_reset_died_can_be_deleted_or_made_again(table: LanceTabl
 
 
 def test_a_reset_writes_what_is_counted_here(table: LanceTable) -> None:
-    """The tests that interrupt it interrupt it everywhere."""
+    """The number is right, so tests interrupt a reset at each write."""
     table.branches.create("run")
     written: list[str] = []
 
@@ -364,7 +365,7 @@ def test_a_reset_writes_what_is_counted_here(table: LanceTable) -> None:
 
 
 def test_what_cannot_be_reset(table: LanceTable) -> None:
-    """`main`, a branch that others refer to, one that is not there."""
+    """`main`, a referenced branch and a missing branch cannot be reset."""
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
     with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
@@ -380,7 +381,7 @@ def test_what_cannot_be_reset(table: LanceTable) -> None:
 @pytest.mark.parametrize("referrer", ["branch", "tag", "move"])
 @pytest.mark.parametrize("when", ["list", "compare_and_swap"])
 def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer: str, when: str) -> None:
-    """Either the branch stays, or nothing refers to it."""
+    """Either the branch stays, or there is no reference to it."""
     table.branches.create("run")
     table.tags.create("moving", "main@1")
     jobs: dict[str, Callable[[], object]] = {
@@ -426,7 +427,7 @@ REFERRERS: dict[str, Callable[[LanceTable], object]] = {
 
 @pytest.mark.parametrize("job", REFERRERS)
 def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable, job: str) -> None:
-    """Before every request of the other: either it is refused, or the reference is good."""
+    """At each request of the other process, the reference is refused, or its version exists."""
     table.tags.create("moving", "main@1")
     for place in range(60):
         table.branches.create("run", exist_ok=True)
@@ -460,7 +461,7 @@ def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable,
 
 
 def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
-    """Two who change different keys at once both have their way; None takes a key out."""
+    """Concurrent changes of different keys are both made; None removes a key."""
     table.branches.create("run", metadata={"why": "test", "who": "ann"})
 
     def script(request: Request) -> object:
@@ -477,7 +478,7 @@ def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
 
 
 def test_keys_of_the_package_are_not_for_others(table: LanceTable) -> None:
-    """They say what state a branch is in, and would undo a deletion."""
+    """These keys hold the state of a branch, and changing them could undo a deletion."""
     with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
         table.branches.create("run", metadata={STATE: "ready"})
     table.branches.create("run")

@@ -1,4 +1,4 @@
-"""Protected branches take merges and nothing else; protected tags name what was merged."""
+"""Protected branches take only merges, and protected tags name only merged versions."""
 
 import pickle
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
@@ -52,7 +52,7 @@ WRITES: dict[str, Callable[[LanceTable, str], object]] = {
 @pytest.mark.parametrize("branch", ["main", "release/1"])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_protected_branch_takes_no_commit(table: LanceTable, write: str, branch: str) -> None:
-    """The branch, the pattern and the way around are in the error; no version is made."""
+    """The error has the branch, the pattern and the remedy; no version is made."""
     before = table.head(branch)
     with pytest.raises(ProtectedError) as caught:
         WRITES[write](table, branch)
@@ -63,7 +63,7 @@ def test_a_protected_branch_takes_no_commit(table: LanceTable, write: str, branc
 
 
 def test_a_protected_branch_takes_merges_and_upkeep(table: LanceTable) -> None:
-    """What was written elsewhere comes in; rows may be laid out anew."""
+    """Rows of other branches can be merged, and rows can be compacted."""
     merged = table.merge("run/1")
     assert [("a", 1), ("a", 2), ("r", 1)] == contents(table)
     table.merge("main", into="release/1")
@@ -73,7 +73,7 @@ def test_a_protected_branch_takes_merges_and_upkeep(table: LanceTable) -> None:
 
 
 def test_a_protected_branch_stays(table: LanceTable) -> None:
-    """It is neither deleted, reset nor renamed, and no other takes its name by renaming."""
+    """It cannot be deleted, reset or renamed, and no other branch can be renamed to its name."""
     for act in (
         lambda: table.branches.delete("release/1"),
         lambda: table.branches.reset("release/1", "main"),
@@ -88,7 +88,7 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
 
 
 def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
-    """It moves along main and protected branches, and nowhere else; it is not deleted or renamed."""
+    """It moves only along main and protected branches, and cannot be deleted or renamed."""
     with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* versions of main .* merge 'run/1' first"):
         table.tags.create("v1", "run/1")
     table.tags.create("v1", "release/1", immutable=True)
@@ -109,7 +109,7 @@ def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
 
 
 def test_other_names_are_free(table: LanceTable) -> None:
-    """A pattern protects what it matches; a protected name can be given to a new branch."""
+    """A pattern protects only matching names; a new branch may have a protected name."""
     table.append(entries("r", 2), branch="run/1")
     table.branches.reset("run/1", "main")
     table.branches.delete("run/1")
@@ -119,7 +119,7 @@ def test_other_names_are_free(table: LanceTable) -> None:
 
 
 def test_protection_outlives_what_happens_to_rows(table: LanceTable) -> None:
-    """Pylance overwrites and restores main, which it can; what is protected is in no version."""
+    """Pylance can overwrite and restore main; the protection is not part of any version."""
     lance.write_dataset(entries("p", 1), table.uri, mode="overwrite")
     dataset = lance.dataset(table.uri, version=1)
     dataset.restore()
@@ -135,7 +135,7 @@ def test_protection_outlives_what_happens_to_rows(table: LanceTable) -> None:
 
 
 def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
-    """Once each; what is not there cannot be taken back."""
+    """A pattern is added once; a missing pattern cannot be removed."""
     table.branches.protect(["main", "hot*"])
     assert ("hot*", "main", "release/*") == table.branches.protection().branches
     assert ("main", "release/*") == table.branches.unprotect(["hot*"]).branches
@@ -153,7 +153,7 @@ def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
     "content", [b"", b"[]", b"{}", b'{"branches": "main", "tags": []}', b"\xff", b'{"branches":[1]}']
 )
 def test_what_cannot_be_read_protects_everything(table: LanceTable, content: bytes) -> None:
-    """Nobody knows what may be written, so nothing is; the file is in the error."""
+    """If the file is damaged, every write is refused, with the file in the error."""
     (Path(table.uri) / "_refs/protection.json").write_bytes(content)
     for act in (
         lambda: table.append(entries("x", 1), branch="run/1"),
@@ -167,7 +167,7 @@ def test_what_cannot_be_read_protects_everything(table: LanceTable, content: byt
 
 @pytest.mark.parametrize("step", range(2))
 def test_a_change_that_died_is_made_or_not(table: LanceTable, step: int) -> None:
-    """It is one write."""
+    """The change is a single write."""
     before = table.branches.protection()
     writer = through(table, plug_pulled_before_write(step))
     if step:
@@ -180,7 +180,7 @@ def test_a_change_that_died_is_made_or_not(table: LanceTable, step: int) -> None
 
 
 def test_a_request_made_twice_is_one_change(table: LanceTable) -> None:
-    """A client library repeats a request after a lost answer, and reports its own change as another writer's."""
+    """A client library may repeat a request after a lost answer, and report its own change as another writer's."""
 
     def script(request: Request) -> object:
         answer = request.send()
@@ -199,14 +199,14 @@ def protect(uri: str, name: str) -> bool:
 
 
 def test_those_who_protect_at_once_all_do(table: LanceTable) -> None:
-    """No pattern is lost."""
+    """No pattern of concurrent processes is lost."""
     names = ["one", "two", "three"]
     assert [True] * 3 == race(protect, [(table.uri, name) for name in names])
     assert {"main", "release/*", *names} == set(table.branches.protection().branches)
 
 
 def test_looking_costs_a_commit_no_request(table: LanceTable) -> None:
-    """It reads the patterns once and lists the versions once less than it would have to."""
+    """A commit reads the patterns once, and needs one listing of versions less."""
     table.branches.unprotect(["main"])
     asked: list[str] = []
 
@@ -220,7 +220,7 @@ def test_looking_costs_a_commit_no_request(table: LanceTable) -> None:
 
 
 def test_pylance_goes_on(table: LanceTable) -> None:
-    """It does not look, and is not in the way."""
+    """Pylance ignores the protection, and can use the table."""
     as_pylance(table).insert(entries("p", 1))
     dataset = as_pylance(table)
     dataset.create_branch("by-pylance")
@@ -230,7 +230,7 @@ def test_pylance_goes_on(table: LanceTable) -> None:
 
 
 def test_branches_and_tags_are_protected_by_one_write(table: LanceTable) -> None:
-    """A wrong pattern of either kind leaves both as they were."""
+    """A wrong pattern of either kind leaves both unchanged."""
     writes: list[str] = []
 
     def script(request: Request) -> object:

@@ -1,4 +1,4 @@
-"""Manifest names of the first scheme: read, written to, and migrated to the present one."""
+"""Manifest names of the first scheme are read, written, and migrated to the present scheme."""
 
 import shutil
 from contextlib import suppress
@@ -18,7 +18,7 @@ from tests.table_factory import contents, context_on, entries
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A table as old programs named its versions, with more versions than digits."""
+    """A table with names of old programs, with more versions than one digit can number."""
     uri = str(tmp_path / "table")
     dataset = lance.write_dataset(entries("a", 0), uri, enable_v2_manifest_paths=False, enable_stable_row_ids=True)
     for number in range(1, 11):
@@ -35,7 +35,7 @@ ROWS = [("a", number) for number in range(11)]
 
 
 def test_old_names_are_read_and_kept(table: LanceTable) -> None:
-    """The newest version is that of the highest number; a commit goes on in the scheme that is there."""
+    """The newest version has the highest number, and commits keep the naming scheme."""
     assert list(range(1, 12)) == table.branches.version_numbers()
     assert ROWS == contents(table)
     assert 5 == table.count_rows("main@5")
@@ -48,7 +48,7 @@ def test_old_names_are_read_and_kept(table: LanceTable) -> None:
 
 
 def test_branches_and_tags_of_an_old_table(table: LanceTable) -> None:
-    """Branches have present names, as those that pylance makes; a merge goes back under an old one."""
+    """Branches have present names, as pylance's do; a merge into main gets an old name."""
     table.branches.create("run/1", "main@5")
     table.append(entries("b", 1), branch="run/1")
     assert [manifest_name(6), manifest_name(5)] == names(table, "tree/run/1")
@@ -62,7 +62,7 @@ def test_branches_and_tags_of_an_old_table(table: LanceTable) -> None:
 
 
 def test_migration_renames_every_version(table: LanceTable) -> None:
-    """Once; the same table afterwards, for pylance too, and commits go on under present names."""
+    """Pylance reads the same table after the migration, and commits use present names."""
     assert 11 == table.maintenance.migrate_manifest_names()
     assert 0 == table.maintenance.migrate_manifest_names()
     assert sorted(map(manifest_name, range(1, 12))) == names(table)
@@ -75,7 +75,7 @@ def test_migration_renames_every_version(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("writes", range(23))
 def test_a_migration_that_is_killed_can_be_made_again(table: LanceTable, writes: int) -> None:
-    """At every write: the error says what to do, and no version is ever without a name."""
+    """After an interruption at any write each version has a name, and the error says what to do."""
     store = ScriptedStore(LocalStore(table.uri), plug_pulled_before_write(writes))
     with pytest.raises(PlugPulledError) if writes < 22 else pytest.raises(AssertionError):
         LanceTable(context_on(store)).maintenance.migrate_manifest_names()
@@ -91,20 +91,20 @@ def test_a_migration_that_is_killed_can_be_made_again(table: LanceTable, writes:
 
 
 class OrderedStore(LocalStore):
-    """A store that lists in order, as object stores do, and so is asked only for the first names."""
+    """A store with sorted listings, as object stores have, of which only the first names are requested."""
 
     ordered_listing = True
 
 
 def _assert_newest_or_refused(uri: str) -> None:
-    """Never an older version in place of the newest: the next commit would then take a number that is taken."""
+    """An older version must never be taken for the newest, because the next commit would reuse a number."""
     with suppress(CorruptFileError):
         assert 11 == Versions(OrderedStore(uri)).newest("main")
 
 
 @pytest.mark.parametrize("copies", range(1, 11))
 def test_pylance_finishes_what_was_begun(table: LanceTable, copies: int) -> None:
-    """A half migrated table is migrated by either."""
+    """Either program can complete a migration."""
     store = ScriptedStore(LocalStore(table.uri), plug_pulled_before_write(copies))
     with pytest.raises(PlugPulledError):
         LanceTable(context_on(store)).maintenance.migrate_manifest_names()
@@ -114,7 +114,7 @@ def test_pylance_finishes_what_was_begun(table: LanceTable, copies: int) -> None
 
 
 def test_a_writer_that_was_not_stopped_is_migrated_too(table: LanceTable) -> None:
-    """What it commits while names are copied is found before the end."""
+    """A commit during the migration is found before its end."""
     writes = 0
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
@@ -135,7 +135,7 @@ def test_a_writer_that_was_not_stopped_is_migrated_too(table: LanceTable) -> Non
 
 
 def test_names_of_other_things_are_no_versions(table: LanceTable) -> None:
-    """Detached versions, of either scheme, and what people leave behind."""
+    """Detached versions of either scheme and stray files are no versions."""
     folder = Path(table.uri) / "_versions"
     for stray in (f"d{2**63 + 5}.manifest", "x.manifest", "3.manifest.bak", ".tmp1.manifest", "1e3.manifest"):
         (folder / stray).write_bytes(b"stray")
@@ -147,7 +147,7 @@ def test_names_of_other_things_are_no_versions(table: LanceTable) -> None:
 
 
 def test_the_newest_of_very_many_versions_is_found_by_order() -> None:
-    """No name but the first two is parsed, unless one is of another length."""
+    """Only the first two names are parsed, unless one has another length."""
     many = [manifest_name(number) for number in range(1, 10_001)]
     newest = [manifest_name(10_000), manifest_name(9_999)]
     assert newest == newest_manifest_names(many)
@@ -158,7 +158,7 @@ def test_the_newest_of_very_many_versions_is_found_by_order() -> None:
 
 
 def test_two_versions_of_one_number_are_kept_both(table: LanceTable) -> None:
-    """A writer that was not stopped; nobody can say here which of the two counts."""
+    """A writer was not stopped, and it is unknown which of the two versions counts."""
     folder = Path(table.uri) / "_versions"
     (folder / manifest_name(3)).write_bytes((folder / "4.manifest").read_bytes())
     with pytest.raises(CorruptFileError, match=r"another version 3 than 3\.manifest"):

@@ -1,4 +1,4 @@
-"""Tags: created, moved by compare-and-swap, read in the shape pylance writes."""
+"""Tags are created, moved by compare-and-swap, and stored in pylance's format."""
 
 import json
 from pathlib import Path
@@ -20,12 +20,12 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def test_a_tag_names_a_version(table: LanceTable) -> None:
-    """It can be read by, and it stays when the table moves on."""
+    """The tag can be read, and keeps its version when the table gets others."""
     made = table.tags.create("release", "main@2", metadata={"by": "ann"})
     table.append(entries("d", 4))
     assert ("main@2", "ann") == (made.ref, table.tags.list()["release"].metadata["by"])
@@ -33,7 +33,7 @@ def test_a_tag_names_a_version(table: LanceTable) -> None:
 
 
 def test_a_tag_is_created_once(table: LanceTable) -> None:
-    """The second caller is told to move it."""
+    """The second call is refused with a hint to move the tag."""
     table.tags.create("release", "main@2")
     with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .*; tags.move\('release', 'main@3'\) moves it"):
         table.tags.create("release", "main@3")
@@ -41,14 +41,14 @@ def test_a_tag_is_created_once(table: LanceTable) -> None:
 
 
 def test_a_tag_of_a_version_that_is_not_there_is_not_made(table: LanceTable) -> None:
-    """The branch, and the versions it has, are in the error."""
+    """The error has the branch and its versions."""
     with pytest.raises(LookupError, match=r"branch 'main' of .* has no version 9; it has 1 to 4"):
         table.tags.create("release", "main@9")
     assert {} == table.tags.list()
 
 
 def test_a_moved_tag_keeps_its_birthday(table: LanceTable) -> None:
-    """Creation stays, the time of the move and the metadata are new."""
+    """The time of creation stays, while the time of the move and the metadata are new."""
     first = table.tags.move("production", "main@2", metadata={"by": "ann"})
     moved = table.tags.move("production", "main@3", expected=table.at("main@2"), metadata={"by": "bob"})
     stored = table.tags.list()["production"]
@@ -61,7 +61,7 @@ def test_a_moved_tag_keeps_its_birthday(table: LanceTable) -> None:
 
 
 def test_moving_to_where_it_is_changes_nothing(table: LanceTable) -> None:
-    """Not even the file."""
+    """The file is not written again."""
     table.tags.move("production", "main@2")
     before = (Path(table.uri) / "_refs/tags/production.json").read_bytes()
     table.tags.move("production", "main@2")
@@ -69,7 +69,7 @@ def test_moving_to_where_it_is_changes_nothing(table: LanceTable) -> None:
 
 
 def test_a_tag_elsewhere_than_expected_is_not_moved(table: LanceTable) -> None:
-    """The error has both places."""
+    """The error has both versions."""
     table.tags.move("production", "main@3")
     with pytest.raises(RefMovedError, match="'production' points to main@3, not to main@2") as caught:
         table.tags.move("production", "main@4", expected=table.at("main@2"))
@@ -78,14 +78,14 @@ def test_a_tag_elsewhere_than_expected_is_not_moved(table: LanceTable) -> None:
 
 
 def test_a_tag_expected_somewhere_has_to_be_there(table: LanceTable) -> None:
-    """A tag that somebody deleted is not made again by one who wanted to move it."""
+    """A deleted tag is not created again by a move with an expected version."""
     with pytest.raises(RefNotFoundError, match="no tag 'production'"):
         table.tags.move("production", "main@4", expected=table.at("main@2"))
     assert {} == table.tags.list()
 
 
 def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
-    """Somebody moves the tag between the read and the swap."""
+    """Another process moves the tag between the read and the swap."""
     table.tags.move("production", "main@2")
 
     def script(request: Request) -> object:
@@ -101,7 +101,7 @@ def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
 @pytest.mark.parametrize("verb", ["put_if_absent", "compare_and_swap"])
 @pytest.mark.parametrize("denied", [True, False])
 def test_a_lost_answer_is_looked_up(table: LanceTable, verb: str, *, denied: bool) -> None:
-    """A tag that was written is a success, whatever the client below made of the answer."""
+    """A tag that was written is a success, whatever answer the client library reports."""
     if verb == "compare_and_swap":
         table.tags.create("production", "main@2")
     left = 1
@@ -125,7 +125,7 @@ def test_a_lost_answer_is_looked_up(table: LanceTable, verb: str, *, denied: boo
 
 
 def test_a_tag_is_deleted_once(table: LanceTable) -> None:
-    """The second time there is nothing to delete."""
+    """The second deletion finds no tag."""
     table.tags.create("release", "main@2")
     table.tags.delete("release")
     with pytest.raises(RefNotFoundError, match="no tag 'release'"):
@@ -133,7 +133,7 @@ def test_a_tag_is_deleted_once(table: LanceTable) -> None:
 
 
 def test_tags_of_pylance_are_read_whole(table: LanceTable) -> None:
-    """Times in nanoseconds, a branch that is null for main, metadata."""
+    """Pylance's times are in nanoseconds, and its branch is null for main."""
     dataset = as_pylance(table)
     dataset.create_branch("dev")
     dataset.tags.create("one", 2)
@@ -146,7 +146,7 @@ def test_tags_of_pylance_are_read_whole(table: LanceTable) -> None:
 
 
 def test_pylance_reads_tags_of_the_package(table: LanceTable) -> None:
-    """Version, branch and times, also after a move."""
+    """Pylance reads version, branch and times, also after a move."""
     table.branches.create("dev")
     table.tags.move("production", "main@2")
     table.tags.move("production", "dev@4")
@@ -175,7 +175,7 @@ def test_pylance_reads_tags_of_the_package(table: LanceTable) -> None:
     ids=lambda content: content[:20].decode(errors="replace"),
 )
 def test_a_file_that_is_no_tag_is_damaged(table: LanceTable, content: bytes) -> None:
-    """Whatever it holds, the error names the file."""
+    """The error names the file, whatever it contains."""
     folder = Path(table.uri) / "_refs/tags"
     folder.mkdir(parents=True)
     (folder / "broken.json").write_bytes(content)
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_tag_is_damaged(table: LanceTable, content: bytes) -> 
 
 @pytest.mark.parametrize("missing", ["parentVersion", "createAt", "manifestSize"])
 def test_a_file_that_is_no_branch_is_damaged(table: LanceTable, missing: str) -> None:
-    """What pylance requires is required here."""
+    """The fields that pylance requires are required here."""
     table.branches.create("run")
     path = Path(table.uri) / "_refs/branches/run.json"
     described = json.loads(path.read_bytes())
@@ -196,14 +196,14 @@ def test_a_file_that_is_no_branch_is_damaged(table: LanceTable, missing: str) ->
 
 
 def test_other_files_beside_the_refs_are_passed_over(table: LanceTable) -> None:
-    """A leftover of another program is neither a tag nor an error."""
+    """A leftover file of another program is neither a tag nor an error."""
     table.tags.create("release", "main@2")
     (Path(table.uri) / "_refs/tags/release.json.tmp").write_bytes(b"half")
     assert ["release"] == list(table.tags.list())
 
 
 def test_a_move_that_cannot_be_looked_up_is_not_refused(table: LanceTable) -> None:
-    """The answer to the write is lost and the read after it cut short, so nobody can say that nothing moved."""
+    """The answer to the write is lost and the read after it is cut, so it is unknown whether the tag moved."""
     table.tags.create("release", "main@2")
     lost: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Branches and tags that get another name, by processes that die at any step."""
+"""Branches and tags are renamed, also by processes that die at any step."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ ROWS: Rows = [("a", 1), ("b", 3), ("p", 1)]
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A branch with commits of the package and of pylance, deletions, and one version that is merged."""
+    """A branch with commits of the package and pylance, deletions, and one merged version."""
     made = new_table(tmp_path, entries("a", 1), entries("a", 2))
     made.branches.create("old", metadata={"why": "test"})
     made.append(entries("b", 3), branch="old")
@@ -37,12 +37,12 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def writes_of(table: LanceTable, old: str, new: str) -> int:
-    """How many writes a renaming takes."""
+    """The number of writes of a renaming."""
     count = 0
 
     def script(request: Request) -> object:
@@ -55,7 +55,7 @@ def writes_of(table: LanceTable, old: str, new: str) -> int:
 
 
 def assert_renamed(table: LanceTable, new: str = "new") -> None:
-    """The branch keeps all it had; then the package and pylance commit to it, and it is merged again."""
+    """The branch keeps its content, takes commits of the package and pylance, and can be merged again."""
     assert [new] == list(table.branches.list()) == list(as_pylance(table).branches.list())
     assert not (Path(table.uri) / "tree/old").exists()
     assert ROWS == contents(table, new)
@@ -73,7 +73,7 @@ def assert_renamed(table: LanceTable, new: str = "new") -> None:
 
 
 def test_a_branch_gets_another_name(table: LanceTable) -> None:
-    """Its versions keep their numbers and what they say; it is the same branch to what it was merged into."""
+    """Its versions keep their numbers and content, and merges still know the branch."""
     before, own = table.log("old"), table.branches.list()["old"].id
     renamed = table.branches.rename("old", "new")
     assert ("new", own) == (renamed.name, renamed.id)
@@ -88,7 +88,7 @@ def test_a_branch_gets_another_name(table: LanceTable) -> None:
 
 
 def test_a_renaming_that_died_is_finished_by_the_next(table: LanceTable) -> None:
-    """At every write: the rows are read by one of the two names, and doing it again does the rest."""
+    """After an interruption at any write one of the two names has the rows, and a second call completes it."""
     steps = writes_of(table, "old", "new")
     table.branches.rename("new", "old")
     assert 15 < steps < 40
@@ -107,7 +107,7 @@ def test_a_renaming_that_died_is_finished_by_the_next(table: LanceTable) -> None
 
 
 def test_no_commit_is_lost_on_the_way(table: LanceTable) -> None:
-    """Somebody commits to the branch before each write of the renaming: it is taken along, or they are told."""
+    """Another process commits before each write: the commit is kept, or its writer gets an error."""
     steps = writes_of(table, "old", "new")
     table.branches.rename("new", "old")
     for step in range(steps):
@@ -132,7 +132,7 @@ def test_no_commit_is_lost_on_the_way(table: LanceTable) -> None:
 
 
 def test_a_commit_on_the_way_when_it_is_renamed_does_not_claim_to_have_landed(table: LanceTable) -> None:
-    """It looked before the mark and put its manifest after: it says so, and committing again tells."""
+    """The writer looked before the mark and put its manifest after; its error is resolved by committing again."""
     left = [True]
 
     def script(request: Request) -> object:
@@ -150,7 +150,7 @@ def test_a_commit_on_the_way_when_it_is_renamed_does_not_claim_to_have_landed(ta
 
 
 def test_a_branch_that_is_being_renamed_takes_no_commit(table: LanceTable) -> None:
-    """Nor is it deleted or renamed to something else; both names say how to go on."""
+    """It cannot be deleted or renamed otherwise either, and errors for both names say how to continue."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(4)).branches.rename("old", "new")
     with pytest.raises(CommitConflictError, match="it is being renamed to new"):
@@ -166,7 +166,7 @@ def test_a_branch_that_is_being_renamed_takes_no_commit(table: LanceTable) -> No
 
 
 def test_a_renaming_can_be_given_up(table: LanceTable) -> None:
-    """Deleting what was begun leaves the branch as it was."""
+    """Deleting the new name leaves the branch as it was."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(6)).branches.rename("old", "new")
     table.branches.delete("new")
@@ -177,7 +177,7 @@ def test_a_renaming_can_be_given_up(table: LanceTable) -> None:
 
 
 def test_a_branch_in_use_is_not_renamed(table: LanceTable) -> None:
-    """What refers to it is named."""
+    """The error names the references."""
     table.branches.create("old/child", "old")
     table.tags.create("kept", "old@4")
     with pytest.raises(
@@ -188,7 +188,7 @@ def test_a_branch_in_use_is_not_renamed(table: LanceTable) -> None:
 
 
 def refer_before_the_mark(table: LanceTable) -> Script:
-    """Create a tag of the branch after the first look who refers to it."""
+    """Create a tag of the branch after the first look for references."""
     left = [True]
 
     def script(request: Request) -> object:
@@ -201,7 +201,7 @@ def refer_before_the_mark(table: LanceTable) -> Script:
 
 
 def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) -> None:
-    """The new name is free again, and the branch takes commits; renaming it works once nothing refers to it."""
+    """The new name is free, the branch takes commits, and it can be renamed once there is no reference."""
     with pytest.raises(ConflictError, match=r"cannot rename branch 'old' of .*: tag 'kept' refers to it"):
         through(table, refer_before_the_mark(table)).branches.rename("old", "new")
     assert ["old"] == list(table._context.refs.branches())  # noqa: SLF001 - those being made are not shown
@@ -214,7 +214,7 @@ def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) ->
 
 @pytest.mark.parametrize("step", range(3, 7))
 def test_a_renaming_begun_of_a_branch_in_use_is_given_up_by_the_next(table: LanceTable, step: int) -> None:
-    """Also when it had copied versions already, before it died."""
+    """The renaming had copied versions before it died."""
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(step)).branches.rename("old", "new")
     as_pylance(table).tags.create("kept", ("old", 4))
@@ -227,7 +227,7 @@ def test_a_renaming_begun_of_a_branch_in_use_is_given_up_by_the_next(table: Lanc
 
 
 def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable) -> None:
-    """It is found to be in use, by a tag that came and went, while somebody else goes on with it."""
+    """A short-lived tag refers to the branch while another process completes the renaming."""
 
     def script(request: Request) -> object:
         if request.verb == "list" and "tags" in request.key:
@@ -251,7 +251,7 @@ def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable)
 
 
 def test_names_that_cannot_be_given(table: LanceTable) -> None:
-    """The rule, or what has the name, is in the error."""
+    """The error has the rule, or what has the name."""
     table.branches.create("taken")
     table.tags.create("tagged", "main")
     with pytest.raises(AlreadyExistsError, match=r"branch 'taken' of .* exists"):
@@ -271,7 +271,7 @@ def test_names_that_cannot_be_given(table: LanceTable) -> None:
 
 
 def test_a_branch_that_began_above_is_renamed(table: LanceTable) -> None:
-    """Where its numbers begin goes along."""
+    """The number at which its versions begin is kept."""
     table.branches.reset("old", "main@2")
     first = table.branches.list()["old"].first
     table.append(entries("n", 1), branch="old")
@@ -282,7 +282,7 @@ def test_a_branch_that_began_above_is_renamed(table: LanceTable) -> None:
 
 
 def test_a_tag_gets_another_name(table: LanceTable) -> None:
-    """Its history goes along."""
+    """The tag keeps its history."""
     table.tags.create("candidate", "main@2", metadata={"by": "ann"})
     table.tags.move("candidate", "main@3")
     renamed = table.tags.rename("candidate", "production")
@@ -296,7 +296,7 @@ def test_a_tag_gets_another_name(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("step", range(3))
 def test_a_tag_whose_renaming_died_is_renamed_by_the_next(table: LanceTable, step: int) -> None:
-    """There is one at every moment, and one in the end."""
+    """There is a tag at each moment, and exactly one in the end."""
     table.tags.create("candidate", "main@2")
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(step)).tags.rename("candidate", "production")
@@ -307,7 +307,7 @@ def test_a_tag_whose_renaming_died_is_renamed_by_the_next(table: LanceTable, ste
 
 
 def test_a_tag_that_was_renamed_long_ago_takes_no_other_one_in(table: LanceTable) -> None:
-    """One of the old name that was made since, on the same version, is a tag of its own."""
+    """A later tag of the old name on the same version is a separate tag."""
     table.tags.create("candidate", "main@2")
     table.tags.rename("candidate", "production")
     table.tags.create("candidate", "main@2", metadata={"note": "second"})
@@ -321,7 +321,7 @@ def test_a_tag_that_was_renamed_long_ago_takes_no_other_one_in(table: LanceTable
 
 
 def test_a_tag_that_changed_since_its_renaming_died_is_not_lost(table: LanceTable) -> None:
-    """What was said about it since is not in the other one."""
+    """A change of the old tag's metadata since then is not in the new tag."""
     table.tags.create("candidate", "main@2")
     with pytest.raises(PlugPulledError):
         through(table, plug_pulled_before_write(2)).tags.rename("candidate", "production")
@@ -334,7 +334,7 @@ def test_a_tag_that_changed_since_its_renaming_died_is_not_lost(table: LanceTabl
 
 
 def test_a_tag_that_moves_while_it_is_renamed(table: LanceTable) -> None:
-    """The mover is told, or the new tag has the move; none is lost without a word."""
+    """The move is refused, or the new tag has it."""
     table.tags.create("candidate", "main@2")
     moved = [True]
 
@@ -350,7 +350,7 @@ def test_a_tag_that_moves_while_it_is_renamed(table: LanceTable) -> None:
 
 
 def test_tags_that_cannot_be_renamed(table: LanceTable) -> None:
-    """One that stays where it is, and names that are taken."""
+    """An immutable tag cannot be renamed, and a tag cannot get a name that is taken."""
     table.tags.create("v1", "main@2", immutable=True)
     table.tags.create("candidate", "main@2")
     with pytest.raises(ProtectedError, match="cannot rename tag 'v1': it was created to stay where it is"):
@@ -363,7 +363,7 @@ def test_tags_that_cannot_be_renamed(table: LanceTable) -> None:
 
 
 def test_a_version_that_was_read_before_is_found_under_the_new_name(table: LanceTable) -> None:
-    """Its commit id is another one, so number and transaction tell; twice renamed, too."""
+    """Its commit id changes, so number and transaction identify it, also after two renamings."""
     read = table.append(entries("v", 1), branch="old")
     before = table.read(read)
     table.branches.rename("old", "new")

@@ -1,4 +1,4 @@
-"""A branch that goes back to an older version of its own."""
+"""A branch is reset to an older version of its own."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +31,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
-    """The table, as a process whose every request goes through a script."""
+    """The table, through a store that passes each request to a script."""
     return LanceTable(context_on(ScriptedStore(table._context.store, script)))  # noqa: SLF001 - the store below
 
 
@@ -61,7 +61,7 @@ def test_a_branch_goes_back_to_a_version_of_its_own(table: LanceTable) -> None:
 
 
 def test_what_follows_a_reset_is_merged_and_nothing_that_was_dropped(table: LanceTable) -> None:
-    """The dropped versions are no changes of the branch any more, and no gap in its history."""
+    """The dropped versions are neither changes of the branch nor a gap in its history."""
     table.append(entries("m", 1))
     table.branches.reset("run", "run@3")
     table.append(entries("n", 1), branch="run")
@@ -75,7 +75,7 @@ def test_what_follows_a_reset_is_merged_and_nothing_that_was_dropped(table: Lanc
 
 
 def test_a_branch_that_was_merged_goes_back_to_what_main_has(table: LanceTable) -> None:
-    """Nothing is merged twice, and what comes after is."""
+    """Nothing is merged twice, and later commits are merged."""
     table.merge("run@3")
     table.branches.reset("run", "run@3")
     assert table.branches.is_merged("run@3") is not None
@@ -88,7 +88,7 @@ def test_a_branch_that_was_merged_goes_back_to_what_main_has(table: LanceTable) 
 
 @pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
 def test_updates_and_deletes_before_a_reset_are_merged(tmp_path: Path, *, stable: bool) -> None:
-    """Also where rows are followed through the versions instead of by their ids."""
+    """This also holds without stable row ids, where rows are traced through the versions."""
     uri = str(tmp_path / "t")
     lance.write_dataset(entries("a", *range(6)), uri, enable_stable_row_ids=stable)
     table = LanceTable.open(uri)
@@ -105,7 +105,7 @@ def test_updates_and_deletes_before_a_reset_are_merged(tmp_path: Path, *, stable
 
 
 def test_pylance_reads_and_goes_on(table: LanceTable) -> None:
-    """It sees the rows of the older version, and commits above every number there was."""
+    """Pylance reads the rows of the older version, and commits above all earlier numbers."""
     table.branches.reset("run", "run@3")
     dataset = as_pylance(table, "run")
     dataset.validate()
@@ -115,7 +115,7 @@ def test_pylance_reads_and_goes_on(table: LanceTable) -> None:
 
 
 def test_a_reset_can_be_repeated_and_go_further_back(table: LanceTable) -> None:
-    """A second call finds nothing to do; another one drops the reset itself."""
+    """A second call has nothing to do; a reset to an older version drops the first reset."""
     table.branches.reset("run", "run@3")
     table.branches.reset("run", "run@3")
     table.branches.reset("run", "run")
@@ -129,7 +129,7 @@ def test_a_reset_can_be_repeated_and_go_further_back(table: LanceTable) -> None:
 
 
 def test_what_needs_a_dropped_version_is_named(table: LanceTable) -> None:
-    """Tags, branches and merges of it; nothing is changed, and restore is offered."""
+    """These are tags, branches and merges; nothing is changed, and the error offers a restore."""
     table.tags.create("kept", "run@3")
     table.tags.create("old", "run@4")
     table.branches.create("child", "run@5")
@@ -146,7 +146,7 @@ def test_what_needs_a_dropped_version_is_named(table: LanceTable) -> None:
 
 
 def test_what_a_rollback_needs_is_named(table: LanceTable) -> None:
-    """A tag that was moved away can be rolled back to the version it named."""
+    """A moved tag can be rolled back to its earlier version."""
     table.tags.create("production", "run@4")
     table.tags.move("production", "main@1")
     with pytest.raises(ConflictError, match="tag 'production' named run@4"):
@@ -156,14 +156,14 @@ def test_what_a_rollback_needs_is_named(table: LanceTable) -> None:
 
 
 def test_a_version_that_was_dropped_is_said_to_be(table: LanceTable) -> None:
-    """It lies between the versions that there are."""
+    """Its number lies between those of existing versions."""
     table.branches.reset("run", "run@3")
     with pytest.raises(VersionNotFoundError, match=r"no version 4; it has 2 to 6, without those .* a reset dropped"):
         table.read("run@4")
 
 
 def test_references_to_kept_versions_stay(table: LanceTable) -> None:
-    """A tag on an older version and a branch forked from it do not stand in the way."""
+    """A tag on an older version and a branch forked from it do not prevent a reset."""
     table.tags.create("kept", "run@3")
     table.branches.create("child", "run@3")
     table.append(entries("c", 1), branch="child")
@@ -174,7 +174,7 @@ def test_references_to_kept_versions_stay(table: LanceTable) -> None:
 
 
 def test_what_cannot_be_reset_to_an_own_version(table: LanceTable) -> None:
-    """Main is restored instead; a protected branch keeps its versions."""
+    """Main can only be restored, and a protected branch keeps its versions."""
     with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
         table.branches.reset("main", "main@1")
     table.branches.protect(["run"])
@@ -185,7 +185,7 @@ def test_what_cannot_be_reset_to_an_own_version(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("step", range(12))
 def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int) -> None:
-    """At every moment the branch is what it was, or what it shall be; its rows are readable all the time."""
+    """After an interruption at any write the branch is unchanged or reset, and always readable."""
     other = through(table, plug_pulled_before_write(step))
     try:
         other.branches.reset("run", "run@3")
@@ -205,7 +205,7 @@ def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int)
 
 @pytest.mark.parametrize("step", range(12))
 def test_a_branch_whose_reset_died_goes_on(table: LanceTable, step: int) -> None:
-    """A commit and a merge work in every state, and count what the branch has then."""
+    """After each interruption a commit and a merge work on the present state of the branch."""
     with suppress(PlugPulledError):
         through(table, plug_pulled_before_write(step)).branches.reset("run", "run@3")
     before = contents(table, "run")
@@ -215,7 +215,7 @@ def test_a_branch_whose_reset_died_goes_on(table: LanceTable, step: int) -> None
 
 
 def test_a_lost_answer_is_recognised(table: LanceTable) -> None:
-    """Every write may be done though its answer is an error; the next call finds what was done."""
+    """A write may have been made although its answer was an error; the next call finds it."""
     for step in range(8):
         left = [step]
 
@@ -236,7 +236,7 @@ def test_a_lost_answer_is_recognised(table: LanceTable) -> None:
 
 
 def test_a_commit_in_between_is_not_dropped(table: LanceTable) -> None:
-    """Its writer was told that it is there; the reset withdraws without a trace."""
+    """The commit was acknowledged, so the reset is withdrawn completely."""
     other = through(table, intruder_at_commit(lambda: table.append(entries("i", 1), branch="run")))
     with pytest.raises(CommitConflictError, match=r"run@6 was committed meanwhile") as caught:
         other.branches.reset("run", "run@3")
@@ -248,7 +248,7 @@ def test_a_commit_in_between_is_not_dropped(table: LanceTable) -> None:
 
 
 def test_the_same_reset_in_between_is_found(table: LanceTable) -> None:
-    """Two that go back to one version make one version."""
+    """Two concurrent resets to one version make one version."""
     through(table, intruder_at_commit(lambda: table.branches.reset("run", "run@3"))).branches.reset("run", "run@3")
     assert ["run@6", "run@3", "main@2", "main@1"] == log(table)
 
@@ -266,7 +266,7 @@ def test_the_same_reset_in_between_is_found(table: LanceTable) -> None:
 def test_a_reference_made_meanwhile_is_refused_or_honoured(
     table: LanceTable, refer: Callable[[LanceTable], object], step: int
 ) -> None:
-    """Whenever it comes, what it names is there afterwards."""
+    """The version of an accepted reference exists afterwards, at whatever write the reference is made."""
     table.tags.create("moved", "run@3")
     left = [step]
 
@@ -293,7 +293,7 @@ def test_a_reference_made_meanwhile_is_refused_or_honoured(
 def test_a_merge_that_lands_after_the_look_is_a_merge_base(
     table: LanceTable, look: Callable[[LanceTable], object] | None
 ) -> None:
-    """Nobody can take it back, so the version that it merged is put back; what the reset undid is merged after it."""
+    """The merge cannot be undone, so its version is put back; the next merge brings the effect of the reset."""
     late = intruder_at_commit(lambda: table.branches.reset("run", "run@3"))
     through(table, late).merge("run")
     assert [("a", 1), ("r", 2), ("r", 3), ("r", 4)] == contents(table)
@@ -308,7 +308,7 @@ def test_a_merge_that_lands_after_the_look_is_a_merge_base(
 
 
 def test_a_version_that_a_reset_dropped_for_good_is_no_merge_base(table: LanceTable) -> None:
-    """Without a copy of its manifest, the error says which version is missing."""
+    """Without a copy of its manifest, the error names the missing version."""
     through(table, intruder_at_commit(lambda: table.branches.reset("run", "run@3"))).merge("run")
     for path in Path(table.uri, "_expired", "run").iterdir():
         path.unlink()
@@ -317,7 +317,7 @@ def test_a_version_that_a_reset_dropped_for_good_is_no_merge_base(table: LanceTa
 
 
 def test_a_writer_of_a_dropped_version_reads_again(table: LanceTable) -> None:
-    """A transaction that was made on a dropped version does not land on what the reset made."""
+    """A transaction made on a dropped version is not committed on top of the reset."""
     transaction = through(table, lambda request: request.send())
     head = table.head("run")
     late = intruder_at_commit(lambda: table.branches.reset("run", "run@3"))
@@ -328,7 +328,7 @@ def test_a_writer_of_a_dropped_version_reads_again(table: LanceTable) -> None:
 
 
 def test_a_reset_says_why(table: LanceTable) -> None:
-    """The message and the properties are those of the version that it makes, of either kind."""
+    """Either kind of reset puts the message and properties into its version."""
     table.branches.reset("run", "run@3", message="bad load", properties={"ticket": "7"})
     head = table.head("run")
     assert ("bad load", "7", "run@3") == (
@@ -345,7 +345,7 @@ def test_a_reset_says_why(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("other", ["run@3", "run@4"])
 def test_two_resets_at_once_drop_nothing_that_is_referred_to(table: LanceTable, other: str) -> None:
-    """Each has a mark of its own: a tag that was acknowledged between the two names a version that is there."""
+    """Each reset has its own mark: a tag that was accepted between the two has an existing version."""
     for place in range(60):
         again = LanceTable.open(new_copy(table))
         asked = 0
@@ -375,7 +375,7 @@ def test_two_resets_at_once_drop_nothing_that_is_referred_to(table: LanceTable, 
 
 
 def new_copy(table: LanceTable) -> Path:
-    """A table of its own like the fixture's."""
+    """A new table like the fixture's."""
     made = new_table(Path(table.uri).parent, entries("a", 1))
     made.branches.create("run")
     for value in (2, 3, 4):

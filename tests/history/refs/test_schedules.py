@@ -1,8 +1,8 @@
-"""Every schedule of two actors on one branch name: at each storage request of the one, the other runs to its end.
+"""All schedules of two actors on one branch name: at each storage request of one, the other makes all its calls.
 
-The rival's calls succeeded, so what they say must hold afterwards: a branch that the rival made, with the commits on
-it, is there unless the rival took it away; and no name stays blocked. The one that was interrupted may fail with an
-error of this package.
+The rival's calls succeeded, so their results must hold afterwards: a branch that the rival made exists with its
+commits, unless the rival deleted it, and no name stays blocked. The interrupted actor may fail with an error of this
+package.
 """
 
 import json
@@ -42,21 +42,21 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
 
 @dataclass
 class World:
-    """A copy of the template, and what the rival was told: the rows of its branches, by name and id."""
+    """A copy of the template, and the acknowledged rows of the rival's branches, by name and id."""
 
     table: LanceTable
     told: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
     row: int = 100
 
     def committed(self, name: str) -> None:
-        """Append a row to a branch, and note what is on it then."""
+        """Append a row to a branch, and record its rows."""
         self.row += 1
         made = self.table.append(entries("rival", self.row), branch=name)
         branch = self.table.branches.get(name)
         self.told[name, branch.id] = sorted_rows(self.table.read(str(made)))
 
     def gone(self, name: str) -> None:
-        """Note that the rival took a branch away."""
+        """Record that the rival removed a branch."""
         self.told = {key: rows for key, rows in self.told.items() if key[0] != name}
 
     def delete(self, name: str = "run") -> None:
@@ -70,7 +70,7 @@ class World:
         self.committed(name)
 
     def take(self, name: str = "run") -> None:
-        """Get a branch of the name, whoever made it, and commit to it."""
+        """Get or create a branch of the name, and commit to it."""
         self.table.branches.create(name, "main@2", exist_ok=True)
         self.committed(name)
 
@@ -127,7 +127,7 @@ _numbers = count(1)
 
 @dataclass
 class Actor:
-    """An actor whose requests are counted, and who lets the rival in at some of them."""
+    """An actor whose requests are counted, and which calls the rival before some of them."""
 
     world: World
     parts: Mapping[int, Rival]
@@ -136,7 +136,7 @@ class Actor:
     late: set[tuple[str, str]] = field(default_factory=set)
 
     def __call__(self, request: Request) -> object:
-        """Let the rival in, and then do what is asked."""
+        """Call the rival, and then send the request."""
         act = self.parts.get(len(self.asked))
         self.asked.append(f"{request.verb} {request.key}")
         if act is not None:
@@ -151,18 +151,18 @@ class Actor:
 
 
 def copied(template: LanceTable) -> Path:
-    """Copy the template to a path that no table had before, since pylance remembers files by name."""
+    """Copy the template to a new path, since pylance caches files by name."""
     uri = Path(template.uri).parent / f"{next(_numbers):06}"
     shutil.copytree(template.uri, uri)
     for path in uri.rglob("*"):
         if path.suffix in (".manifest", ".txn"):
-            # A branch names the table's path in its manifests; the two paths have the same length.
+            # The manifests of a branch contain the table's path; the two paths have the same length.
             path.write_bytes(path.read_bytes().replace(template.uri.encode(), str(uri).encode()))
     return uri
 
 
 def run(template: LanceTable, act: Act, parts: Mapping[int, Rival], kind: type[LocalStore]) -> Actor:
-    """One schedule; return what the actor asked for."""
+    """Run one schedule; return the actor with its requests."""
     uri = copied(template)
     plain = LanceTable(context_on(kind(str(uri), durable=False)))
     world = World(plain)
@@ -179,11 +179,11 @@ def run(template: LanceTable, act: Act, parts: Mapping[int, Rival], kind: type[L
 
 
 def check(world: World, actor: Actor, error: LanceDagsterError | None) -> None:
-    """Hold the table to what the rival was told."""
+    """Assert that the table has what was acknowledged to the rival."""
     table, told = LanceTable(context_on(world.table._context.store)), world.told  # noqa: SLF001 - without its caches
     for (name, own), rows in told.items():
         if actor.looked.get(name) == own:
-            # The actor read this very branch first of all: what it was asked to do, it did to it.
+            # The actor read this branch first, so its changes to it are intended.
             continue
         found = table._context.refs.branch(name)  # noqa: SLF001 - also one that is not ready
         assert found is not None, (name, "is gone", actor.parts, error)
@@ -200,7 +200,7 @@ def check(world: World, actor: Actor, error: LanceDagsterError | None) -> None:
 
 
 def let_time_pass(table: LanceTable) -> None:
-    """Let the time pass in which another process may delete a file."""
+    """Let the period pass in which another process may delete a file."""
     for file in Path(table.uri, "_refs/branches").glob("*.json"):
         found = json.loads(file.read_text())
         if REMOVER in found["metadata"]:
@@ -209,9 +209,9 @@ def let_time_pass(table: LanceTable) -> None:
 
 
 def assert_free(table: LanceTable, name: str) -> None:
-    """A name can be deleted, created, committed to and deleted again, whatever an actor that failed left behind."""
+    """The name can be deleted, created, committed to and deleted again, whatever a failed actor left."""
     for old, new in (("run", "new"), ("new", "run")):
-        # A rename that was cut short is finished by calling it again.
+        # An interrupted renaming is completed by repeating it.
         found = table._context.refs.branch(new)  # noqa: SLF001 - also one that is not ready
         if found is not None and found.state != READY and "lance_dagster.renamed_from" in found.metadata:
             with suppress(LanceDagsterError):
@@ -227,7 +227,7 @@ def assert_free(table: LanceTable, name: str) -> None:
 def schedules(
     template: LanceTable, act: Act, parts: tuple[Rival, ...], kind: type[LocalStore] = LocalStore
 ) -> Iterator[int]:
-    """Run every schedule in which the rival makes all its calls at one request, and some in which it makes them at two.
+    """Run all schedules in which the rival makes its calls at one request, and some in which it makes them at two.
 
     Yields:
         The number of requests that the actor made.
@@ -254,18 +254,18 @@ def schedules(
 
 @pytest.mark.parametrize("actor, rival", soak.pairs(ACTORS, RIVALS))
 def test_no_schedule_of_two_loses_a_commit(template: LanceTable, actor: str, rival: str) -> None:
-    """Whatever the actor was about to do to the branch that it had read, it does not do to another one."""
+    """The actor does not apply its change to another branch than the one it read."""
     assert [] != list(schedules(template, ACTORS[actor], RIVALS[rival]))
 
 
 def test_the_files_of_pylance_are_untouched(template: LanceTable) -> None:
-    """The template itself is a table as pylance reads it."""
+    """Pylance reads the template."""
     assert "run" in lance.dataset(template.uri).branches.list()
     assert READY == json.loads(Path(template.uri, OWN_FILE).read_text())["metadata"]["lance_dagster.state"]
 
 
 def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
-    """Its versions say what it was; afterwards the name is usable as before, also for pylance."""
+    """Its versions have the lost data; afterwards the name can be used, also by pylance."""
     table = LanceTable.open(copied(template))
     before, rows = table.branches.get("run"), table.read("run")
     Path(table.uri, OWN_FILE).unlink()
@@ -285,7 +285,7 @@ def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
 
 
 def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> None:
-    """The copies of its manifests bring them back, for a day."""
+    """The copies of its manifests restore it, for a day."""
     table = LanceTable.open(copied(template))
     rows, file = table.read("run"), Path(table.uri, OWN_FILE).read_bytes()
     table.branches.delete("run")
@@ -302,14 +302,14 @@ def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> N
 
 
 class ForgetfulStore(LocalStore):
-    """A storage that ignores the condition of a deletion, as some S3 servers do."""
+    """A store that ignores the condition of a deletion, as some S3 servers do."""
 
     def deletes_conditionally(self) -> bool:
-        """It does not."""
+        """Return that it does not."""
         return False
 
     def compare_and_delete(self, key: str, tag: str) -> bool:  # noqa: ARG002 - ignored
-        """Delete it, whatever it is."""
+        """Delete the object without checking the tag."""
         self.delete(key)
         return True
 
@@ -317,12 +317,12 @@ class ForgetfulStore(LocalStore):
 @pytest.mark.parametrize("rival", ["delete, create", "take", "reset"])
 @pytest.mark.parametrize("actor", ["delete", "create"])
 def test_no_schedule_loses_a_commit_without_conditional_deletions(template: LanceTable, actor: str, rival: str) -> None:
-    """Only one process may send the request that could hit another branch; a name is free once it is out of time."""
+    """Only one process may send the deletion that could hit another branch; the name is free after its period."""
     assert [] != list(schedules(template, ACTORS[actor], RIVALS[rival], ForgetfulStore))
 
 
 def test_a_tag_is_deleted_without_conditional_deletions(template: LanceTable) -> None:
-    """It counts as deleted from its mark on; the name is free at once, or after a crash once time has passed."""
+    """It counts as deleted from its mark on; the name is free at once, or after a crash when the period has passed."""
     uri = copied(template)
     table = LanceTable(context_on(ForgetfulStore(str(uri), durable=False)))
 

@@ -1,4 +1,4 @@
-"""A held tag stays where it is until someone releases it, with a reason."""
+"""A held tag cannot move until it is released with a reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.table_factory import as_pylance, entries, new_table
 
 @pytest.fixture
 def table(tmp_path: Path) -> LanceTable:
-    """A table with versions 1 to 4 and a tag at the last one, held."""
+    """A table with versions 1 to 4 and a held tag on version 3."""
     made = new_table(tmp_path, *(entries("a", value) for value in range(3)))
     for number in (2, 3):
         made.tags.move("production", f"main@{number}")
@@ -24,7 +24,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_a_held_tag_is_not_changed(table: LanceTable) -> None:
-    """Moved, rolled back, renamed or deleted: each is refused with who, why and how to release."""
+    """It cannot be moved, rolled back, renamed or deleted; the error has who, why and how to release it."""
     tags = table.tags
     calls: list[Callable[[], object]] = [
         lambda: tags.move("production", "main@4"),
@@ -43,7 +43,7 @@ def test_a_held_tag_is_not_changed(table: LanceTable) -> None:
 
 
 def test_a_released_tag_moves_again(table: LanceTable) -> None:
-    """The hold stays in the record with who released it and why; a second release changes nothing."""
+    """The record keeps the hold with its release; a second release changes nothing."""
     tags = table.tags
     freed = tags.release("production", reason="prices mended", who="bob")
     assert None is freed.hold
@@ -56,7 +56,7 @@ def test_a_released_tag_moves_again(table: LanceTable) -> None:
 
 
 def test_a_tag_is_moved_and_held_at_once(table: LanceTable) -> None:
-    """One swap, so no publisher gets in between; it is a move in the history, and refused where the tag moved."""
+    """Move and hold are one swap, which no publisher can precede; the move is in the history."""
     tags = table.tags
     tags.release("production", reason="prices mended")
     with pytest.raises(RefMovedError):
@@ -69,7 +69,7 @@ def test_a_tag_is_moved_and_held_at_once(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 3000])
 def test_a_reason_is_needed(table: LanceTable, reason: str) -> None:
-    """A short one, for a hold and for a release."""
+    """A hold and a release both need a short reason."""
     table.tags.create("other", "main@1")
     for change in (table.tags.hold, table.tags.release):
         with pytest.raises(InvalidInputError, match="reason"):
@@ -78,13 +78,13 @@ def test_a_reason_is_needed(table: LanceTable, reason: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '[{"version": "main@1"}]', "[" * 100_000])
 def test_a_damaged_record_is_a_hold(text: str) -> None:
-    """Otherwise a tag would move that someone stopped."""
+    """Otherwise a tag that was held could move."""
     (hold,) = holds_of({HOLDS: text})
     assert "cannot be read" in hold.reason
 
 
 def test_pylance_reads_a_held_tag(table: LanceTable) -> None:
-    """The hold is metadata of the tag, which pylance keeps."""
+    """The hold is in the metadata of the tag, which pylance keeps."""
     dataset = as_pylance(table)
     assert 3 == dataset.tags.list()["production"]["version"]
     dataset.tags.update("production", 4)
@@ -93,7 +93,7 @@ def test_pylance_reads_a_held_tag(table: LanceTable) -> None:
 
 
 def test_the_command_holds_and_releases(table: LanceTable) -> None:
-    """With the reason, shown by `tags` and `status`; a refusal names the command that releases."""
+    """`tags` and `status` show the reason; a refusal names the command that releases the tag."""
     refused = run("promote", table.uri)
     assert (1, True) == (refused.exit_code, "production --release ...`" in refused.stderr), refused.stderr
     assert "held by ada since" in lines_of("tags", table.uri)[0]
@@ -106,7 +106,7 @@ def test_the_command_holds_and_releases(table: LanceTable) -> None:
 
 
 def compete(table: LanceTable, number: int) -> bool:
-    """Hold the tag at main@1, or move it somewhere else."""
+    """Hold the tag at main@1, or move it elsewhere."""
     try:
         if number == 0:
             table.tags.hold("production", reason="stop", at="main@1")
@@ -118,7 +118,7 @@ def compete(table: LanceTable, number: int) -> bool:
 
 
 def test_a_hold_and_moves_do_not_cross(table: LanceTable) -> None:
-    """Whichever process is first, a hold that succeeded is where the tag is."""
+    """In any order of processes, a tag is at the version of its hold if the hold succeeded."""
     table.tags.release("production", reason="go")
     results = race(compete, [(table, number) for number in range(3)])
     held = table.tags.get("production")

@@ -1,4 +1,4 @@
-"""What a tag remembers: its moves, bounded; going back; tags that stay where they are."""
+"""Tags have a bounded history, can be rolled back, and can be immutable."""
 
 import json
 from collections.abc import Callable
@@ -35,17 +35,17 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def through(table: LanceTable, script: Script) -> LanceTable:
-    """The same table behind a store that follows a script."""
+    """The table, through a store that follows a script."""
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
 def moves(table: LanceTable) -> list[tuple[str | None, str]]:
-    """Where the tag went, newest first."""
+    """The moves of the tag, newest first."""
     return [(move.before, move.after) for move in table.tags.history("production")]
 
 
 def test_every_move_is_remembered(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where, to where, when, by whom, and what was said."""
+    """A move has its origin, target, time, mover and metadata."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
     table.tags.create("production", "main@2", metadata={"dagster/run_id": "r1"})
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "bob")
@@ -62,7 +62,7 @@ def test_every_move_is_remembered(table: LanceTable, monkeypatch: pytest.MonkeyP
 
 
 def test_a_tag_is_rolled_back_and_forth(table: LanceTable) -> None:
-    """Step by step as far as at once; what was rolled back does not count, a move after that does."""
+    """Single steps and several steps can be mixed; a move that was rolled back does not count, a later one does."""
     for number in (2, 3, 4, 5):
         table.tags.move("production", f"main@{number}")
     assert "main@4" == table.tags.roll_back("production").ref
@@ -85,7 +85,7 @@ def test_a_tag_is_rolled_back_and_forth(table: LanceTable) -> None:
 
 
 def test_the_history_is_bounded(table: LanceTable) -> None:
-    """In moves, and in what is said about them; rolling back goes as far as is known."""
+    """The number of moves and their metadata are bounded; a rollback reaches as far as the history."""
     for number in range(30):
         table.tags.move("production", f"main@{2 + number % 4}")
     assert 20 == len(moves(table))
@@ -98,7 +98,7 @@ def test_the_history_is_bounded(table: LanceTable) -> None:
 
 
 def test_a_move_by_pylance_is_found_out(table: LanceTable) -> None:
-    """It keeps the metadata and says nothing; the move is listed, counted and carried on."""
+    """Pylance keeps the metadata unchanged; its move is listed, counted and kept."""
     table.tags.move("production", "main@2", metadata={"reason": "first"})
     as_pylance(table).tags.update("production", 4)
     newest = table.tags.history("production")[0]
@@ -112,7 +112,7 @@ def test_a_move_by_pylance_is_found_out(table: LanceTable) -> None:
 
 
 def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
-    """The version it named before the package's first move is known."""
+    """The version before the package's first move is known."""
     as_pylance(table).tags.create("production", 3)
     assert [(None, "main@3")] == moves(table)
     table.tags.move("production", "main@4")
@@ -124,7 +124,7 @@ def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
     "history", ["", "{", "[1]", '{"a": 1}', '[{"from": 1}]', '[{"from":null,"to":1,"at":1,"by":1}]']
 )
 def test_a_history_that_cannot_be_read_stops_nobody(table: LanceTable, history: str) -> None:
-    """The tag is worth more than its history, which begins anew."""
+    """An unreadable history does not prevent a move; the history begins again."""
     table.tags.move("production", "main@2")
     path = Path(table.uri) / "_refs/tags/production.json"
     stored = json.loads(path.read_bytes())
@@ -135,7 +135,7 @@ def test_a_history_that_cannot_be_read_stops_nobody(table: LanceTable, history: 
 
 
 def test_rolling_back_is_a_compare_and_swap(table: LanceTable) -> None:
-    """Somebody moves the tag in between: nothing is rolled back that nobody looked at."""
+    """Another process moves the tag in between, so the rollback is refused."""
     for number in (2, 3):
         table.tags.move("production", f"main@{number}")
 
@@ -152,7 +152,7 @@ def test_rolling_back_is_a_compare_and_swap(table: LanceTable) -> None:
 
 
 def test_a_version_that_is_gone_is_not_rolled_back_to(table: LanceTable) -> None:
-    """The error says which; a step more may do."""
+    """The error names the version; a rollback by one more step may work."""
     table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("main@2", "run@3", "main@4"):
@@ -164,7 +164,7 @@ def test_a_version_that_is_gone_is_not_rolled_back_to(table: LanceTable) -> None
 
 
 def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
-    """It has the name and the number, and other rows."""
+    """The branch has the same name and number, but other rows."""
     for ref in ("main@2", "run@3", "main@4"):
         if ref == "run@3":
             table.branches.create("run", "main@2")
@@ -182,7 +182,7 @@ def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
 
 
 def test_a_tag_is_rolled_back_to_a_branch_that_was_renamed(table: LanceTable) -> None:
-    """As often as is asked, and past it."""
+    """It can be rolled back repeatedly, also past that branch."""
     table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("main@2", "run@3", "main@4"):
@@ -196,7 +196,7 @@ def test_a_tag_is_rolled_back_to_a_branch_that_was_renamed(table: LanceTable) ->
 
 
 def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: LanceTable) -> None:
-    """The tag keeps the branch from being deleted until then; moves from before ids were kept are told the same way."""
+    """Until then the tag prevents the deletion of the branch."""
     table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     as_pylance(table, "run").tags.create("production", ("run", 3))
@@ -209,7 +209,7 @@ def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: L
 
 
 def test_moves_without_ids_are_read(table: LanceTable) -> None:
-    """The branch that has the name is taken for pylance's."""
+    """The present branch of that name is taken, as for moves by pylance."""
     table.branches.create("run", "main@2")
     table.append(entries("r", 1), branch="run")
     for ref in ("run@3", "main@4"):
@@ -223,7 +223,7 @@ def test_moves_without_ids_are_read(table: LanceTable) -> None:
 
 
 def test_an_immutable_tag_stays(table: LanceTable) -> None:
-    """It is not moved, and deleted only by who says so; what is said about it can change."""
+    """It cannot be moved, and is deleted only with `force`; its metadata can change."""
     made = table.tags.create("v1", "main@2", immutable=True, metadata={"by": "ann"})
     assert (True, False) == (made.immutable, table.tags.create("v2", "main@2").immutable)
     for expected in (None, table.at("main@2")):
@@ -241,7 +241,7 @@ def test_an_immutable_tag_stays(table: LanceTable) -> None:
 
 
 def test_an_immutable_tag_that_pylance_moved_is_put_back(table: LanceTable) -> None:
-    """Nowhere else."""
+    """It cannot be moved anywhere else."""
     table.tags.create("v1", "main@2", immutable=True)
     as_pylance(table).tags.update("v1", 3)
     with pytest.raises(ProtectedError, match="cannot move tag 'v1'"):
@@ -253,7 +253,7 @@ def test_an_immutable_tag_that_pylance_moved_is_put_back(table: LanceTable) -> N
 
 
 def test_an_immutable_tag_stays_whatever_is_left_of_its_history(table: LanceTable) -> None:
-    """Where it was created is kept apart from its moves, which are bounded and may not be readable."""
+    """Its original version is stored apart from its moves, which are bounded and may be unreadable."""
     table.tags.create("v1", "main@2", immutable=True)
     for _ in range(11):
         as_pylance(table).tags.update("v1", 3)
@@ -271,7 +271,7 @@ def test_an_immutable_tag_stays_whatever_is_left_of_its_history(table: LanceTabl
 
 
 def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:
-    """Another writer moves the tag in between: both changes stay. Keys of the package are refused."""
+    """Another writer moves the tag in between, and both changes are kept. Keys of the package are refused."""
     table.tags.create("production", "main@2")
     moved = [True]
 
@@ -295,7 +295,7 @@ def test_metadata_is_changed_where_the_tag_is(table: LanceTable) -> None:
 @pytest.mark.parametrize("step", range(2))
 @pytest.mark.parametrize("job", ["create", "move", "roll back", "describe", "delete"])
 def test_a_job_that_died_is_done_or_not(table: LanceTable, job: str, step: int) -> None:
-    """Each is one write; doing it again ends the same."""
+    """Each call is one write, and a repeated call has the same result."""
     if job != "create":
         table.tags.move("production", "main@2")
         table.tags.move("production", "main@3")
@@ -328,7 +328,7 @@ def test_a_job_that_died_is_done_or_not(table: LanceTable, job: str, step: int) 
 
 
 def move_often(uri: str, target: int) -> list[int]:
-    """Move the tag again and again, from wherever it is; how many moves were acknowledged."""
+    """Move the tag repeatedly from its present version; return the number of acknowledged moves."""
     table = LanceTable.open(uri)
     landed = 0
     for _ in range(6):
@@ -346,7 +346,7 @@ def move_often(uri: str, target: int) -> list[int]:
 
 
 def test_movers_in_processes(table: LanceTable) -> None:
-    """Each acknowledged move is in the history, and each begins where the one before ended."""
+    """Each acknowledged move is in the history, and begins where the previous one ended."""
     table.tags.move("production", "main@2")
     landed = sum(count for (count,) in race(move_often, [(table.uri, target) for target in (3, 4, 5)]))
     history = moves(table)
@@ -371,7 +371,7 @@ def test_tags_are_listed_by_pattern(table: LanceTable) -> None:
 
 
 def test_a_new_tag_tells_its_times(table: LanceTable) -> None:
-    """What is returned is what is stored; a move keeps the time of creation."""
+    """The returned tag equals the stored one; a move keeps the time of creation."""
     made = table.tags.create("v1", "main@1")
     assert table.tags.get("v1") == made
     assert made.created_at is not None
@@ -383,7 +383,7 @@ def test_a_new_tag_tells_its_times(table: LanceTable) -> None:
 
 
 def test_a_tag_that_is_withdrawn_is_the_one_that_was_made(table: LanceTable) -> None:
-    """Before it is withdrawn, since its branch goes, another process moves it to a version that stays."""
+    """The tag's branch is deleted, but another process moves the tag to an existing version before the withdrawal."""
     table.branches.create("dying")
     moved = [False]
 
@@ -409,7 +409,7 @@ def made_again(table: LanceTable) -> None:
 
 @pytest.mark.parametrize("meanwhile", ["move", "hold", "delete and create"])
 def test_a_tag_is_deleted_only_as_it_was_checked(table: LanceTable, meanwhile: str) -> None:
-    """At every request of the deletion another process changes the tag: what that was told holds."""
+    """At each request of the deletion another process changes the tag, and its acknowledged change is kept."""
     acts: dict[str, Callable[[], object]] = {
         "move": lambda: table.tags.move("release", "main@1"),
         "hold": lambda: table.tags.hold("release", reason="kept for the audit"),
@@ -441,7 +441,7 @@ def test_a_tag_is_deleted_only_as_it_was_checked(table: LanceTable, meanwhile: s
 
 
 def test_a_tag_keeps_a_version_that_was_just_collected(table: LanceTable) -> None:
-    """The collection saw no tag; the tag brings the version back, and the next collection sees it."""
+    """The collection did not see the tag; the creation restores the version, and the next collection keeps it."""
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
         if request.key == "_refs/tags/old.json" and request.verb == "put_if_absent":
@@ -455,7 +455,7 @@ def test_a_tag_keeps_a_version_that_was_just_collected(table: LanceTable) -> Non
 
 
 def test_a_tag_of_a_version_without_a_copy_is_withdrawn(table: LanceTable) -> None:
-    """Its files may be gone too."""
+    """The files of the version may be gone too."""
 
     def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
         if request.key == "_refs/tags/old.json" and request.verb == "put_if_absent":

@@ -1,4 +1,4 @@
-"""What callers give to be written down is text."""
+"""Values that callers give to be stored must be strings."""
 
 import pytest
 
@@ -24,7 +24,7 @@ HALF = "a\ud800b"
     ],
 )
 def test_what_is_no_text_is_refused(given: object, said: str) -> None:
-    """With what it is."""
+    """The error says what the value is."""
     with pytest.raises(InvalidInputError) as caught:
         check_string("the name", given)
     assert said == str(caught.value)
@@ -50,7 +50,7 @@ def test_what_is_no_text_is_refused(given: object, said: str) -> None:
     ],
 )
 def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> None:
-    """Key by key."""
+    """The error names the key."""
     with pytest.raises(InvalidInputError) as caught:
         check_string_mapping("properties", given)
     assert said == str(caught.value)
@@ -71,14 +71,14 @@ def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> Non
     ],
 )
 def test_one_text_is_no_list_of_texts(given: object, said: str) -> None:
-    """Nor is a list with something else in it."""
+    """A list with other elements is refused too."""
     with pytest.raises(InvalidInputError) as caught:
         string_list("tags", given, "v*")
     assert said == str(caught.value)
 
 
 def test_lists_of_texts_are_taken_as_they_come() -> None:
-    """In their order, also those that can be read but once."""
+    """The order is kept, and an iterator is accepted."""
     assert ("b", "a") == string_list("tags", (each for each in "ba"), "v*") == string_list("tags", ["b", "a"], "v*")
     assert () == string_list("tags", [], "v*")
     require_sequence("tables", [5], "shop/orders")

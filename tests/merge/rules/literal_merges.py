@@ -1,4 +1,4 @@
-"""Small manifests, and what both sides of a merge did, as literals: rules are tested without a table or a store."""
+"""Small manifests and histories of both sides as literals, to test rules without a table or a store."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -88,7 +88,7 @@ def side(
     properties: Mapping[str, str] | None = None,
     base: Manifest = BASE,
 ) -> SideHistory:
-    """Make a side that did one thing since the merge base, or nothing: `run` is the source, `main` the dest."""
+    """Make a side with one change since the merge base, or with none: `run` is the source, `main` the dest."""
     made = replace(after, version=base.version + 1)
     changes = [] if operation is None else [change(name, operation, base, made, properties)]
     state = made if changes else after
@@ -114,7 +114,7 @@ def merge_input(
     matching: Mapping[str, Mapping[int, BitMap]] | None = None,
     equal_rows: EqualRows | None = None,
 ) -> MergeInput:
-    """Put a merge together; `matching` has the rows, by fragment, that a predicate matches in any version."""
+    """Make the input of a merge; `matching` has the rows, by fragment, that a predicate matches in any version."""
 
     def matches(
         state: Manifest, numbers: Iterable[int], predicate: str, _: Mapping[str, str] | None
@@ -141,7 +141,7 @@ def deleted(_: Manifest, of: Fragment) -> BitMap:
 def both_sides(
     source: SideHistory, dest: SideHistory | None = None, *, base: Manifest = BASE
 ) -> tuple[MergeSide, MergeSide]:
-    """Return the sides of a merge as rules see them."""
+    """Return the sides of a merge as the rules get them."""
     return sides_of(merge_input(source, dest, base=base))
 
 

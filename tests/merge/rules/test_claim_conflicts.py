@@ -1,4 +1,4 @@
-"""Which scopes both sides mean to provide, and what the loser of one loses."""
+"""Conflicts between claims of both sides, and what the losing side loses."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ UPSERTED = Claim(mode="upsert", predicate="id IN (4)")
 
 
 def claiming(name: str, *claims: Claim) -> SideHistory:
-    """Make a side that appended a row, and claims something."""
+    """Make a side that appended a row, with claims."""
     return side(name, *appended(4, file=f"{name}.lance"), properties={CLAIMS: encode_claims(claims)})
 
 
@@ -52,7 +52,7 @@ def settled(
 def test_claims_that_name_what_they_are_about(
     source: Claim, dest: Claim, expected: list[tuple[str, str, tuple[str, ...]]]
 ) -> None:
-    """Partitions are compared by name; where only one side names them, no row of the other matches here."""
+    """Partitions are compared by name; if only one side names them, rows are compared, and here none match."""
     found = settled(claiming("run", source), claiming("main", dest), matching={"day = 'tue'": {}}).findings
     assert expected == described(found)
 
@@ -63,26 +63,26 @@ def test_claims_that_name_what_they_are_about(
 def test_a_predicate_is_held_against_the_rows_of_a_side_that_claims_nothing(
     matches: BitMap, expected: list[tuple[str, str, tuple[str, ...]]]
 ) -> None:
-    """Another program's append says nothing of its rows, so they are looked at."""
+    """Another program's append has no claim, so its rows are checked against the predicate."""
     source, dest = claiming("run", REPLACED_WHERE), side("main", *appended(4, file="other.lance"))
     assert expected == described(settled(source, dest, matching={MONDAY: {1: matches}}).findings)
 
 
 def test_rows_that_the_predicate_cannot_be_asked_about_may_match() -> None:
-    """The other side renamed the column, perhaps: nobody can say that its rows are outside of the scope."""
+    """If the other side may have renamed the column, its rows cannot be excluded from the claim."""
     source, dest = claiming("run", REPLACED_WHERE), side("main", *appended(4, file="other.lance"))
     assert [("partition", f"rows where {MONDAY}", BOTH)] == described(settled(source, dest).findings)
 
 
 def test_a_side_that_did_nothing_is_in_nobodys_way() -> None:
-    """An overwrite claims all rows, of which the other side changed none."""
+    """An overwrite claims all rows, but the other side changed none."""
     overwritten = manifest(fragment(1, "all.lance", [4]), next_row_id=5)
     operation = Overwrite(fragments=overwritten.fragments, fields=overwritten.fields, schema_metadata={})
     assert () == settled(side("run", overwritten, operation), side("main")).findings
 
 
 def test_the_loser_loses_what_it_wrote_in_the_scope() -> None:
-    """Its rows there are dropped; those outside of the scope are its own."""
+    """The loser's rows in the claim are dropped; its other rows stay."""
     source, dest = claiming("run", REPLACED_WHERE), side("main", *appended(4, 5, file="other.lance"))
     won = settled(source, dest, "source-wins", matching={MONDAY: {0: BitMap([2]), 1: BitMap([1])}})
     assert ({1: BitMap([1])}, {}) == (won.dest.dropped, won.dest.undone)
@@ -90,7 +90,7 @@ def test_the_loser_loses_what_it_wrote_in_the_scope() -> None:
 
 
 def test_what_the_loser_of_its_own_claim_took_out_comes_back() -> None:
-    """The source replaced monday and loses: the merge base's rows of monday count as unchanged."""
+    """The source replaced Monday and loses, so the merge base's rows of Monday count as unchanged."""
     source = claiming("run", REPLACED_WHERE)
     dest = side("main", manifest(fragment(0, "base.lance", range(4), deleted=[3])), Delete(updated_fragments=()))
     won = settled(source, dest, "dest-wins", matching={MONDAY: {0: BitMap([2, 3]), 1: BitMap([0])}})
@@ -98,7 +98,7 @@ def test_what_the_loser_of_its_own_claim_took_out_comes_back() -> None:
 
 
 def test_the_strategy_does_not_change_what_is_found() -> None:
-    """The same findings, whoever wins and whichever rule asks first."""
+    """The findings are equal for each winner and each order of rules."""
     sides = claiming("run", REPLACED_MON), claiming("main", REPLACED_MON)
     matching = {MONDAY: {0: BitMap([0]), 1: BitMap([0])}}
     found = [described(settled(*sides, strategy, matching).findings) for strategy in (None, "source-wins", "dest-wins")]
@@ -106,7 +106,7 @@ def test_the_strategy_does_not_change_what_is_found() -> None:
 
 
 def test_an_upsert_claims_its_new_keys() -> None:
-    """A row of the other side with one of the keys would make two rows of it."""
+    """A row of the other side with one of the keys would make the key occur twice."""
     source, dest = claiming("run", UPSERTED), side("main", *appended(4, file="other.lance"))
     found = settled(source, dest, matching={"id IN (4)": {1: BitMap([0])}}).findings
     assert ["rows where id IN (4)"] == [finding.conflict.unit for finding in found]
@@ -114,5 +114,5 @@ def test_an_upsert_claims_its_new_keys() -> None:
 
 
 def test_base_is_untouched() -> None:
-    """Literals are shared between tests, so none may change them."""
+    """No test changed the literals, which all tests share."""
     assert (1, 4) == (len(BASE.fragments), BASE.rows)

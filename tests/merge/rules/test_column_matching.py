@@ -1,4 +1,4 @@
-"""Which field of a side is which of the merge base, and which got values of their own, from small manifests."""
+"""Fields of a side are matched with those of the merge base, and fields with new values found, in small manifests."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -51,12 +51,12 @@ def merge_of(after: Manifest) -> Merge:
 
 
 def columns(history: SideHistory) -> SideColumns:
-    """Return what became of the columns of the merge base."""
+    """Return the columns of the merge base as the side has them."""
     return columns_of(BASE, history, match_fragments(BASE, history))
 
 
 def having(*states: tuple[Operation, Manifest], properties: dict[str, str] | None = None) -> SideHistory:
-    """Return a side that made one version after the other."""
+    """Return a side with these versions in sequence."""
     before, changes = BASE, []
     for number, (operation, after) in enumerate(states, start=BASE.version + 1):
         made = replace(after, version=number)
@@ -69,20 +69,20 @@ FILLED = state(ID, AMOUNT, NEW, files=[*FOUR_ROWS.files, file("more.lance", 2)])
 
 
 def test_fields_keep_their_ids() -> None:
-    """A side that did nothing to columns has those of the merge base, and wrote none."""
+    """A side without changes of columns has those of the merge base, and wrote none."""
     found = columns(side("run"))
     assert ({0: 0, 1: 1}, {0: 0, 1: 1}, NO_FIELDS) == (found.anchored, found.ids, found.filled)
 
 
 def test_a_dropped_field_is_gone() -> None:
-    """It is known in the anchor, and not on the side."""
+    """The field exists in the anchor, but not on the side."""
     after = state(ID)
     found = columns(having((Project(fields=after.fields), after)))
     assert ({0: 0, 1: 1}, {0: 0}, {0: 0}) == (found.anchored, found.ids, found.base_ids)
 
 
 def test_a_field_that_went_and_came_back_is_another_one() -> None:
-    """The same id, name and type do not make it the column that was dropped."""
+    """A column with the id, name and type of a dropped column is another column."""
     without = state(ID)
     again = state(ID, AMOUNT, files=[file("base.lance", 0, -2), file("again.lance", 1)])
     found = columns(having((Project(fields=without.fields), without), (merge_of(again), again)))
@@ -90,7 +90,7 @@ def test_a_field_that_went_and_came_back_is_another_one() -> None:
 
 
 def test_a_restore_brings_fields_back_as_they_were() -> None:
-    """What was dropped after the version that is restored is the same column as before."""
+    """A column dropped after the restored version is the same column again."""
     without = state(ID)
     found = columns(having((Project(fields=without.fields), without), (Restore(version=BASE.version), BASE)))
     assert {0: 0, 1: 1} == found.ids
@@ -98,7 +98,7 @@ def test_a_restore_brings_fields_back_as_they_were() -> None:
 
 @pytest.mark.parametrize("path,kept", [("base.lance", {0: 0, 1: 1}), ("other.lance", {0: 0, 1: 1})])
 def test_an_overwrite_keeps_columns_of_the_same_id_name_and_type(path: str, kept: dict[int, int]) -> None:
-    """Whatever files it wrote."""
+    """The data files that it wrote do not matter."""
     after = state(ID, AMOUNT, files=[file(path, 0, 1)])
     assert (
         kept
@@ -107,14 +107,14 @@ def test_an_overwrite_keeps_columns_of_the_same_id_name_and_type(path: str, kept
 
 
 def test_an_overwrite_with_another_type_has_another_column() -> None:
-    """The id alone proves nothing after an overwrite, which counts from 0 again."""
+    """An overwrite numbers fields from 0 again, so an equal id does not identify a column."""
     after = state(ID, replace(AMOUNT, logical_type="string"), files=[file("other.lance", 0, 1)])
     operation = Overwrite(fragments=after.fragments, fields=after.fields, schema_metadata={})
     assert {0: 0} == columns(having((operation, after))).ids
 
 
 def test_values_written_beside_rows() -> None:
-    """A new column with values is written beside the rows of the fragment that has its file, and nowhere else."""
+    """A new column has values beside the rows of the fragment that has its file, and beside no other rows."""
     found = columns(having((merge_of(FILLED), FILLED)))
     assert frozenset({2}) == found.written_beside(0) == found.filled
     assert NO_FIELDS == found.written_beside(7)
@@ -129,20 +129,20 @@ def test_values_written_anew_in_place() -> None:
 
 
 def test_a_column_of_nulls_is_not_filled() -> None:
-    """It has no file; a compaction that writes the nulls down does not fill it either."""
+    """A column of nulls has no file, and a compaction that writes the nulls does not fill the column."""
     after = state(ID, AMOUNT, NEW)
     found = columns(having((merge_of(after), after), (Rewrite(groups=()), FILLED)))
     assert (NO_FIELDS, frozenset({2})) == (found.filled, found.nulls)
 
 
 def test_columns_that_a_merge_brought_may_be_beside_any_row() -> None:
-    """The property of the merge names them by their ids; what is no id is left out."""
+    """The merge records the columns by id in a property; entries that are not ids are ignored."""
     found = columns(having((Update(), FILLED), properties={COLUMNS_MOVED: "2,x,²,9"}))
     assert frozenset({2}) == found.written_beside(7) == found.written[None]
 
 
 def test_columns_of_versions_that_are_gone_may_be_beside_any_row() -> None:
-    """Nobody can look up beside which rows they were written."""
+    """Without the versions it is unknown beside which rows the columns were written."""
     history = having((merge_of(FILLED), FILLED))
     lost = [replace(one, before=None, after=None) for one in history.changes]
     assert frozenset({2}) == columns(replace(history, changes=lost)).written_beside(7)
@@ -152,7 +152,7 @@ CAST = Field(id=2, name="amount", logical_type="double")
 
 
 def test_a_cast_drops_a_field_and_adds_one_of_its_name() -> None:
-    """It is told from a column that was dropped, and from one that was added."""
+    """A dropped and an added column are told apart from a cast."""
     after = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
     history = having((merge_of(after), after))
     assert ["amount"] == casts(columns(history), BASE, history)
@@ -162,7 +162,7 @@ def test_a_cast_drops_a_field_and_adds_one_of_its_name() -> None:
 
 
 def test_a_cast_is_found_after_a_renaming() -> None:
-    """The column is named as in the merge base."""
+    """The finding has the name of the column in the merge base."""
     after = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
     renamed = state(ID, replace(CAST, name="sum"), files=after.fragments[0].files)
     history = having((merge_of(after), after), (Project(fields=renamed.fields), renamed))
@@ -173,7 +173,7 @@ RENAMED = replace(CAST, name="sum")
 
 
 def test_a_cast_under_another_name_has_the_place_of_the_old_column() -> None:
-    """One that was added comes last; where the other fields moved as well, places say nothing."""
+    """An added column comes last; if other fields moved too, positions do not identify a cast."""
     for fields, expected in (
         ((ID, RENAMED), ["amount"]),
         ((RENAMED, ID), []),
@@ -186,7 +186,7 @@ def test_a_cast_under_another_name_has_the_place_of_the_old_column() -> None:
 
 
 def test_a_merge_says_what_it_cast() -> None:
-    """By ids, whatever its operation; a column that it does not name was dropped. What is no id is left out."""
+    """A merge records casts by ids; other missing columns were dropped. Entries that are not ids are ignored."""
     after = state(ID, RENAMED)
     operations: tuple[Operation, ...] = (merge_of(after), Update())
     for operation in operations:
@@ -196,7 +196,7 @@ def test_a_merge_says_what_it_cast() -> None:
 
 
 def test_a_cast_that_is_taken_back_is_one_the_other_way() -> None:
-    """From the version that has the new column back to the one before it, which is the side."""
+    """A revert casts from the version with the new column back to the one before it."""
     after = state(ID, RENAMED, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
     history = having((merge_of(after), after))
     undone = [replace(one, undone=True) for one in history.changes]
@@ -207,26 +207,26 @@ def test_a_cast_that_is_taken_back_is_one_the_other_way() -> None:
 
 
 def across(files: Iterable[DataFile], *fields: Field, known: dict[int, int] | None = None) -> SideColumns:
-    """Return the columns of a side on another line, whose ids prove nothing."""
+    """Return the columns of a side on another branch, where ids do not identify columns."""
     history = side("run", state(*fields, files=files))
     return columns(replace(history, anchor=history.manifest, same_ids=False, fields=known))
 
 
 def test_across_lines_fields_are_known_by_their_files() -> None:
-    """The values of both lie in the same column of the same file, whatever ids and names they have."""
+    """Both fields have their values in the same column of the same file, under any id and name."""
     renamed = [replace(ID, id=5, name="key"), replace(AMOUNT, id=6)]
     assert {0: 5, 1: 6} == across([file("base.lance", 5, 6)], *renamed).ids
 
 
 def test_across_lines_fields_without_files_are_known_by_name_and_type() -> None:
-    """Or by what a merge wrote down, where it did."""
+    """A merge may have recorded other matches."""
     others = [replace(ID, id=5), replace(AMOUNT, id=6, name="sum")]
     assert {0: 5} == across([file("other.lance", 5, 6)], *others).ids
     assert {0: 5, 1: 6} == across([file("other.lance", 5, 6)], *others, known={0: 5, 1: 6}).ids
 
 
 def test_columns_of_two_versions_with_a_common_past() -> None:
-    """What only one has is no field of the other; a cast of one makes the values of both unlike."""
+    """A field that only one version has matches no field of the other; a cast makes the values incompatible."""
     cast = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
     one, other = having((merge_of(FILLED), FILLED)), having((merge_of(cast), cast))
     found = fields_across(BASE, one, other)
@@ -235,7 +235,7 @@ def test_columns_of_two_versions_with_a_common_past() -> None:
 
 
 def test_paths_and_files() -> None:
-    """A path has the names from the column down; a field that was taken out of a file has none."""
+    """A path has all names from the column down; a field that was removed from a file has no file."""
     point = (Field(id=0, name="p", logical_type="struct"), Field(id=1, name="x", parent_id=0, logical_type="int64"))
     assert {0: "p", 1: "p.x"} == paths_of(point)
     some = Fragment(id=0, files=(file("a.lance", 0, -2), file("b.lance", 2)), physical_rows=1)
@@ -243,14 +243,14 @@ def test_paths_and_files() -> None:
 
 
 def test_a_field_written_beside_all_rows_is_not_one_of_single_rows() -> None:
-    """An update of single rows in place does not hide that the whole column was written as well."""
+    """An update of single rows in place does not hide that the whole column was written too."""
     both, one = frozenset({1, 2}), frozenset({1})
     found = SideColumns(anchored={}, ids={}, written={0: one}, in_place={0: both})
     assert (frozenset({2}), NO_FIELDS) == (found.of_single_rows(0), found.of_single_rows(7))
 
 
 def test_a_restore_does_not_make_another_column_the_old_one() -> None:
-    """The restored version had a column of the same id, name and type, which was added after a drop."""
+    """The restored version has a new column of the same id, name and type, added after a drop."""
     without = state(ID)
     again = state(ID, AMOUNT, files=[file("base.lance", 0, -2), file("again.lance", 1)])
     restored = Restore(version=BASE.version + 2)
@@ -258,14 +258,14 @@ def test_a_restore_does_not_make_another_column_the_old_one() -> None:
 
 
 def test_an_overwrite_with_the_same_files_keeps_renamed_columns() -> None:
-    """The values lie where they lay, so the column is the same under another name."""
+    """The values lie in the same files, so the column is the same under another name."""
     after = state(ID, replace(AMOUNT, name="sum"))
     operation = Overwrite(fragments=after.fragments, fields=after.fields, schema_metadata={})
     assert {0: 0, 1: 1} == columns(having((operation, after))).ids
 
 
 def test_a_column_that_one_cast_and_the_other_dropped_is_not_unlike() -> None:
-    """Only one of both has values of it."""
+    """Only one of the versions has values of it."""
     cast = state(ID, CAST, files=[file("base.lance", 0, -2), file("cast.lance", 2)])
     without = state(ID)
     one, other = having((merge_of(cast), cast)), having((Project(fields=(ID,)), without))

@@ -1,4 +1,4 @@
-"""Rows that both sides updated, cell by cell: which copy has everything, and which rows are written anew."""
+"""Rows that both sides updated are compared by cell: one copy may have all changes, or the row is written anew."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ KEPT, TAKEN, CONFLICT, WRITTEN = "the dest's row", "the source's row", "conflict
 
 @dataclass
 class Comparison:
-    """Answers which columns each side changed in every row, and in which of them both have one value."""
+    """A comparison in which each side changed given columns of every row, some of them to the same value."""
 
     source: str
     dest: str
@@ -45,7 +45,7 @@ def updates(
     claim: Claim | None = None,
     strategy: Strategy = None,
 ) -> MergeInput:
-    """Both sides update rows of the merge base, given by their row ids, into fragment 1; the source may claim."""
+    """Both sides update rows of the merge base, given by row ids, into fragment 1; the source may have a claim."""
     ids = [1] if rows is None else rows
     count = max(4, len(ids))
     base = BASE if count == 4 else manifest(fragment(0, "base.lance", range(count)), next_row_id=count)
@@ -68,7 +68,7 @@ def updates(
 
 
 def outcome(given: MergeInput) -> tuple[str, list[list[bool]]]:
-    """What becomes of the row, and the cells that are taken from the source where it is written anew."""
+    """The outcome for the row, and for a row written anew which cells come from the source."""
     plan = plan_merge(given)
     if isinstance(plan, MergeRefusal):
         return CONFLICT, []
@@ -94,7 +94,7 @@ def outcome(given: MergeInput) -> tuple[str, list[list[bool]]]:
     ],
 )
 def test_the_cells_of_a_row(source: str, dest: str, alike: str, expected: tuple[str, list[list[bool]]]) -> None:
-    """The copy that has every change stays; a row of which none has them all is written anew."""
+    """A copy with all changes is kept; if no copy has all, the row is written anew."""
     assert expected == outcome(updates(Comparison(source, dest, alike)))
 
 
@@ -111,12 +111,12 @@ def test_the_cells_of_a_row(source: str, dest: str, alike: str, expected: tuple[
 def test_a_strategy_decides_about_contested_cells(
     source: str, dest: str, winner: Strategy, expected: tuple[str, list[list[bool]]]
 ) -> None:
-    """Cells that one side alone changed stay changed, whoever wins the others."""
+    """Cells that only one side changed keep the change, whichever side wins the others."""
     assert expected == outcome(updates(Comparison(source, dest), strategy=winner))
 
 
 def test_a_row_is_addressed_in_all_three_versions() -> None:
-    """The plan has the addresses of both copies, in the order of the merge base, and counts no row as removed."""
+    """The plan has the addresses of both copies in the order of the merge base, and counts no row as removed."""
     comparison = Comparison("amount", "id")
     plan = plan_merge(updates(comparison, [2, 0]))
     assert isinstance(plan, MergePlan)
@@ -144,12 +144,12 @@ UPSERTED: ClaimMode = "upsert"
     ],
 )
 def test_a_claimed_column_is_not_put_together(claim: Claim, expected: str) -> None:
-    """The row could be in the scope of a claim in which neither copy is."""
+    """The combined row could be in the scope of a claim in which neither copy is."""
     assert expected == outcome(updates(Comparison("amount", "id"), claim=claim))[0]
 
 
 def test_rows_are_not_put_together_where_columns_differ() -> None:
-    """Nothing is read where one side changed the columns, and nothing without a way to read."""
+    """Rows are not read if one side changed the columns, or if there is no comparison."""
     comparison = Comparison("amount", "id")
     given = updates(comparison)
     fields = (*FIELDS[:1], replace(FIELDS[1], metadata={"unit": b"cent"}))
@@ -159,7 +159,7 @@ def test_rows_are_not_put_together_where_columns_differ() -> None:
 
 
 def test_the_number_of_rows_that_are_put_together_is_bounded() -> None:
-    """Above the bound no cell is read, and all rows are conflicts."""
+    """Above the limit no cell is read, and all rows conflict."""
     comparison = Comparison("amount", "id")
     rows = list(range(MOST_ROWS_COMPARED + 1))
     assert ((CONFLICT, []), []) == (outcome(updates(comparison, rows)), comparison.asked)

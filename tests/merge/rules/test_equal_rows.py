@@ -1,4 +1,4 @@
-"""Rows that both sides changed, compared by a look-up that tells which values are equal."""
+"""Rows that both sides changed, compared for equal values."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,10 +19,10 @@ Asked = list[tuple[list[int], list[int], dict[int, int]]]
 
 
 class Comparison:
-    """Answers that the first of the rows are equal, and keeps what it was asked."""
+    """A comparison that finds the first few rows equal, and records its arguments."""
 
     def __init__(self, equal: int) -> None:
-        """Take how many rows are equal."""
+        """Take the number of equal rows."""
         self.equal = equal
         self.asked: Asked = []
 
@@ -59,28 +59,28 @@ def found(given: MergeInput) -> dict[object, list[int]]:
 
 @pytest.mark.parametrize("equal,expected", [(0, {}), (1, {0: [1]}), (2, {0: [1, 2]})])
 def test_rows_with_equal_values_are_found(equal: int, expected: dict[object, list[int]]) -> None:
-    """Rows are given where each side has them, in the order of the merge base."""
+    """Rows are given by their positions on each side, in the order of the merge base."""
     comparison, given = updates([2, 0, 1], [1, 2, 3], equal)
     assert expected == found(given)
     assert [([(1 << 32) + 2, 1 << 32], [1 << 32, (1 << 32) + 1], {0: 0, 1: 1})] == comparison.asked
 
 
 def test_nothing_is_read_where_both_updated_other_rows() -> None:
-    """Only rows that both updated are compared."""
+    """Only rows that both sides updated are compared."""
     comparison, given = updates([0, 1], [2, 3], 9)
     assert ({}, []) == (found(given), comparison.asked)
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_number_of_rows_read_is_bounded(more: int) -> None:
-    """Above the bound no row is compared, and all are conflicts."""
+    """Above the limit no row is compared, and all conflict."""
     rows = MOST_ROWS_COMPARED + more
     comparison, given = updates(list(range(rows)), list(range(rows)), 1, rows=rows + 1)
     assert ({} if more else {0: [0]}, 1 - more) == (found(given), len(comparison.asked))
 
 
 def test_rows_beside_a_cast_are_not_compared() -> None:
-    """A cast gives the column another id, so that its values would be left out of the comparison."""
+    """A cast gives the column another id, so the comparison would omit its values."""
     comparison, given = updates([1], [1], 1)
     fields = (ID, Field(id=2, name="amount", logical_type="double"))
     dest = replace(given.dest, manifest=replace(given.dest.manifest, fields=fields))
@@ -88,12 +88,12 @@ def test_rows_beside_a_cast_are_not_compared() -> None:
 
 
 def by_stamps(given: MergeInput) -> MergeInput:
-    """The same merge, with a source of which no version shows which rows it updated."""
+    """The same merge with a source whose versions do not show which rows they updated."""
     return replace(given, source=replace(given.source, anchor=None, same_ids=False))
 
 
 def only_moved(given: MergeInput) -> list[dict[object, list[int]]]:
-    """The rows that each side seems to have updated, and that have their old values."""
+    """The rows that a side seems to have updated, but that have their old values."""
     sides = sides_of(given)
     return [
         {key: list(rows) for key, rows in only_moved_rows(side, other, [0]).items()}
@@ -102,20 +102,20 @@ def only_moved(given: MergeInput) -> list[dict[object, list[int]]]:
 
 
 def test_rows_with_the_values_of_the_base_were_only_moved() -> None:
-    """The rows that the other side changed too are compared with the merge base; no other row is read."""
+    """Rows that the other side changed too are compared with the merge base, and no other row is read."""
     comparison, given = updates([2, 0, 1], [1, 2, 3], 1)
     assert [{0: [1]}, {}] == only_moved(by_stamps(given))
     assert [([1, 2], [(1 << 32) + 2, 1 << 32], {0: 0, 1: 1})] == comparison.asked
 
 
 def test_rows_are_not_compared_with_the_base_where_versions_show_the_updates() -> None:
-    """Most merges are of this kind, and read no row for it."""
+    """In most merges the versions show the updates, so no row is read for it."""
     comparison, given = updates([0, 1], [0, 1], 9)
     assert ([{}, {}], []) == (only_moved(given), comparison.asked)
 
 
 def test_the_number_of_rows_compared_with_the_base_is_bounded() -> None:
-    """Above the bound no row is compared, and all count as updated."""
+    """Above the limit no row is compared, and all count as updated."""
     rows = MOST_ROWS_COMPARED + 1
     comparison, given = updates(list(range(rows)), list(range(rows)), rows, rows=rows + 1)
     assert ([{}, {}], []) == (only_moved(by_stamps(given)), comparison.asked)

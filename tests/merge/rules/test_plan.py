@@ -1,4 +1,4 @@
-"""Whole plans from literal manifests: the result's fragments, and all conflicts at once."""
+"""Complete plans from literal manifests: the resulting fragments, and all conflicts at once."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest,
 
 
 def updated(name: str, *ids: int, column: bool = False) -> SideHistory:
-    """Make a side that gave rows of the merge base new values; with `column`, it wrote all of `amount` in place too."""
+    """Make a side that updated rows of the merge base; with `column`, it wrote all of `amount` in place too."""
     left = fragment(0, "base.lance", range(4), deleted=ids)
     if column:
         amounts = DataFile(path=f"{name}-amount.lance", fields=(1,), column_indices=(0,), major=2, minor=0)
@@ -58,13 +58,13 @@ def row_ids(of: Fragment) -> list[int]:
 
 
 def test_a_source_that_did_nothing_changes_nothing() -> None:
-    """The result is the dest, whatever that did."""
+    """The result equals the dest, with or without changes of its own."""
     plan = planned(side("run"), updated("main", 1))
     assert ({}, (), (), 0) == (plan.changed, plan.removed, plan.added, plan.tally.rows_added)
 
 
 def test_appended_rows_get_a_fragment_and_row_ids_of_the_dest() -> None:
-    """Both sides used fragment id 1 and row id 4 for rows of their own."""
+    """Both sides gave fragment id 1 and row id 4 to different rows."""
     plan = planned(side("run", *appended(4, 5)), side("main", *appended(4, file="other.lance")))
     assert [(2, [5, 6])] == [(one.fragment.id, row_ids(one.fragment)) for one in plan.added]
     assert (7, 2, {"run": [4]}) == (
@@ -75,19 +75,19 @@ def test_appended_rows_get_a_fragment_and_row_ids_of_the_dest() -> None:
 
 
 def test_deletions_of_both_are_joined() -> None:
-    """Rows 1 and 2 are deleted by one side each, row 3 by both."""
+    """One side deleted row 1, the other row 2, and both row 3."""
     plan = planned(deleted("run", 1, 3), deleted("main", 2, 3))
     assert {0: BitMap([1, 2, 3])} == {number: one.deleted for number, one in plan.changed.items()}
     assert 1 == plan.tally.rows_removed
 
 
 def test_a_fragment_without_rows_goes() -> None:
-    """Each side deleted one half."""
+    """Each side deleted half of the fragment."""
     assert (0,) == planned(deleted("run", 0, 1), deleted("main", 2, 3)).removed
 
 
 def test_an_updated_row_replaces_the_one_of_the_merge_base() -> None:
-    """It is deleted where the dest has it, and comes under its row id with the source's fragment."""
+    """The row is deleted in the dest, and comes with the source's fragment under the same row id."""
     plan = planned(updated("run", 2), updated("main", 0))
     assert {0: BitMap([0, 2])} == {number: one.deleted for number, one in plan.changed.items()}
     assert [(2, [2], None)] == [(one.fragment.id, row_ids(one.fragment), one.deleted) for one in plan.added]
@@ -95,26 +95,26 @@ def test_an_updated_row_replaces_the_one_of_the_merge_base() -> None:
 
 
 def test_an_updated_row_is_found_where_the_dest_moved_it() -> None:
-    """A compaction keeps row ids, so the row is deleted in the fragment it was moved to."""
+    """A compaction keeps row ids, so the row is deleted in its new fragment."""
     plan = planned(updated("run", 2), compacted("main"))
     assert {1: BitMap([2])} == {number: one.deleted for number, one in plan.changed.items()}
 
 
 def test_a_compaction_of_the_source_arrives_where_the_dest_left_the_rows() -> None:
-    """The dest's fragment goes, and the source's comes with all rows."""
+    """The source's fragment with all rows replaces the dest's fragment."""
     plan = planned(compacted("run"), side("main", *appended(4)))
     assert ((0,), [[0, 1, 2, 3]]) == (plan.removed, [row_ids(one.fragment) for one in plan.added])
 
 
 def test_a_compaction_of_the_source_gives_way_to_updates_of_the_dest() -> None:
-    """The row that the dest updated is deleted in the compacted fragment: it would be there twice."""
+    """A row that the dest updated is deleted in the compacted fragment, or it would occur twice."""
     plan = planned(compacted("run"), updated("main", 2))
     assert [([0, 1, 2, 3], BitMap([2]))] == [(row_ids(one.fragment), one.deleted) for one in plan.added]
 
 
 @pytest.mark.parametrize("winner,updates", [("source-wins", [[1]]), ("dest-wins", [])])
 def test_a_row_that_both_updated_is_the_winners(winner: Winner, updates: list[list[int]]) -> None:
-    """Without a strategy it is a conflict, which names who did what in which version."""
+    """Without a strategy the row is a conflict with the committers and versions of both sides."""
     sides = updated("run", 1), updated("main", 1)
     said = Conflict(
         kind="rows",
@@ -132,9 +132,9 @@ def described(refusal: MergeRefusal) -> list[tuple[str, str]]:
 
 
 def test_a_conflict_that_a_strategy_would_lead_to_is_told_at_once() -> None:
-    """Both updated a row, and the dest wrote a column beside all rows: the source's row lacks that column.
+    """Both sides updated a row, and the dest wrote a column beside all rows, which the source's row lacks.
 
-    It matters only when the source wins the row, but nobody should be told so after having settled the row.
+    The second conflict exists only if the source wins the row, but it is reported together with the first.
     """
     sides = updated("run", 1), updated("main", 1, column=True)
     without = refused(*sides)
@@ -145,7 +145,7 @@ def test_a_conflict_that_a_strategy_would_lead_to_is_told_at_once() -> None:
 
 
 def test_each_strategy_that_is_offered_settles_everything() -> None:
-    """A hint that leads to the next refusal is none; what was given is kept."""
+    """A strategy that led to another conflict would not help; strategies that were given are kept."""
     sides = updated("run", 1), updated("main", 1, column=True)
     tried: tuple[dict[str, Winner], ...] = ({}, {"column": "source-wins"})
     for given in tried:
@@ -157,7 +157,7 @@ def test_each_strategy_that_is_offered_settles_everything() -> None:
 
 
 def test_the_hint_of_a_conflict_names_what_settles_it() -> None:
-    """A strategy for the kind or unit, or that there is none."""
+    """The hint names a strategy for the kind or unit, or says that there is none."""
     assert ["strategy 'rows': 'source-wins' or 'dest-wins'"] == [
         conflict.hint for conflict in refused(updated("run", 1), updated("main", 1)).conflicts
     ]
@@ -166,13 +166,13 @@ def test_the_hint_of_a_conflict_names_what_settles_it() -> None:
 
 
 def test_a_side_that_never_had_the_rows_is_not_said_to_have_changed_them() -> None:
-    """A picked change is about a row that the dest, forked before, never got."""
+    """The picked change updates a row that was added after the fork of the dest."""
     picked_base = manifest(fragment(0, "base.lance", range(4)), fragment(1, "later.lance", [4]), next_row_id=5)
     left = fragment(1, "later.lance", [4], deleted=[0])
     new = fragment(2, "pick.lance", [4], updated_at=3)
     operation = Update(updated_fragments=(left,), new_fragments=(new,))
     source = side("run", manifest(BASE.fragments[0], left, new, next_row_id=5), operation, base=picked_base)
-    # Of the base's row ids, the dest shares those below 4.
+    # The dest shares the row ids of the base below 4.
     dest = replace(side("main", manifest(BASE.fragments[0], version=3)), anchor=picked_base)
     given = merge_input(source, dest, base=picked_base)
     found = plan_merge(given)
@@ -181,7 +181,7 @@ def test_a_side_that_never_had_the_rows_is_not_said_to_have_changed_them() -> No
 
 
 def test_a_version_without_its_transaction_does_not_hide_other_conflicts() -> None:
-    """The history is waived in the same call that settles the rows."""
+    """A single call can settle both the missing history and the rows."""
     source, dest = updated("run", 1), updated("main", 1)
     gone: list[Change] = [replace(change, transaction=None) for change in dest.changes]
     refusal = refused(source, replace(dest, changes=gone, since=gone))
@@ -189,7 +189,7 @@ def test_a_version_without_its_transaction_does_not_hide_other_conflicts() -> No
 
 
 def test_plans_do_not_depend_on_what_was_asked_before() -> None:
-    """A side is looked up once; asking again with another strategy gives what a new merge would give."""
+    """The state of a side is cached, but a plan with another strategy equals that of a new merge."""
     sides = updated("run", 1), updated("main", 1)
     first, again = planned(*sides, "source-wins"), planned(*sides, "source-wins")
     refused(*sides)

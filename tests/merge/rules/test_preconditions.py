@@ -1,4 +1,4 @@
-"""What makes it impossible to compare two sides."""
+"""Conditions under which two sides cannot be compared."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ LEGACY = replace(BASE, file_version="0.1")
 
 
 def of(source: Manifest = BASE, dest: Manifest = BASE, base: Manifest = BASE) -> MergeInput:
-    """Put a merge of three states together."""
+    """Make the input of a merge from three states."""
     return merge_input(side("run", source, base=base), side("main", dest, base=base), base=base)
 
 
@@ -38,13 +38,13 @@ def of(source: Manifest = BASE, dest: Manifest = BASE, base: Manifest = BASE) ->
     ],
 )
 def test_sides_that_cannot_be_compared(given: MergeInput, units: list[str]) -> None:
-    """No strategy settles that."""
+    """No strategy settles such a finding."""
     assert [("history", unit, ()) for unit in units] == described(blocking_findings(given))
 
 
 @pytest.mark.parametrize("name", ["run", "main"])
 def test_an_unknown_operation_is_refused(name: str) -> None:
-    """Whichever side has it: what it means for rows is unknown."""
+    """The effect of an unknown operation on rows is unknown, on either side."""
     unknown = side(name, BASE, UpdateMemWalState(compacted_sstables=()))
     given = merge_input(unknown) if name == "run" else merge_input(side("run"), unknown)
     found = list(blocking_findings(given))
@@ -55,7 +55,7 @@ def test_an_unknown_operation_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["run", "main"])
 def test_a_version_that_was_cleaned_up_can_be_waived(name: str) -> None:
-    """It may have claimed rows; a strategy for the history says that it did not."""
+    """The version may have had claims; a strategy for the history says that it had none."""
     whole = side(name, *appended(4))
     gone = replace(whole, changes=[replace(whole.changes[0], transaction=None)])
     given = merge_input(gone) if name == "run" else merge_input(side("run"), gone)
@@ -65,10 +65,10 @@ def test_a_version_that_was_cleaned_up_can_be_waived(name: str) -> None:
 
 
 def test_a_restore_is_understood() -> None:
-    """It goes back to a version that can be looked up."""
+    """The restored version can be looked up."""
     assert [] == list(blocking_findings(merge_input(side("run", BASE, Restore(version=1)))))
 
 
 def test_columns_of_different_types_are_refused() -> None:
-    """They were cast before the base of a picked change, so the values of one do not fit the other."""
+    """A column was cast before the base of a picked change, so values of one version do not fit the other."""
     assert [("column", "column a", ())] == described(incompatible_columns(replace(of(), incompatible=("a",))))

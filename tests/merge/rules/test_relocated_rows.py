@@ -1,4 +1,4 @@
-"""Where the rows of the merge base are on a side, told by stable row ids or by replaying what the side did."""
+"""The places of the merge base's rows on a side, found by stable row ids or by replaying the operations of the side."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ NONE = BitMap()
 
 
 def source_of(history: SideHistory) -> MergeSide:
-    """Return a source beside the merge base."""
+    """Return a source whose dest is the merge base."""
     return both_sides(history)[0]
 
 
@@ -41,20 +41,20 @@ COMPACTION = Rewrite(groups=(RewriteGroup(old=[FOUR_ROWS], new=[COMPACTED]),))
 
 
 def test_rows_of_an_untouched_fragment_stay() -> None:
-    """Nothing is looked up of a fragment that is the same in both."""
+    """A fragment that is equal in both needs no look-up."""
     changes = source_of(side("run", *appended(4))).of(0)
     assert (BitMap(range(4)), NONE, NONE) == (changes.stays, changes.moved, changes.updated)
 
 
 def test_appended_rows_are_the_sides_own() -> None:
-    """Their ids lie above those of the merge base."""
+    """Their row ids are higher than those of the merge base."""
     source = source_of(side("run", *appended(4, 5)))
     assert {1: BitMap([0, 1])} == source.written
     assert (BitMap([0, 1]), {}) == (source.rows.relocated[1].inserted, source.removed)
 
 
 def test_an_updated_row_is_found_by_its_row_id() -> None:
-    """It left its place and has the stamp of the version that updated it."""
+    """The row was moved, and has the row version of its update."""
     source = source_of(side("run", manifest(LEFT, NEW), Update(updated_fragments=(LEFT,), new_fragments=(NEW,))))
     changes = source.of(0)
     assert (BitMap([0, 2, 3]), NONE, BitMap([1])) == (changes.stays, changes.moved, changes.updated)
@@ -62,7 +62,7 @@ def test_an_updated_row_is_found_by_its_row_id() -> None:
 
 
 def test_a_compacted_row_only_moved() -> None:
-    """A compaction keeps the stamps of the rows."""
+    """A compaction keeps the row versions."""
     source = source_of(side("run", manifest(COMPACTED), COMPACTION))
     changes = source.of(0)
     assert (NONE, BitMap(range(4)), NONE) == (changes.stays, changes.moved, changes.updated)
@@ -71,26 +71,26 @@ def test_a_compacted_row_only_moved() -> None:
 
 
 def test_a_deleted_row_is_removed() -> None:
-    """It is in no fragment of the side."""
+    """No fragment of the side has the row."""
     source = source_of(side("run", manifest(LEFT), Delete(updated_fragments=(LEFT,))))
     assert ({0: BitMap([1])}, {}) == (source.removed, source.written)
 
 
 def test_a_compaction_is_replayed_without_row_ids() -> None:
-    """It writes the live rows of its fragments in order."""
+    """A compaction writes the live rows of its fragments in order."""
     changes = plain_source(manifest(COMPACTED), COMPACTION).of(0)
     assert (NONE, BitMap(range(4)), NONE) == (changes.stays, changes.moved, changes.updated)
 
 
 def test_an_updated_row_counts_as_rewritten_without_row_ids() -> None:
-    """Which new row it became cannot be told, so a change of the other side to it must be noticed."""
+    """The new row cannot be identified, so a change of the row by the other side must be noticed."""
     source = plain_source(manifest(LEFT, NEW), Update(updated_fragments=(LEFT,), new_fragments=(NEW,)))
     assert (BitMap([1]), NONE) == (source.of(0).rewritten, source.of(0).updated)
     assert {1: BitMap([0])} == source.written
 
 
 def test_a_compaction_that_wrote_another_number_of_rows_is_untraceable() -> None:
-    """Nobody can tell which row is which then."""
+    """Rows cannot be matched if their number differs."""
     short = fragment(1, "new.lance", range(3))
     operation = Rewrite(groups=(RewriteGroup(old=[FOUR_ROWS], new=[short]),))
     with pytest.raises(UntraceableError, match="another number of rows"):
@@ -98,7 +98,7 @@ def test_a_compaction_that_wrote_another_number_of_rows_is_untraceable() -> None
 
 
 def test_rows_moved_by_a_version_that_is_gone_are_untraceable_without_row_ids() -> None:
-    """With them, the rows say themselves which they are."""
+    """With stable row ids, rows are identified without the missing version."""
     history = side("run", manifest(COMPACTED), COMPACTION)
     gone = [replace(change, transaction=None, after=None) for change in history.changes]
     assert BitMap(range(4)) == source_of(replace(history, changes=gone, since=gone)).of(0).alive
@@ -109,6 +109,6 @@ def test_rows_moved_by_a_version_that_is_gone_are_untraceable_without_row_ids() 
 
 
 def test_the_base_knows_which_rows_a_side_ever_had() -> None:
-    """Row ids are compared, so a compaction or deletion since does not matter."""
+    """Row ids are compared, so a later compaction or deletion does not matter."""
     source = source_of(side("run", manifest(LEFT), Delete(updated_fragments=(LEFT,))))
     assert source.ever_had(0, BitMap([1]))

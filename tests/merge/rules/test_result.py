@@ -1,4 +1,4 @@
-"""The fragments of a result: row ids, versions of rows, files and deletion vectors."""
+"""The fragments of a result, with their row ids, row versions, files and deletion vectors."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def planned(source: SideHistory, dest: SideHistory | None = None) -> MergePlan:
 
 
 def versions(of: Fragment) -> tuple[list[int], list[int]]:
-    """Return when each row was created, and last updated."""
+    """Return the versions in which each row was created and last updated."""
     created, updated = (decode_versions(one, of.physical_rows, "the result") for one in (of.created_at, of.updated_at))
     return [int(one) for one in created], [int(one) for one in updated]
 
@@ -34,18 +34,18 @@ UPDATED = side("run", manifest(LEFT, NEW), Update(updated_fragments=(LEFT,), new
 
 
 def test_an_inserted_row_is_of_the_version_of_the_merge() -> None:
-    """The numbers of the source's own versions mean nothing on the dest."""
+    """Version numbers of the source have no meaning on the dest."""
     new = planned(side("run", *appended(4)), side("main", *appended(4, file="other.lance"))).added[0].fragment
     assert ([4], [4]) == versions(new)
 
 
 def test_an_updated_row_keeps_the_version_it_was_created_at() -> None:
-    """It is the same row, with values of this version."""
+    """It is the same row, updated in the version of the merge."""
     assert ([1], [3]) == versions(planned(UPDATED).added[0].fragment)
 
 
 def test_a_column_of_the_source_lies_beside_the_rows_of_the_dest() -> None:
-    """Only its file comes; the field has an id of the dest's."""
+    """Only the file of the column is added, and the field gets an id of the dest."""
     note = Field(id=2, name="note", logical_type="string")
     notes = DataFile(path="notes.lance", fields=(2,), column_indices=(0,), major=2, minor=0)
     filled = replace(FOUR_ROWS, files=(*FOUR_ROWS.files, notes))
@@ -58,14 +58,14 @@ def test_a_column_of_the_source_lies_beside_the_rows_of_the_dest() -> None:
 
 
 def test_rows_the_dest_deleted_before_the_merge_stay_deleted() -> None:
-    """The deletion vector of the result is that of both."""
+    """The result has the deleted rows of both sides."""
     gone = fragment(0, "base.lance", range(4), deleted=[0])
     dest = side("main", manifest(gone), Delete(updated_fragments=(gone,)))
     assert BitMap([0, 1]) == planned(UPDATED, dest).changed[0].deleted
 
 
 def test_there_are_no_fragment_ids_after_the_last() -> None:
-    """An id is 32 bits wide; one that was given before would name two fragments."""
+    """Fragment ids have 32 bits, and reusing an id would make it ambiguous."""
     full = replace(BASE, max_fragment_id=MAX_FRAGMENT_ID)
     dest = replace(side("main"), manifest=full)
     with pytest.raises(InvalidInputError, match="no more ids"):
@@ -73,7 +73,7 @@ def test_there_are_no_fragment_ids_after_the_last() -> None:
 
 
 def test_edits_of_a_fragment_add_up() -> None:
-    """What is deleted in the result: what was, without what comes back, and what is masked."""
+    """The deleted rows of the result are the old ones without the revived and with the masked rows."""
     edits = FragmentEdits()
     edits.mask(0, BitMap([1]))
     edits.mask(0, BitMap([2]))

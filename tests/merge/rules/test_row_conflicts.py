@@ -1,4 +1,4 @@
-"""What is reported of decisions about rows: the unit, who did what, and which strategies settle it."""
+"""Reports of conflicts between rows: the unit, the changes, their committers, and the strategies that settle them."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def decided(
     rewritten: BitMap = NONE,
     **facts: object,
 ) -> DecidedFragment:
-    """Return a decision about a fragment; `source` and `dest` are the fields that each side has other values of."""
+    """Return a decision about a fragment; `source` and `dest` are the fields of which each side has other values."""
     changes = FragmentRowChanges(place=None, stays=BitMap())
     situation = Situation(
         live=BitMap(range(4)),
@@ -84,7 +84,7 @@ def findings(*each: DecidedFragment, rules: RowRules | None = None) -> list[Find
 
 
 def test_rows_that_both_changed_are_one_conflict() -> None:
-    """It counts the rows of all fragments and names these."""
+    """The conflict counts the rows of all fragments and lists the fragments."""
     found = findings(decided(0, conflicting=ROW), decided(2, conflicting=BitMap([0, 3])), decided(1))
     assert [("rows", "3 rows in fragments 0, 2 of the merge base", BOTH)] == described(found)
     assert found[0].rows is not None
@@ -105,13 +105,13 @@ def test_where_rows_are(keys: tuple[BaseKey, ...], place: str) -> None:
 
 
 def test_a_side_that_cannot_win_in_one_fragment_is_no_option() -> None:
-    """A strategy holds for all rows of a conflict."""
+    """A strategy applies to all rows of a conflict."""
     found = findings(decided(0, conflicting=ROW), decided(1, conflicting=ROW, options=("dest-wins",)))
     assert [("dest-wins",)] == [each.options for each in found]
 
 
 def test_both_sides_are_named_by_who_changed_rows() -> None:
-    """The committer and the version of each."""
+    """The conflict has the committer and the version of each side."""
     (found,) = findings(decided(conflicting=ROW))
     assert ("ann (run@3) changed or deleted them", "bob (main@3) changed or deleted them") == (
         found.conflict.source,
@@ -120,7 +120,7 @@ def test_both_sides_are_named_by_who_changed_rows() -> None:
 
 
 def test_a_change_of_other_fragments_is_not_blamed() -> None:
-    """Who only changed rows elsewhere is not named, where the transaction says so."""
+    """A version that changed only other fragments, according to its transaction, is not named."""
     two = manifest(fragment(0, "base.lance", range(4)), fragment(5, "other.lance", [9]), next_row_id=10)
     gone = manifest(LEFT, fragment(5, "other.lance", [9]), next_row_id=10)
     elsewhere = Delete(deleted_fragment_ids=(5,))
@@ -141,7 +141,7 @@ def test_a_change_of_other_fragments_is_not_blamed() -> None:
 def test_updated_rows_without_a_new_column(
     *, of_source: bool, added: tuple[int, ...], nullable: bool, lossless: str | None
 ) -> None:
-    """The side that updated them wins without loss, where the column is new and may be null."""
+    """If the column is new and nullable, the side that updated the rows can win without loss."""
     if of_source:
         one = decided(source=(2,), lacking_source_columns=ROW)
     else:
@@ -174,7 +174,7 @@ def test_updated_rows_without_a_new_column(
 def test_a_strategy_for_updated_rows_without_a_column(
     strategy: Strategy, *, of_source: bool, settled: bool, facts: dict[str, object]
 ) -> None:
-    """It applies where rows can be taken from where the columns are, or may be null."""
+    """The strategy applies if rows can be taken from the side with the columns, or the columns may be null."""
     columns: dict[str, object] = {"source": (2,), "lacking_source_columns": ROW}
     if not of_source:
         columns = {"dest": (2,), "lacking_dest_columns": ROW}
@@ -183,28 +183,28 @@ def test_a_strategy_for_updated_rows_without_a_column(
 
 
 def test_the_writer_cannot_lose_a_column_that_may_not_be_null() -> None:
-    """The updated rows would have no value in it."""
+    """The updated rows would have no value in the column."""
     one = decided(source=(2,), lacking_source_columns=ROW)
     assert [] == findings(one, rules=rules_for("source-wins", nullable=False))
     assert 1 == len(findings(one, rules=rules_for("dest-wins", nullable=False)))
 
 
 def test_a_column_that_both_wrote_beside_the_same_rows() -> None:
-    """One conflict for each column, for all fragments, which either side may win."""
+    """Each column is one conflict for all fragments, and either side may win it."""
     found = findings(decided(0, written_twice={1: ROW}), decided(3, written_twice={1: ROW, 2: ROW}))
     assert [("column", "column amount", BOTH), ("column", "column new", BOTH)] == described(found)
     assert [{0: ROW, 3: ROW}, {3: ROW}] == [each.rows().base for each in found if each.rows is not None]
 
 
 def test_rows_that_both_moved_away_from_columns_of_the_other() -> None:
-    """No strategy settles it, and both columns are named."""
+    """No strategy settles the conflict, and the report names both columns."""
     (found,) = findings(decided(source=(2,), dest=(1,), both_moved=ROW))
     assert [("column", "column new", ())] == described([found])
     assert "moved the rows or wrote amount beside them" in found.conflict.dest
 
 
 def test_columns_beside_rows_that_the_source_does_not_have() -> None:
-    """They are reported with the fragment of the merge base that the rows come from."""
+    """The report has the fragment of the merge base that the rows come from."""
     (found,) = row_findings([], [(frozenset({2}), 4, ROW)], rules_for())
     assert [("column", "column new", ())] == described([found])
     assert found.rows is not None
@@ -212,5 +212,5 @@ def test_columns_beside_rows_that_the_source_does_not_have() -> None:
 
 
 def test_nothing_is_reported_of_decisions_without_conflict() -> None:
-    """Neither rows nor columns."""
+    """The decisions report neither rows nor columns."""
     assert [] == findings(decided(source=(2,)), decided(dest=(1,)))

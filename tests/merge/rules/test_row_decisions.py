@@ -1,4 +1,4 @@
-"""What becomes of one row, by what each side did to it: the table of the merging guide."""
+"""The outcome for one row by the change of each side, as in the table of the merging guide."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ KEPT, TAKEN, GONE, CONFLICT = "the dest's row", "the source's row", "gone", "con
 
 
 def situation(source: str, dest: str, **facts: object) -> Situation:
-    """Describe what both sides did to one row."""
+    """Return a situation with the changes of both sides to one row."""
     plain = Situation(
         live=ROW,
         source=DID[source],
@@ -42,7 +42,7 @@ def situation(source: str, dest: str, **facts: object) -> Situation:
 
 
 def outcome(decision: Decision) -> str:
-    """Say what becomes of the row."""
+    """Return the outcome for the row."""
     if decision.conflicting:
         return CONFLICT
     if not decision.alive:
@@ -76,7 +76,7 @@ def outcome(decision: Decision) -> str:
     ],
 )
 def test_a_row_of_the_merge_base(source: str, dest: str, expected: str) -> None:
-    """Without a strategy, each pair of changes has one outcome. What was rewritten lives on as an inserted row."""
+    """Without a strategy, each pair of changes has one outcome. A rewritten row continues as an inserted row."""
     assert expected == outcome(decide(situation(source, dest), rows=None, columns=(None, None)))
 
 
@@ -91,7 +91,7 @@ def test_a_row_of_the_merge_base(source: str, dest: str, expected: str) -> None:
 def test_a_strategy_for_rows(
     source: str, dest: str, by_source: tuple[BitMap, BitMap], by_dest: tuple[BitMap, BitMap]
 ) -> None:
-    """The winner's row lives on or is gone; it is taken from the source only when the source wins."""
+    """The winner's row is kept or deleted; it is taken from the source only if the source wins."""
     for winner, expected in (("source-wins", by_source), ("dest-wins", by_dest)):
         decision = decide(situation(source, dest), rows=winner, columns=(None, None))
         assert (*expected, ROW) == (decision.alive, decision.from_source, decision.conflicting)
@@ -107,24 +107,24 @@ def test_a_strategy_for_rows(
     ],
 )
 def test_rows_that_cannot_be_traced_cannot_lose(source: str, dest: str, options: tuple[str, ...]) -> None:
-    """Which new row a rewritten one became is unknown without stable row ids, so it could not be removed."""
+    """Without stable row ids the new row of a rewritten one is unknown, so it could not be removed."""
     assert options == decide(situation(source, dest), rows=None, columns=(None, None)).options
 
 
 def test_a_row_that_was_deleted_in_the_base_lives_when_a_side_has_it() -> None:
-    """A restore brings rows back; the other side, which left them deleted, did nothing to them."""
+    """A restore brings rows back, which the other side left deleted, and so did not change."""
     decision = decide(situation("moved", "deleted", live=NONE), rows=None, columns=(None, None))
     assert (TAKEN, ROW) == (outcome(decision), decision.alive)
 
 
 def test_a_change_that_lost_its_claim_does_not_count() -> None:
-    """The row is as the merge base has it: the dest's update is undone, so the source's deletion is no conflict."""
+    """The dest's update is undone, so the source's deletion is no conflict."""
     decision = decide(situation("deleted", "updated", dest_undone=ROW), rows=None, columns=(None, None))
     assert GONE == outcome(decision)
 
 
 def test_an_untraceable_row_is_not_moved() -> None:
-    """Without stable row ids a compaction of the source does not arrive: a moved row could not be found again."""
+    """Without stable row ids a compaction of the source is omitted, because a moved row could not be found again."""
     assert KEPT == outcome(decide(situation("moved", "same", traceable=False), rows=None, columns=(None, None)))
 
 
@@ -144,13 +144,13 @@ AMOUNT = frozenset({1})
 def test_updated_rows_lack_columns_of_the_other_side(
     source: str, dest: str, columns: dict[str, object], lacking: tuple[BitMap, BitMap]
 ) -> None:
-    """The values lie beside the row as the other side has it, which is not the row that lives on."""
+    """The values lie beside the other side's copy of the row, which is not the copy that is kept."""
     decision = decide(situation(source, dest, **columns), rows=None, columns=(None, None))
     assert lacking == (decision.lacking_source_columns, decision.lacking_dest_columns)
 
 
 def test_rows_that_both_moved_with_columns_of_both_have_no_place() -> None:
-    """No fragment has the source's column and the dest's beside the row."""
+    """No fragment has the columns of both sides beside the row."""
     decision = decide(
         situation("moved", "moved", source_columns=AMOUNT, dest_columns=frozenset({2})), rows=None, columns=(None, None)
     )
@@ -158,7 +158,7 @@ def test_rows_that_both_moved_with_columns_of_both_have_no_place() -> None:
 
 
 def test_a_row_the_dest_moved_is_taken_from_where_the_new_column_is() -> None:
-    """The dest only compacted; the source's fragment has the row with its new column."""
+    """The dest only compacted, and the source's fragment has the row with its new column."""
     assert TAKEN == outcome(decide(situation("same", "moved", source_columns=AMOUNT), rows=None, columns=(None, None)))
 
 
@@ -166,19 +166,19 @@ def test_a_row_the_dest_moved_is_taken_from_where_the_new_column_is() -> None:
     "winner,given_up,taken", [("source-wins", ROW, ROW), ("dest-wins", NONE, NONE), (None, NONE, NONE)]
 )
 def test_a_strategy_for_columns_of_updated_rows(winner: str | None, given_up: BitMap, taken: BitMap) -> None:
-    """When the source's columns win, the row is taken from there and the dest's update is given up."""
+    """If the source's columns win, the row is taken from the source, and the dest's update is given up."""
     decision = decide(situation("same", "updated", source_columns=AMOUNT), rows=None, columns=(winner, None))
     assert (given_up, taken) == (decision.dest_given_up, decision.from_source)
 
 
 def test_a_row_that_the_source_moved_stays_where_the_dest_s_column_is() -> None:
-    """The fragment that the source moved it to does not have what the dest wrote beside it."""
+    """The fragment to which the source moved the row lacks the column that the dest wrote."""
     decision = decide(situation("moved", "same", dest_columns=AMOUNT), rows=None, columns=(None, None))
     assert KEPT == outcome(decision)
 
 
 def test_a_row_whose_update_lost_its_claim_is_taken_from_the_source() -> None:
-    """The dest has it with values that do not count only, and the source as the merge base has it."""
+    """The dest has only invalid values of the row, and the source has those of the merge base."""
     decision = decide(situation("moved", "updated", dest_undone=ROW), rows=None, columns=(None, None))
     assert TAKEN == outcome(decision)
 
@@ -187,7 +187,7 @@ NEW = Field(id=2, name="new", logical_type="int64")
 
 
 def both_updated(*, source_has_new: bool = False, dest_has_new: bool = False) -> RowRules:
-    """Both sides gave row 1 the same values; one may have those of a new column too."""
+    """Both sides gave row 1 the same values; each may also have values of a new column."""
     histories = []
     for name, has_new in (("run", source_has_new), ("main", dest_has_new)):
         own = fragment(1, f"{name}.lance", [1], updated_at=3)
@@ -222,7 +222,7 @@ def both_updated(*, source_has_new: bool = False, dest_has_new: bool = False) ->
 def test_rows_updated_equally_are_taken_from_the_side_with_more_columns(
     columns: dict[str, bool], from_source: list[int]
 ) -> None:
-    """They are no conflict."""
+    """Such rows are no conflict."""
     found = both_updated(**columns).decide_fragment(0)
     assert found is not None
     assert (NONE, from_source) == (found.decision.conflicting, list(found.decision.from_source))
@@ -230,7 +230,7 @@ def test_rows_updated_equally_are_taken_from_the_side_with_more_columns(
 
 
 def test_rows_updated_differently_are_a_conflict() -> None:
-    """Their values were compared, and they differ."""
+    """The compared values differ."""
     found = replace(both_updated(), equal_updates={}).decide_fragment(0)
     assert found is not None
     assert [1] == list(found.decision.conflicting)

@@ -23,7 +23,7 @@ FOUR_ROWS = Origins(
     deleted=RowRuns.of([(2, 1, 11)]),
     shared=RowRuns.of([(3, 1, 11)]),
 )
-"""Two rows of fragment 7, and two rows with the same row id that the base does not have, for two reasons."""
+"""Two rows of fragment 7, and two rows with equal row ids that the base lacks for different reasons."""
 
 
 def offsets(found: dict[BaseKey, BitMap]) -> dict[BaseKey, list[int]]:
@@ -32,20 +32,20 @@ def offsets(found: dict[BaseKey, BitMap]) -> dict[BaseKey, list[int]]:
 
 
 def test_rows_that_the_base_does_not_have_are_told_from_those_of_a_fragment() -> None:
-    """The three maps are kept apart, whatever numbers they hold."""
+    """The three maps are separate, even for equal numbers."""
     assert {7: [4, 5], DELETED: [11], SHARED: [11]} == offsets(FOUR_ROWS.in_base())
 
 
 @pytest.mark.parametrize("number", [0, 2**30, 2**30 + 2**29, LARGEST])
 def test_every_fragment_id_is_one_of_the_base(number: int) -> None:
-    """No id of a fragment stands for anything else."""
+    """No fragment id has another meaning."""
     origins = Origins(base=RowRuns.of([(0, 3, number << OFFSET_BITS)]))
     assert {number: [0, 1, 2]} == offsets(origins.in_base())
     assert [number] == fragments_named(origins.base)
 
 
 def test_row_ids_are_cut_into_blocks() -> None:
-    """An offset has 32 bits, so a run of row ids that crosses a multiple of 2**32 has two keys."""
+    """An offset has 32 bits, so a run of row ids across a multiple of 2**32 has two keys."""
     origins = Origins(shared=RowRuns.of([(0, 4, 2**32 - 2)]))
     first, second = AbsentRows(Absence.SHARED, 0), AbsentRows(Absence.SHARED, 1)
     assert {first: [LARGEST - 1, LARGEST], second: [0, 1]} == offsets(origins.in_base())
@@ -59,13 +59,13 @@ def test_some_rows_only() -> None:
 
 
 def test_positions_are_those_of_all_three_maps() -> None:
-    """A row has an origin whichever map says so."""
+    """A row may have its origin in any of the three maps."""
     assert [0, 1, 2, 3] == list(FOUR_ROWS.positions)
     assert (3, 0) == (len(FOUR_ROWS), len(NO_ORIGINS))
 
 
 def test_rows_by_their_offsets_in_the_base() -> None:
-    """A key has the offsets here by the offsets there."""
+    """Each key has the positions here, ordered by the offsets in the base."""
     by_key = FOUR_ROWS.by_key()
     assert [0, 1] == by_key[7].values().tolist()
     assert [2] == by_key[DELETED].values().tolist()
@@ -73,7 +73,7 @@ def test_rows_by_their_offsets_in_the_base() -> None:
 
 
 def test_the_same_row_in_another_fragment() -> None:
-    """A row is found by what it is: an equal number in another of the three maps is another row."""
+    """A row is matched by its origin; an equal number in another map is another row."""
     other = Origins(base=RowRuns.of([(5, 1, (7 << OFFSET_BITS) + 5)]), shared=RowRuns.of([(6, 1, 11)]))
     found = FOUR_ROWS.found_in(other)
     assert {1: 5, 3: 6} == dict(zip(found.positions, found.values().tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What becomes of a column, by what each side did to it: the table of the merging guide."""
+"""The outcome for a column by the change of each side, as in the table of the merging guide."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ SCHEMAS: dict[str, tuple[Field, ...]] = {
 
 
 def with_fields(fields: tuple[Field, ...], of: Manifest = BASE) -> Manifest:
-    """Give a version another schema, of which no file has values yet."""
+    """Replace the schema of a version by one for which no file has values yet."""
     return replace(of, fields=fields)
 
 
@@ -68,7 +68,7 @@ def merged(source: str, dest: str, strategy: Strategy = None) -> MergedSchema:
     ],
 )
 def test_columns_without_a_conflict(source: str, dest: str, expected: list[str]) -> None:
-    """The change of one side is taken, and the same change of both is one."""
+    """A change of one side is taken, and the same change of both is taken once."""
     result = merged(source, dest)
     assert (expected, []) == ([field.name for field in result.fields], described(result.findings))
 
@@ -87,7 +87,7 @@ def test_columns_without_a_conflict(source: str, dest: str, expected: list[str])
     ],
 )
 def test_columns_that_both_changed(source: str, dest: str, unit: str, options: tuple[str, ...]) -> None:
-    """What cannot be had both ways is a conflict, which names the strategies that can be carried out."""
+    """Contradicting changes are a conflict with the strategies that can be carried out."""
     findings = merged(source, dest).findings
     assert [(unit, options)] == [(found.conflict.unit, found.options) for found in findings]
 
@@ -100,13 +100,13 @@ def test_columns_that_both_changed(source: str, dest: str, unit: str, options: t
     ],
 )
 def test_a_strategy_for_a_column(source: str, dest: str, by_source: list[str], by_dest: list[str]) -> None:
-    """The winner's column is in the result."""
+    """The result has the winner's column."""
     names = [[field.name for field in merged(source, dest, winner).fields] for winner in BOTH]
     assert [by_source, by_dest] == names
 
 
 def test_a_field_of_the_source_gets_an_id_of_the_dest() -> None:
-    """Both sides count on from the same number, so the source's number may be another column's."""
+    """Both sides number new fields from the same id, so the source's id may belong to another column."""
     result = merged("added", "added price")
     assert {"note": 3, "price": 2} == {field.name: field.id for field in result.fields if field.id > 1}
     assert (3, frozenset({3}), frozenset({2})) == (result.from_source[2], result.added_by_source, result.added_by_dest)
@@ -115,12 +115,12 @@ def test_a_field_of_the_source_gets_an_id_of_the_dest() -> None:
 @pytest.mark.parametrize("how,did", [("cast", "changed its type"), ("required", "made it not null"), ("nothing", None)])
 @pytest.mark.parametrize("changer", ["run", "main"])
 def test_rows_of_the_old_type_are_refused(how: str, did: str | None, changer: str) -> None:
-    """A cast converts the rows there are: rows that only the other side has would be null under the new id."""
+    """A cast converts only the existing rows: rows of the other side would be null under the new id."""
     writer = "main" if changer == "run" else "run"
     made = {changer: changed(changer, how), writer: side(writer, *appended(4))}
     sides = both_sides(made["run"], made["main"])
     schema = merge_schemas(*sides, ParsedStrategy.NONE, crosswise=False)
-    # No predicate can be asked of these manifests, so the appended rows count as having nulls.
+    # No predicate can be evaluated on these manifests, so the appended rows count as having nulls.
     found = list(lost_columns(*sides, schema))
     assert ([] if did is None else [("column", "column amount", ())]) == described(found)
     for finding in found:

@@ -1,4 +1,4 @@
-"""Settings key by key, from three small maps."""
+"""Settings merged by key, from three small maps."""
 
 import pytest
 
@@ -27,7 +27,7 @@ NAMES = ("run@3", "main@3")
 def test_a_key_that_one_side_changed(
     expected: str | None, base: str | None, source: str | None, dest: str | None
 ) -> None:
-    """The change of one side is taken, the same change of both is one; being absent is a value."""
+    """A change of one side is taken, the same change of both is taken once, and absence counts as a value."""
     states = tuple({} if value is None else {"k": value} for value in (base, source, dest))
     merged = merge_map((states[0], states[1], states[2]), "config", NAMES, ParsedStrategy.NONE)
     assert (expected, ()) == (merged.values.get("k"), merged.findings)
@@ -46,7 +46,7 @@ def test_a_key_that_one_side_changed(
 def test_a_key_that_both_changed(
     base: str | None, source: str | None, dest: str | None, did: tuple[str, str], winner: Winner
 ) -> None:
-    """It is a conflict whatever the strategy, which says whose value is in the result."""
+    """It is a conflict with any strategy; the strategy decides which value is in the result."""
     states = tuple({} if value is None else {"k": value} for value in (base, source, dest))
     merged = merge_map((states[0], states[1], states[2]), "config", NAMES, ParsedStrategy.parse(winner))
     assert [("config", "config key 'k'", ("source-wins", "dest-wins"))] == described(merged.findings)

@@ -1,4 +1,4 @@
-"""What a strategy says about a conflict, and which are refused."""
+"""The winner of a conflict by strategy, and strategies that are refused."""
 
 import pytest
 
@@ -22,20 +22,20 @@ from lance_dagster.merge.rules.strategy import BOTH, Conflict, ConflictKind, Fin
     ],
 )
 def test_the_closest_name_decides(expected: str | None, strategy: Strategy, kind: ConflictKind, unit: str) -> None:
-    """A unit goes before its kind, the kind before everything; the history is not everything."""
+    """A unit precedes its kind, and the kind precedes "*", which does not include the history."""
     assert expected == ParsedStrategy.parse(strategy).winner(kind, unit)
 
 
 @pytest.mark.parametrize("strategy", ["ours", {"rows": "theirs"}, {"row": "source-wins"}, {"price": "dest-wins"}])
 def test_an_unknown_strategy_or_unit_is_refused(strategy: Strategy) -> None:
-    """A typing error must not pass for a strategy that had nothing to settle."""
+    """A misspelled strategy must not pass as one that had no conflict to settle."""
     with pytest.raises(InvalidInputError, match="is not a "):
         ParsedStrategy.parse(strategy)
 
 
 @pytest.mark.parametrize("unit", ["columns price", "rows of tuesday", "settings key 'a'", "the whole dataset"])
 def test_a_unit_that_no_conflict_can_have_is_refused(unit: str) -> None:
-    """Several words are no unit yet: it has to begin as the units of conflicts do."""
+    """A unit of several words has to begin as units of conflicts do."""
     with pytest.raises(InvalidInputError, match="is not a kind of conflict"):
         ParsedStrategy.parse({unit: "dest-wins"})
 
@@ -44,12 +44,12 @@ def test_a_unit_that_no_conflict_can_have_is_refused(unit: str) -> None:
     "unit", ["column a b", "partition mon", "rows where day = 'x'", "the whole table", "config key 'a'", "2 rows in x"]
 )
 def test_units_of_conflicts_are_taken(unit: str) -> None:
-    """Every unit a conflict may be told under is one a strategy may be given for."""
+    """A strategy can be given for each unit that conflicts have."""
     assert "dest-wins" == ParsedStrategy.parse({unit: "dest-wins"}).winner("rows", unit)
 
 
 def test_a_finding_stays_open_when_its_winner_is_no_option() -> None:
-    """A rule that cannot carry a strategy out is not made to."""
+    """A strategy that a rule cannot carry out does not settle the finding."""
     conflict = Conflict(kind="rows", unit="1 row", source="a", dest="b")
     findings = [Finding(conflict=conflict, options=options) for options in (BOTH, ("dest-wins",), ())]
     assert findings[1:] == list(ParsedStrategy.parse("source-wins").open_among(findings))

@@ -1,4 +1,4 @@
-"""Queries of Spark from table to table, killed between the commit of a batch and Spark's note of it."""
+"""Streaming queries from table to table, interrupted between the commit of a batch and its record in the checkpoint."""
 
 from pathlib import Path
 
@@ -22,18 +22,18 @@ def source(tmp_path: Path) -> LanceTable:
 
 
 def forget_last_batch(checkpoint: Path) -> None:
-    """What a kill leaves between the commit of the sink and Spark's note of it."""
+    """Leave the state of a kill between the commit of the sink and the record in the checkpoint."""
     last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdecimal())
     (checkpoint / "commits" / str(last)).unlink()
     (checkpoint / "commits" / f".{last}.crc").unlink()
 
 
 def test_a_batch_that_is_repeated_is_one_version(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
-    """The query goes on after it; the table is made by the first batch."""
+    """The query continues after the repeated batch; the first batch creates the table."""
     sink = tmp_path / "sink"
 
     def run() -> list[int]:
-        """Run a query until its source has nothing new; the numbers of its batches."""
+        """Run a query until its source has nothing new; return the numbers of its batches."""
         read = spark.readStream.format(FORMAT).load(source.uri)
         write = read.writeStream.format(FORMAT).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = write.trigger(availableNow=True).start(str(sink))
@@ -51,7 +51,7 @@ def test_a_batch_that_is_repeated_is_one_version(spark: SparkSession, source: La
 
 
 def test_batches_are_upserted_once(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
-    """A repeated batch does not undo what was committed after it."""
+    """A repeated batch does not undo later commits."""
     table = LanceTable.create(tmp_path / "dest", source.schema())
     table.append(pa.table({"id": [3], "n": [7]}))
 
@@ -69,7 +69,7 @@ def test_batches_are_upserted_once(spark: SparkSession, source: LanceTable, tmp_
 
 
 def test_a_batch_is_looked_for_behind_other_commits(source: LanceTable) -> None:
-    """A later batch stands for the earlier ones of its query, and another query for none."""
+    """A later batch of a query implies the earlier ones, and batches of another query do not count."""
     writer = LanceStreamWriter(source.write_target(), source.uri, "main", overwrite=False)
     assert batch_version(source, "main", "q", 0) is None
     made = source.append(pa.table({"id": [4], "n": [0]}), properties={"lance.streaming.queryId": "q", EPOCH_ID: "4"})
@@ -83,7 +83,7 @@ def test_a_batch_is_looked_for_behind_other_commits(source: LanceTable) -> None:
 
 
 def test_a_stream_that_makes_no_sense_says_so(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
-    """Spark wraps the message; an error of Spark itself, an unbound variable, does not hide it."""
+    """Spark wraps the message, and no other error, such as an unbound variable, hides it."""
     read = spark.readStream.format(FORMAT).option("filter", "id > 1").load(source.uri)
     with pytest.raises(StreamingQueryException, match="a stream has no option 'filter'") as refused:
         read.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "a")).start().processAllAvailable()

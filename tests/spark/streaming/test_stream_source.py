@@ -1,4 +1,4 @@
-"""A branch as a stream: the reader alone, as Spark's query calls it. `test_stream_sink` runs whole queries."""
+"""A branch as a stream, read as Spark's query does it. `test_stream_sink` runs whole queries."""
 
 import pickle
 import shutil
@@ -44,7 +44,7 @@ def started(table: LanceTable, **options: str) -> LanceStreamReader:
 
 
 def batches(reader: LanceStreamReader, start: Offset) -> Iterator[tuple[Offset, list[Row]]]:
-    """Each batch until nothing is new: where it ends, and its rows."""
+    """Each batch until nothing is new: its end offset and its rows."""
     while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
         yield end, read(reader, start, end)
         start = end
@@ -57,13 +57,13 @@ def read(reader: LanceStreamReader, start: Offset, end: Offset) -> list[Row]:
 
 
 def all_rows(table: LanceTable, **options: str) -> list[list[int]]:
-    """The ids of each batch of a new stream, the first of which has the snapshot or nothing."""
+    """The ids of each batch of a new stream; the first one has the snapshot or nothing."""
     reader = started(table, **options)
     return [[row["id"] for row in found] for _, found in batches(reader, reader.initialOffset())]
 
 
 def test_a_stream_has_the_rows_of_its_beginning_and_then_the_appended_ones(table: LanceTable) -> None:
-    """Versions that are there at the next trigger are one batch; rows deleted before the beginning are not in it."""
+    """Versions since the last trigger are one batch; rows deleted before the beginning are in none."""
     table.delete("id = 2")
     reader = started(table)
     (end, found), *rest = batches(reader, reader.initialOffset())
@@ -71,13 +71,13 @@ def test_a_stream_has_the_rows_of_its_beginning_and_then_the_appended_ones(table
     assert [] == rest
     table.append(rows(4))
     table.append(rows(5))
-    # As after a restart, where the offset is what the checkpoint has.
+    # This is like a restart, where the checkpoint has the offset.
     [(_, found)] = batches(started(table), end)
     assert [{"id": 4, "name": "n4"}, {"id": 5, "name": "n5"}] == found
 
 
 def test_the_number_of_versions_in_a_batch_is_limited(table: LanceTable) -> None:
-    """And `startingVersion` is the first version whose changes are read; 1 is the whole history."""
+    """`startingVersion` is the first version whose changes are read; 1 is the whole history."""
     table.append(rows(4))
     table.append(rows(5))
     assert [[], [1, 2, 3], [4], [5]] == all_rows(table, startingVersion="1", maxVersionsPerTrigger="1")
@@ -86,7 +86,7 @@ def test_the_number_of_versions_in_a_batch_is_limited(table: LanceTable) -> None
 
 
 def test_available_now_ends_at_the_head_of_its_start(table: LanceTable) -> None:
-    """Commits that come meanwhile are left to the next query."""
+    """Later commits are left to the next query."""
     reader = started(table, startingVersion="2")
     reader.prepareForTriggerAvailableNow()
     table.append(rows(4))
@@ -94,7 +94,7 @@ def test_available_now_ends_at_the_head_of_its_start(table: LanceTable) -> None:
 
 
 def test_a_compaction_gives_no_row(table: LanceTable) -> None:
-    """Nor do new settings, and a merge gives the rows that it brings to the branch."""
+    """New settings give no row either, and a merge gives the rows that it adds to the branch."""
     reader = started(table)
     ((end, _),) = batches(reader, reader.initialOffset())
     table.append(rows(4))
@@ -108,7 +108,7 @@ def test_a_compaction_gives_no_row(table: LanceTable) -> None:
 
 
 def test_deleted_and_updated_rows_need_an_option(table: LanceTable) -> None:
-    """Each way to pass over them, and the error that names these ways."""
+    """The options skip or convert such changes, and the error names the options."""
     table.update({"name": "'new'"}, where="id = 1")
     table.append(rows(4))
     table.delete("id = 2")
@@ -122,7 +122,7 @@ def test_deleted_and_updated_rows_need_an_option(table: LanceTable) -> None:
 
 
 def test_changes_have_old_and_new_values(table: LanceTable) -> None:
-    """With the version of each change, also for rows that are not neighbours."""
+    """Each change has its version, also for rows that are not adjacent."""
     table.update({"name": "'new'"}, where="id <> 2")
     table.delete("id = 3")
     reader = started(table, changes="true", startingVersion="3")
@@ -137,7 +137,7 @@ def test_changes_have_old_and_new_values(table: LanceTable) -> None:
 
 
 def test_a_first_batch_that_is_repeated_has_the_same_rows(table: LanceTable) -> None:
-    """Spark does not keep where it began, and the head is another one when it asks again."""
+    """Spark does not record the start, and the head has moved when the batch is repeated."""
     reader = started(table)
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     table.append(rows(4))
@@ -146,7 +146,7 @@ def test_a_first_batch_that_is_repeated_has_the_same_rows(table: LanceTable) -> 
 
 
 def test_another_table_at_the_place_is_not_gone_on_with(table: LanceTable, tmp_table_uri: str) -> None:
-    """Whether it has as many versions or fewer; the same for a branch."""
+    """The new table may have as many versions or fewer; the same holds for a branch."""
     table.branches.create("dev")
     for branch in ("main", "dev"):
         reader = started(table, ref=branch)
@@ -167,7 +167,7 @@ def test_another_table_at_the_place_is_not_gone_on_with(table: LanceTable, tmp_t
 
 
 def test_a_collected_version_is_an_error_with_what_to_do(table: LanceTable) -> None:
-    """The version that the stream goes on from, and the one before `startingVersion`."""
+    """The stream may need the last version that it read, or the one before `startingVersion`."""
     reader = started(table)
     ((end, _),) = batches(reader, reader.initialOffset())
     for number in range(4, 7):
@@ -182,7 +182,7 @@ def test_a_collected_version_is_an_error_with_what_to_do(table: LanceTable) -> N
 
 
 def test_columns_that_change_end_the_query_and_a_restart_goes_on(table: LanceTable) -> None:
-    """With all columns of then; renamed ones are found under their old names, new ones are null before."""
+    """The restart has all present columns; renamed ones are found in old versions, and new ones are null there."""
     reader = started(table)
     ((end, _),) = batches(reader, reader.initialOffset())
     table.append(rows(4))
@@ -205,7 +205,7 @@ def test_columns_that_change_end_the_query_and_a_restart_goes_on(table: LanceTab
     ],
 )
 def test_an_option_that_makes_no_sense_says_so(table: LanceTable, options: dict[str, str], said: str) -> None:
-    """Before a row is read."""
+    """The error is raised before a row is read."""
     table.tags.create("production", "main")
     table.branches.create("dev")
     with pytest.raises(InvalidInputError, match=said):
