@@ -1,6 +1,7 @@
 """Whole definitions: `lance_assets` makes the usual ones, `validate_definitions` refuses those that cannot work."""
 
 import difflib
+import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -72,7 +73,7 @@ class LanceAssetsOptions(TypedDict, total=False):
 def lance_assets(
     assets: Sequence[dg.AssetsDefinition],
     *,
-    root: str | dg.EnvVar,
+    root: str | os.PathLike[str] | dg.EnvVar,
     checks: ChecksByAsset | None = None,
     tag: str = "production",
     **options: Unpack[LanceAssetsOptions],

@@ -165,6 +165,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def __init__(self, **fields: object) -> None:
         """Refuse unknown fields and an unusable root when the resource is constructed."""
         check_fields(type(self), fields)
+        root = fields.get("root")
+        if isinstance(root, os.PathLike):
+            fields["root"] = os.fspath(root)
         super().__init__(**fields)
         # Imported where it is used, as is the table below: loading a code location needs no storage and no format.
         from lance_dagster.store import refuse_unknown_options

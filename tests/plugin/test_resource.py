@@ -59,6 +59,13 @@ def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
     assert says in str(caught.value)
 
 
+def test_root_is_a_path(tmp_path: Path) -> None:
+    """A path object is accepted as a root, and a relative one is refused like a relative string."""
+    assert LanceResource(root=tmp_path).uri_of("orders") == f"{tmp_path}/orders.lance"
+    with pytest.raises(InvalidInputError, match="LanceResource.root is relative: 'lake'"):
+        LanceResource(root=Path("lake"))
+
+
 def test_secrets_are_not_shown() -> None:
     """Neither the repr nor the error for a wrong value shows a secret."""
     lake = LanceResource(root="s3://bucket/lake", storage_options={"aws_secret_access_key": "hush"})
