@@ -62,7 +62,7 @@ def test_wrong_field_is_named(fields: dict[str, str], says: str) -> None:
 def test_root_is_a_path(tmp_path: Path) -> None:
     """A path object is accepted as a root, and a relative one is refused like a relative string."""
     assert LanceResource(root=tmp_path).uri_of("orders") == f"{tmp_path}/orders.lance"
-    with pytest.raises(InvalidInputError, match="LanceResource.root is relative: 'lake'"):
+    with pytest.raises(InvalidInputError, match="root is relative: 'lake'"):
         LanceResource(root=Path("lake"))
 
 
