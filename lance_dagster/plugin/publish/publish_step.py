@@ -279,7 +279,8 @@ class PublishStep:
 
     def _open(self, node: Node) -> Opened | NotFoundError:
         try:
-            return Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+            opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+            return opened if self.together is None else self.together.as_named(opened)
         except NotFoundError as error:
             return error
 
@@ -289,8 +290,7 @@ class PublishStep:
         table = opened.table
         empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=opened.previous)
         if self.config.ref:
-            by_run = run_of(self.config.ref) is not None
-            ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
+            ref = resolve_run(table, self.config.ref) if self._by_run else self.config.ref
             if self.together is not None and self.chosen is not None:
                 return replace(empty, landed=self.together.version_in(self.chosen, empty, ref), chosen=True)
             return find_by_ref(empty, ref, instance=self.instance)

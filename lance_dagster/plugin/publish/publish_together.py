@@ -12,6 +12,7 @@ versions. Other tables are left alone.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -27,10 +28,12 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import (
     SEARCHED,
+    Opened,
     Publication,
     in_turns,
     landing_message,
@@ -120,6 +123,26 @@ class Together:
     def hold(self) -> ChannelHold | None:
         """The hold of the channel, which is one for all tables."""
         return None if self.started is None else self.started.hold
+
+    def as_named(self, opened: Opened) -> Opened:
+        """Return a table whose tag before the publication is at the version that the channel names.
+
+        The tags follow the channel one by one, and a tag may lag behind. Then a rollback of all tables would take the
+        version of the tag for the present one, and leave out a table whose tag it names.
+        """
+        name, tag = self.repository.name_of(opened.table), opened.previous
+        view = None if self.started is None else self.repository.at(self.started.commit)
+        at = None if view is None else view.commit.tables.get(name)
+        # In the usual case the tag is there, and no version is read.
+        if view is None or at is None or (tag is not None and tag.ref == f"{MAIN}@{at.lands}"):
+            return opened
+        # The version is not found where another program has created the table again.
+        with suppress(VersionNotFoundError):
+            version = view[name].version
+            if version.branch == MAIN:
+                tag = tag or Tag(name=self.channel, branch=MAIN, version=version.number)
+                return opened._replace(previous=replace(tag, branch=MAIN, version=version.number))
+        return opened
 
     def view_of(self, ref: str) -> RepositoryView | None:
         """Return all tables at the commit that a ref names, as an expression of the channel (`production~1`) or an id.
