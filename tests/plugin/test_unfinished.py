@@ -1,7 +1,10 @@
 """After a publisher was killed that had moved `main`, the next *Materialize* does the rest, and nothing beyond it."""
 
+import json
 import threading
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -119,7 +122,8 @@ def test_a_publication_under_way_is_not_promoted_in_part(shop: Shop, instance: d
     """Another publisher that finds one of two tables on `main`, while the other one is not, promotes neither."""
     assert shop.run(instance).success
     written(shop, instance)
-    other, seen = shop_at(shop.lance.root), []
+    other = shop_at(shop.lance.root)
+    seen: list[int] = []
 
     def press() -> None:
         assert other.publish(instance, *PROMOTED).success
@@ -135,6 +139,24 @@ def test_a_publication_under_way_is_not_promoted_in_part(shop: Shop, instance: d
     assert shop.publish(instance, *PROMOTED).success
     assert seen in ([3, 2], [4, 3])
     assert ([1, 2, 3, 4], [10, 20, 30]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
+
+
+def test_a_rollback_by_a_clock_that_is_behind_counts(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """What was committed before a rollback is not promoted after it, although the entry of the rollback looks older."""
+    shop.play(orders=[1])
+    assert shop.run(instance).success
+    shop.play(orders=[1, 2, 3])
+    assert shop.run(instance).success
+    killed(shop, instance, channel_moves)
+    channels = LanceRepository.open(shop.lance.root).channels
+    channels.rollback("production", reason="2 is a test")
+    channels.release("production", reason="looked at")
+    for file in Path(shop.lance.root, "_repository/channels/production").glob("*.json"):
+        entry = json.loads(file.read_text())
+        at = datetime.fromisoformat(entry["at"]) - timedelta(days=2)
+        file.write_text(json.dumps({**entry, "at": at.isoformat()}))
+    pressed = shop.publish(instance, *PROMOTED)
+    assert (True, [1]) == (pressed.success, shop.ids("production"))
 
 
 def test_what_was_withdrawn_meanwhile_stays_away(shop: Shop, instance: dg.DagsterInstance) -> None:

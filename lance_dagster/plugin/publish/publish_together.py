@@ -55,6 +55,7 @@ from lance_dagster.repository import (
     Channel,
     ChannelHold,
     LanceRepository,
+    RefEntry,
     RepositoryCommit,
     RepositoryView,
     TableVersion,
@@ -347,10 +348,19 @@ class Together:
             if at is not None and (at.lands == NEVER or at.lands >= version.number):
                 return True
             # A rollback with `RESTORES` is a commit of `main` itself, older than what was published after it.
-            if entry.action == "rollback" and RESTORES not in entry.properties and (since is None or entry.at > since):
+            moves_back = entry.action == "rollback" and RESTORES not in entry.properties
+            if moves_back and self._is_later(entry, version, since):
                 return True
             found = found if at is None else False
         return found
+
+    def _is_later(self, entry: RefEntry, version: Version, since: datetime | None) -> bool:
+        """Return whether an entry of the channel came after the publication of a version began, or may have."""
+        channel, _, number = version.properties.get(md.CHANNEL_ENTRY, "").rpartition("@")
+        if channel == self.channel:
+            return entry.number > int(number)
+        # The publisher of another channel made the version, so there are only the times of two clocks.
+        return since is None or entry.at > since
 
     def _is_rolled_back(self) -> bool:
         """Return whether the newest entry of the channel is a rollback with the reason of this step."""
@@ -421,6 +431,8 @@ class Together:
         if one.planned is None and (one.landed is not None or not one.sources):
             return VersionToPublish(version=one.version, message="")
         message, about = landing_message(one), landing_properties(one, self.chain)
+        # A rollback after this entry may be about the version that is published now.
+        about |= {md.CHANNEL_ENTRY: f"{self.channel}@{0 if self.started is None else self.started.entry.number}"}
         return VersionToPublish(version=one.planned or one.sources[0], message=message, properties=about)
 
 
