@@ -14,7 +14,7 @@ step is a process of its own, so a value kept in memory would be unknown to the 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -59,7 +59,7 @@ WITHOUT_ROWS = frozenset({"Clone", "CreateIndex", "ReserveFragments", "Rewrite",
 # Dagster's database, the workers and the storage may have different clocks. The usual mistake is a clock that runs in
 # local time and counts as UTC, which is less than a day.
 _CLOCKS_DIFFER = timedelta(days=1)
-# How many runs of a job that came after a run are searched for one that repeats it.
+# How many runs of a job that came after a run are searched for one that repeats or continues it.
 _SEARCHED_RUNS = 500
 
 
@@ -311,16 +311,21 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     Args:
         run_id: The run.
         instance: The Dagster instance that records runs.
-        known: Further runs to consider. Dagster finds re-executions by a tag, which a re-execution from Python
-            may lack.
+        known: Further runs to consider, such as a re-execution from Python of a run that succeeded.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return ()
     tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
+    # A re-execution from Python lacks the tag, so it is looked for among the later runs of the job. Only a run that did
+    # not succeed is usually continued, and the search of each run of a large backfill would take long.
+    later: Sequence[dg.RunRecord] = ()
+    if not run.is_success:
+        same_job = dg.RunsFilter(job_name=run.job_name)
+        later = instance.get_run_records(same_job, limit=_SEARCHED_RUNS, cursor=run_id, ascending=True)
     named = instance.get_run_records(dg.RunsFilter(run_ids=[run_id, *known]))
     # Not by the times of the records, which are those of the machines that launched the runs.
-    oldest_first = sorted([*tagged, *named], key=lambda record: record.storage_id)
+    oldest_first = sorted([*tagged, *named, *later], key=lambda record: record.storage_id)
     runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
     # A full re-execution has the same root but does not continue the run, so ancestry decides.
     return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
