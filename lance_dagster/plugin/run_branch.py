@@ -14,7 +14,7 @@ step is a process of its own, so a value kept in memory would be unknown to the 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -59,7 +59,7 @@ WITHOUT_ROWS = frozenset({"Clone", "CreateIndex", "ReserveFragments", "Rewrite",
 # Dagster's database, the workers and the storage may have different clocks. The usual mistake is a clock that runs in
 # local time and counts as UTC, which is less than a day.
 _CLOCKS_DIFFER = timedelta(days=1)
-# How many of the newest runs of a job are searched for one that repeats an earlier one.
+# How many runs of a job that came after a run are searched for one that repeats or continues it.
 _SEARCHED_RUNS = 500
 
 
@@ -311,15 +311,21 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     Args:
         run_id: The run.
         instance: The Dagster instance that records runs.
-        known: Further runs to consider. Dagster finds re-executions by a tag, which a re-execution from Python
-            may lack.
+        known: Further runs to consider, such as a re-execution from Python of a run that succeeded.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return ()
     tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
+    # A re-execution from Python lacks the tag, so it is looked for among the later runs of the job. Only a run that did
+    # not succeed is usually continued, and the search of each run of a large backfill would take long.
+    later: Sequence[dg.RunRecord] = ()
+    if not run.is_success:
+        same_job = dg.RunsFilter(job_name=run.job_name)
+        later = instance.get_run_records(same_job, limit=_SEARCHED_RUNS, cursor=run_id, ascending=True)
     named = instance.get_run_records(dg.RunsFilter(run_ids=[run_id, *known]))
-    oldest_first = sorted([*tagged, *named], key=lambda record: record.create_timestamp)
+    # Not by the times of the records, which are those of the machines that launched the runs.
+    oldest_first = sorted([*tagged, *named, *later], key=lambda record: record.storage_id)
     runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
     # A full re-execution has the same root but does not continue the run, so ancestry decides.
     return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
@@ -343,21 +349,18 @@ def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
     Such a run is a re-execution of all steps. It started from `main`, so whatever the earlier run wrote is replaced by
     what it wrote, and publishing both would add appended rows twice.
     """
-    records = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
-    if not records:
+    run = instance.get_run_by_id(run_id)
+    if run is None:
         return None
-    run = records[0].dagster_run
-    # Not by the tag of the root run, which a re-execution from Python lacks. Dagster returns the newest record first.
-    later = dg.RunsFilter(
-        job_name=run.job_name,
-        statuses=[dg.DagsterRunStatus.SUCCESS],
-        created_after=records[0].create_timestamp,
-    )
-    for found in instance.get_runs(later, limit=_SEARCHED_RUNS):
+    # Not by the tag of the root run, which a re-execution from Python lacks. With the cursor, Dagster returns the runs
+    # that it recorded after this one, whatever the clocks of the machines that launched them showed.
+    wanted = dg.RunsFilter(job_name=run.job_name, statuses=[dg.DagsterRunStatus.SUCCESS])
+    later = instance.get_run_records(wanted, limit=_SEARCHED_RUNS, cursor=run_id, ascending=True)
+    for found in (record.dagster_run for record in reversed(later)):
         root = found.root_run_id or found.tags.get(ROOT_RUN_TAG) or found.run_id
         is_related = root == (run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run_id)
         # A chain of one run continues no other run, so the run did all the work itself.
-        if is_related and found.run_id != run_id and [*_ancestry(found, instance)] == [found.run_id]:
+        if is_related and [*_ancestry(found, instance)] == [found.run_id]:
             return found.run_id
     return None
 

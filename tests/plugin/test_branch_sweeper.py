@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_branch_sweeper, build_waiting_checks
+from lance_dagster.merge.preview import PREVIEW_OF
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
 
 NOW = timedelta(0)
@@ -231,6 +232,18 @@ def test_previews_of_crashed_publishers_are_deleted(shop: Shop, stored_instance:
     assert "nothing to delete" in text(shop, stored_instance)
     assert "deleted 1 branch: shop/orders preview/run/" in text(shop, stored_instance, keep_previews=NOW)
     assert ["preview/by-hand", f"run/{run_id}"] == branches(shop)
+
+
+def test_previews_of_a_run_that_is_not_over_are_kept(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A run may read its preview for longer than a day; the age of the preview is that of the worker's clock, too."""
+    waiting_run(shop, stored_instance)
+    run_id = dg_run_id(4)
+    run = stored_instance.add_run(dg.DagsterRun(job_name="job", run_id=run_id, status=dg.DagsterRunStatus.STARTED))
+    about = {"dagster/published_by": run_id, PREVIEW_OF: "main@1"}
+    shop.table().branches.create(f"reads/{run_id}-1", metadata=about)
+    assert "nothing to delete" in text(shop, stored_instance, keep_previews=NOW)
+    stored_instance.report_run_canceled(run)
+    assert f"deleted 1 branch: shop/orders reads/{run_id}-1" in text(shop, stored_instance, keep_previews=NOW)
 
 
 def test_damaged_cursor_and_wrong_arguments(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

@@ -1,7 +1,10 @@
+from datetime import timedelta
+
 import dagster as dg
 import pyarrow as pa
 import pytest
 
+from tests.backdating import manifest, say
 from tests.plugin.shop import (
     CUSTOMERS,
     MART,
@@ -180,6 +183,24 @@ def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.Dagste
     assert not again.success
     assert "published it as main@2; repeating the step would add its rows again" in failure(again, "shop__orders")
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("behind", [timedelta(hours=23), -timedelta(days=2)], ids=str)
+def test_repeated_step_that_a_machine_with_another_clock_published(
+    shop: Shop, stored_instance: dg.DagsterInstance, behind: timedelta
+) -> None:
+    """The published append is found although the clock of the machines that published is behind, or ahead."""
+    shop.play(mode="append", mart_fails=True)
+    failed = shop.execute(stored_instance)
+    shop.play(mode="append", orders=[4])
+    assert shop.execute(stored_instance).success
+    for number in (1, 2, 3):
+        say(manifest(shop.table(), number), behind)
+    shop.play(mode="append")
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
+    again = shop.execute(stored_instance, options)
+    assert "published it as main@2; repeating the step would add its rows again" in failure(again, "shop__orders")
+    assert shop.ids("production") == shop.ids("main") == [1, 2, 3, 4]
 
 
 def test_reader_that_failed_after_publication_is_resumed(

@@ -320,6 +320,19 @@ def test_tags_that_a_killed_publisher_left_behind_follow(shop: Shop) -> None:
     assert ([1, 2], [1, 2]) == shop.production()
 
 
+@pytest.mark.parametrize("lagging", [["lines"], ["orders", "lines"]], ids=len)
+def test_a_rollback_goes_by_the_channel_and_not_by_tags_that_lag(shop: Shop, lagging: list[str]) -> None:
+    """`production~1` rolls every table back, also one whose tag a killed publisher has not moved yet."""
+    for number in (1, 2):
+        assert shop.run(number).success
+    for name in lagging:
+        LanceTable.open(shop.root / "shop" / f"{name}.lance").tags.move("production", "main@2")
+    assert shop.act(ref="production~1", reason="wrong").success
+    assert ([1], [1]) == shop.production()
+    assert shop.run(3).success
+    assert ([1, 3], [1, 3]) == shop.production()
+
+
 def test_a_release_by_hand_releases_the_tags_too(shop: Shop) -> None:
     """A hold that was made in Dagster and released in the repository does not stop the next publication."""
     assert shop.run(1).success

@@ -1,10 +1,11 @@
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from lance_dagster import LanceTable, RunChain
-from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, branch_of, family_of, run_of
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, branch_of, family_of, repeated_by, run_of
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import contents, context_on, entries, new_table
@@ -75,17 +76,32 @@ def test_chain_without_a_run() -> None:
     assert RunChain(run_ids=("b",)).after("x").run_ids == ("x", "b")
 
 
-def test_family_has_the_runs_that_go_on_with_a_run(instance: dg.DagsterInstance) -> None:
-    """The family has the re-executions that continue a run, by tag or by the caller, and no others."""
+@pytest.mark.parametrize("found", [True, False], ids=["failed", "succeeded"])
+def test_family_has_the_runs_that_go_on_with_a_run(instance: dg.DagsterInstance, *, found: bool) -> None:
+    """The family has the re-executions that continue a run, by tag or by the caller, and all those of a failed run."""
     resume = {**PARENT, "dagster/is_resume_retry": "true"}
-    add(instance, "a", step_keys_to_execute=STEPS)
+    status = dg.DagsterRunStatus.FAILURE if found else dg.DagsterRunStatus.SUCCESS
+    add(instance, "a", step_keys_to_execute=STEPS, status=status)
     add(instance, "b", "a", tags=resume)
     add(instance, "c", "a", tags=PARENT, step_keys_to_execute=STEPS)
     add(instance, "d", "a", step_keys_to_execute=["two"])
     add(instance, "stranger")
-    assert family_of("a", instance) == ("a", "b")
+    assert family_of("a", instance) == (("a", "b", "d") if found else ("a", "b"))
     assert family_of("a", instance, ["d", "stranger"]) == ("a", "b", "d")
     assert family_of("gone", instance) == ()
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=5), -timedelta(minutes=5), timedelta(days=2)], ids=str)
+def test_the_order_of_runs_does_not_depend_on_the_clocks_that_launched_them(
+    instance: dg.DagsterInstance, ahead: timedelta
+) -> None:
+    """The machine that launched a run may have another clock than the one that launched its re-executions."""
+    first = dg.DagsterRun(job_name="job", run_id="a", status=dg.DagsterRunStatus.SUCCESS)
+    instance.run_storage.add_historical_run(first, datetime.now(UTC) + ahead)
+    add(instance, "b", "a", tags={**PARENT, "dagster/is_resume_retry": "true"})
+    add(instance, "c", "a", tags=PARENT, status=dg.DagsterRunStatus.SUCCESS)
+    assert ("a", "b") == family_of("a", instance)
+    assert ("c", None) == (repeated_by("a", instance), repeated_by("c", instance))
 
 
 def test_branches_are_named_after_runs() -> None:

@@ -1,6 +1,11 @@
 """After a publisher was killed that had moved `main`, the next *Materialize* does the rest, and nothing beyond it."""
 
+import json
+import threading
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -45,11 +50,36 @@ def pinned(request: Request) -> bool:
     return request.writes and "/pins/" in request.key
 
 
+class Meanwhile:
+    """A script that does something before a request that matches, after some others that matched were answered."""
+
+    def __init__(self, number: int, at: Callable[[Request], bool], act: Callable[[], object]) -> None:
+        """Take the number of matching requests that are made before."""
+        self.left, self.at, self.act = number, at, act
+        # Held during the request: the requests of several threads that match are made one after the other.
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        """Send the request."""
+        if not self.at(request):
+            return request.send()
+        with self._lock:
+            self.left -= 1
+            if self.left == -1:
+                self.act()
+            return request.send()
+
+
+def written(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Write and check orders 4 and customer 30, which wait."""
+    shop.play(orders=[1, 2, 3, 4], customers=[10, 20, 30])
+    selection = dg.AssetSelection.assets(ORDERS, CUSTOMERS) | dg.AssetSelection.checks_for_assets(ORDERS)
+    assert shop.run(instance, selection=selection).success
+
+
 def killed(shop: Shop, instance: dg.DagsterInstance, at: Callable[[Request], bool], after: int = 0) -> None:
     """Publish orders 4 and customer 30, and die before a request that matches, after some others that matched."""
-    shop.play(orders=[1, 2, 3, 4], customers=[10, 20, 30])
-    written = dg.AssetSelection.assets(ORDERS, CUSTOMERS) | dg.AssetSelection.checks_for_assets(ORDERS)
-    assert shop.run(instance, selection=written).success
+    written(shop, instance)
     plug = Plug(after, at)
     Dying.scripts.append(plug)
     lance, shop.lance = shop.lance, Dying(root=shop.lance.root, repository=shop.lance.repository)
@@ -85,6 +115,48 @@ def test_the_next_publication_does_the_rest(
         assert (key == ORDERS and not repository and after) or shop.table(key).branches.list("run/*") == {}
         assert shop.tag(key) == recorded(instance, node).metadata["lance/to"]
     assert after or str(foreign) == str(shop.table().head())
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_publication_under_way_is_not_promoted_in_part(shop: Shop, instance: dg.DagsterInstance, after: int) -> None:
+    """Another publisher that finds one of two tables on `main`, while the other one is not, promotes neither."""
+    assert shop.run(instance).success
+    written(shop, instance)
+    other = shop_at(shop.lance.root)
+    seen: list[int] = []
+
+    def press() -> None:
+        assert other.publish(instance, *PROMOTED).success
+        view = LanceRepository.open(shop.lance.root).at("production")
+        seen.extend(view[name].count_rows() for name in ("shop/orders", "shop/customers"))
+
+    # After both tables, the channel moves.
+    def is_point(request: Request) -> bool:
+        return main_moves(request) or channel_moves(request)
+
+    Dying.scripts.append(Meanwhile(after, is_point, press))
+    shop.lance = Dying(root=shop.lance.root)
+    assert shop.publish(instance, *PROMOTED).success
+    assert seen in ([3, 2], [4, 3])
+    assert ([1, 2, 3, 4], [10, 20, 30]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
+
+
+def test_a_rollback_by_a_clock_that_is_behind_counts(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """What was committed before a rollback is not promoted after it, although the entry of the rollback looks older."""
+    shop.play(orders=[1])
+    assert shop.run(instance).success
+    shop.play(orders=[1, 2, 3])
+    assert shop.run(instance).success
+    killed(shop, instance, channel_moves)
+    channels = LanceRepository.open(shop.lance.root).channels
+    channels.rollback("production", reason="2 is a test")
+    channels.release("production", reason="looked at")
+    for file in Path(shop.lance.root, "_repository/channels/production").glob("*.json"):
+        entry = json.loads(file.read_text())
+        at = datetime.fromisoformat(entry["at"]) - timedelta(days=2)
+        file.write_text(json.dumps({**entry, "at": at.isoformat()}))
+    pressed = shop.publish(instance, *PROMOTED)
+    assert (True, [1]) == (pressed.success, shop.ids("production"))
 
 
 def test_what_was_withdrawn_meanwhile_stays_away(shop: Shop, instance: dg.DagsterInstance) -> None:

@@ -176,6 +176,21 @@ def test_a_branch_that_a_published_reexecution_continued_does_not_wait(
     assert [] == [text for text in said if "it waits" in text and broken.run_id in text]
 
 
+def test_what_a_reexecution_from_python_adds_is_published_with_the_rest(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """A table that failed, repaired by a re-execution without Dagster's tags, is published with the other table."""
+    shop.play(orders=[1], customers_fail=True)
+    broken = shop.execute(stored_instance)
+    assert not broken.success
+    shop.play(orders=[2])
+    continued = dg.ReexecutionOptions(broken.run_id, step_selection=["shop__customers"])
+    assert shop.execute(stored_instance, continued).success
+    published = shop.publish(stored_instance, *PROMOTED)
+    assert (True, set(PROMOTED)) == (published.success, events(published))
+    assert ([1], [10, 20]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
+
+
 def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A branch is discarded by the first characters of its run id, which an observation of the node records."""
     stall = Stall(lake, [InRange("id", minimum=0)])

@@ -41,6 +41,8 @@ def backdate(paths: Iterable[Path]) -> None:
             found = json.loads(path.read_text())
             for key in found.keys() & {"createdAt", "updatedAt"}:
                 found[key] = (pendulum.now("UTC") - TWO_DAYS).isoformat()
+            if "createAt" in found:
+                found["createAt"] -= int(TWO_DAYS.total_seconds())
             path.write_text(json.dumps(found))
         os.utime(path, (time.time() - TWO_DAYS.total_seconds(),) * 2)
 
@@ -298,6 +300,24 @@ def _collected_meanwhile(folder: Path, prepare: Prepare, act: Callable[[LanceRep
         if left >= 0:
             assert step
             return
+
+
+def test_a_publisher_whose_clock_is_behind_keeps_its_branches(tmp_path: Path) -> None:
+    """A collection goes by the clock of the storage: a branch that looks old may have been made just now."""
+    repository = new_repository(tmp_path, "a")
+    run(repository, 1, "a")
+
+    def script(request: Request) -> object:
+        if _stores_a_commit(request):
+            for path in (tmp_path / "a.lance" / "_refs" / "branches").glob("published*"):
+                now = path.stat().st_mtime
+                backdate([path])
+                os.utime(path, (now, now))
+            LanceRepository.open(tmp_path, FAST).collect(OLD, dry_run=False)
+        return request.send()
+
+    scripted(repository.root, script).publish("run/1")
+    assert [1] == read_after_garbage(tmp_path)
 
 
 @pytest.mark.parametrize("at", ["walk _refs/tags", "compare_and_delete"])

@@ -23,7 +23,7 @@ from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_written, run_of
+from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_over, is_written, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
@@ -209,7 +209,9 @@ class _Sweep:
     def _sweep(self, one: WatchedTable, table: "LanceTable") -> None:
         # Previews first, and the newest branch first: a branch that another one was forked from cannot be deleted.
         for branch in _newest_first({**table.branches.list(f"{PREVIEWS}*"), **table.branches.list(f"{READS}*")}):
-            if _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
+            over = is_over(branch.metadata.get(md.PUBLISHED_BY), self.instance)
+            # The age is measured across clocks, and a run may take longer than a day: it still needs its branch.
+            if over and _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
                 self._delete(one, table, branch, f"a preview made {branch.created_at.diff_for_humans()}")
         found = _newest_first(table.branches.list("run/*"))
         runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in found), self.instance)

@@ -5,6 +5,8 @@ import enum
 import dagster as dg
 from pydantic import Field
 
+from lance_dagster.errors import InvalidInputError
+
 
 # The Launchpad shows and accepts the names of the members, so they are spelled as a person types them.
 class Rollback(enum.Enum):
@@ -46,3 +48,39 @@ class PublishConfig(dg.Config):
     ignore_failed_checks: bool = Field(
         default=False, description="Publish although checks failed or did not run. Needs a reason."
     )
+
+
+def check_config(config: PublishConfig) -> None:
+    """Refuse a configuration that contradicts itself or lacks a reason.
+
+    Raises:
+        InvalidInputError: It does.
+    """
+    for do, asked in (
+        ("ignore_failed_checks", config.ignore_failed_checks),
+        ("hold", config.hold),
+        ("release", config.release),
+        ("discard", bool(config.discard)),
+    ):
+        if asked:
+            require_reason(config.reason, do)
+    if config.hold and (config.release or config.ref or config.discard):
+        raise InvalidInputError(
+            "hold cannot be combined with release, ref or discard; to roll back and hold the tag there, set ref "
+            "and rollback: hold"
+        )
+    if config.discard and (config.release or config.ref):
+        raise InvalidInputError(
+            "discard cannot be combined with release or ref: it deletes a branch and publishes nothing"
+        )
+
+
+def require_reason(reason: str, do: str) -> str:
+    """Return the reason that a person gave for an action.
+
+    Raises:
+        InvalidInputError: The reason is empty.
+    """
+    if not reason.strip():
+        raise InvalidInputError(f"{do} needs a reason: set reason in the config too")
+    return reason.strip()

@@ -12,7 +12,6 @@ from functools import cache, partial
 import dagster as dg
 
 from lance_dagster.errors import (
-    InvalidInputError,
     NotFoundError,
     PublishRefusedError,
     RefNotFoundError,
@@ -38,7 +37,7 @@ from lance_dagster.plugin.publish.publication import (
     retire_all,
     runs_of,
 )
-from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback
+from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_reasons
@@ -46,12 +45,20 @@ from lance_dagster.plugin.publish.rollback import (
     audited_behind,
     hold_at,
     is_rollback,
-    require_reason,
     revert_to,
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.unfinished import Unfinished
-from lance_dagster.plugin.publish.waiting import Candidate, discard, find_by_backfill, find_waiting, resolve_run, wait
+from lance_dagster.plugin.publish.waiting import (
+    Candidate,
+    being_published,
+    discard,
+    find_by_backfill,
+    find_waiting,
+    keep_whole,
+    resolve_run,
+    wait,
+)
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
@@ -103,7 +110,7 @@ class PublishStep:
             PublishRefusedError: There is nothing to publish, an audit failed, or the tags are held.
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
-        self._check_config()
+        check_config(self.config)
         changes: dict[str, Callable[[LanceTable], str]] = {
             "discarded": self._discard,
             "held": self._hold_tag,
@@ -119,26 +126,6 @@ class PublishStep:
         # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
         if self.config.ref or not any(asked):
             yield from self._publish(nodes)
-
-    def _check_config(self) -> None:
-        config = self.config
-        for do, asked in (
-            ("ignore_failed_checks", config.ignore_failed_checks),
-            ("hold", config.hold),
-            ("release", config.release),
-            ("discard", bool(config.discard)),
-        ):
-            if asked:
-                require_reason(config.reason, do)
-        if config.hold and (config.release or config.ref or config.discard):
-            raise InvalidInputError(
-                "hold cannot be combined with release, ref or discard; to roll back and hold the tag there, set ref "
-                "and rollback: hold"
-            )
-        if config.discard and (config.release or config.ref):
-            raise InvalidInputError(
-                "discard cannot be combined with release or ref: it deletes a branch and publishes nothing"
-            )
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         # This comes before the search, which reads `main` and the tags: a publisher that died after it moved the
@@ -216,6 +203,8 @@ class PublishStep:
                 # must exist in every table.
                 (search.missing if self._by_run else search.wrong).append(f"{node.candidate.to_user_string()}: {error}")
         if self._is_alone:
+            self.candidates.clear()
+            looked = keep_whole(looked, len(self.nodes), self._held_back)
             unfinished = Unfinished(tag=self.tag, log=self.log, together=self.together, audit=self._audit_of)
             looked, said = unfinished.finish(looked, self.chain)
             search.missing += said
@@ -279,7 +268,8 @@ class PublishStep:
 
     def _open(self, node: Node) -> Opened | NotFoundError:
         try:
-            return Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+            opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+            return opened if self.together is None else self.together.as_named(opened)
         except NotFoundError as error:
             return error
 
@@ -289,8 +279,7 @@ class PublishStep:
         table = opened.table
         empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=opened.previous)
         if self.config.ref:
-            by_run = run_of(self.config.ref) is not None
-            ref = resolve_run(table, self.config.ref) if by_run else self.config.ref
+            ref = resolve_run(table, self.config.ref) if self._by_run else self.config.ref
             if self.together is not None and self.chosen is not None:
                 return replace(empty, landed=self.together.version_in(self.chosen, empty, ref), chosen=True)
             return find_by_ref(empty, ref, instance=self.instance)
@@ -356,7 +345,7 @@ class PublishStep:
         merge = table.preview_merge(head)
         # A publisher that died has merged this table already; the other tables must not wait for it.
         if merge.already_merged:
-            return []
+            return being_published(table, head, but=self.chain.run_ids, instance=self.instance)
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
         return [*held, *self._audit_of(one, head)[1], *map(str, merge.conflicts)]
 

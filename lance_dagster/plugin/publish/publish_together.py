@@ -12,6 +12,7 @@ versions. Other tables are left alone.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -27,10 +28,12 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import (
     SEARCHED,
+    Opened,
     Publication,
     in_turns,
     landing_message,
@@ -52,6 +55,7 @@ from lance_dagster.repository import (
     Channel,
     ChannelHold,
     LanceRepository,
+    RefEntry,
     RepositoryCommit,
     RepositoryView,
     TableVersion,
@@ -120,6 +124,26 @@ class Together:
     def hold(self) -> ChannelHold | None:
         """The hold of the channel, which is one for all tables."""
         return None if self.started is None else self.started.hold
+
+    def as_named(self, opened: Opened) -> Opened:
+        """Return a table whose tag before the publication is at the version that the channel names.
+
+        The tags follow the channel one by one, and a tag may lag behind. Then a rollback of all tables would take the
+        version of the tag for the present one, and leave out a table whose tag it names.
+        """
+        name, tag = self.repository.name_of(opened.table), opened.previous
+        view = None if self.started is None else self.repository.at(self.started.commit)
+        at = None if view is None else view.commit.tables.get(name)
+        # In the usual case the tag is there, and no version is read.
+        if view is None or at is None or (tag is not None and tag.ref == f"{MAIN}@{at.lands}"):
+            return opened
+        # The version is not found where another program has created the table again.
+        with suppress(VersionNotFoundError):
+            version = view[name].version
+            if version.branch == MAIN:
+                tag = tag or Tag(name=self.channel, branch=MAIN, version=version.number)
+                return opened._replace(previous=replace(tag, branch=MAIN, version=version.number))
+        return opened
 
     def view_of(self, ref: str) -> RepositoryView | None:
         """Return all tables at the commit that a ref names, as an expression of the channel (`production~1`) or an id.
@@ -324,10 +348,19 @@ class Together:
             if at is not None and (at.lands == NEVER or at.lands >= version.number):
                 return True
             # A rollback with `RESTORES` is a commit of `main` itself, older than what was published after it.
-            if entry.action == "rollback" and RESTORES not in entry.properties and (since is None or entry.at > since):
+            moves_back = entry.action == "rollback" and RESTORES not in entry.properties
+            if moves_back and self._is_later(entry, version, since):
                 return True
             found = found if at is None else False
         return found
+
+    def _is_later(self, entry: RefEntry, version: Version, since: datetime | None) -> bool:
+        """Return whether an entry of the channel came after the publication of a version began, or may have."""
+        channel, _, number = version.properties.get(md.CHANNEL_ENTRY, "").rpartition("@")
+        if channel == self.channel:
+            return entry.number > int(number)
+        # The publisher of another channel made the version, so there are only the times of two clocks.
+        return since is None or entry.at > since
 
     def _is_rolled_back(self) -> bool:
         """Return whether the newest entry of the channel is a rollback with the reason of this step."""
@@ -398,6 +431,8 @@ class Together:
         if one.planned is None and (one.landed is not None or not one.sources):
             return VersionToPublish(version=one.version, message="")
         message, about = landing_message(one), landing_properties(one, self.chain)
+        # A rollback after this entry may be about the version that is published now.
+        about |= {md.CHANNEL_ENTRY: f"{self.channel}@{0 if self.started is None else self.started.entry.number}"}
         return VersionToPublish(version=one.planned or one.sources[0], message=message, properties=about)
 
 

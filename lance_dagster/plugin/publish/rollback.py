@@ -19,7 +19,6 @@ from dataclasses import replace
 
 from lance_dagster.errors import (
     ConflictError,
-    InvalidInputError,
     MergeConflictError,
     RefNotFoundError,
 )
@@ -163,17 +162,6 @@ def audited_behind(table: LanceTable, version: Version) -> Version:
     while restored := version.properties.get(md.ROLLED_BACK_TO):
         version = table.at(restored)
     return version
-
-
-def require_reason(reason: str, do: str) -> str:
-    """Return the reason that a person gave for an action.
-
-    Raises:
-        InvalidInputError: The reason is empty.
-    """
-    if not reason.strip():
-        raise InvalidInputError(f"{do} needs a reason: set reason in the config too")
-    return reason.strip()
 
 
 def drop_branch(table: LanceTable, name: str) -> None:

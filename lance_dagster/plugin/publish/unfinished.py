@@ -138,5 +138,6 @@ def _moved_later(tag: Tag | None, version: Version, instance: dg.DagsterInstance
     if tag.metadata.get(md.MOVED_TO) != tag.ref or by is None or moved_by is None:
         return True
     records = instance.get_run_records(dg.RunsFilter(run_ids=[by, moved_by]))
-    created = {record.dagster_run.run_id: record.create_timestamp for record in records}
-    return moved_by not in created or by not in created or created[moved_by] > created[by]
+    # The places in the list of runs; the times of the records are those of the machines that launched the runs.
+    places = {record.dagster_run.run_id: record.storage_id for record in records}
+    return moved_by not in places or by not in places or places[moved_by] > places[by]

@@ -92,6 +92,47 @@ class Candidate:
         return found
 
 
+def being_published(table: LanceTable, head: Version, *, but: Sequence[str], instance: dg.DagsterInstance) -> list[str]:
+    """Return why a branch that `main` contains is not published yet: its publication is under way, or its process died.
+
+    Args:
+        table: The table.
+        head: The head of the branch.
+        but: The run that asks, and the runs that it continues; their publication is finished by this run.
+        instance: The Dagster instance.
+    """
+    landed = table.branches.is_merged(head)
+    by = None if landed is None else landed.properties.get(md.PUBLISHED_BY)
+    if by is None or by in but or is_over(by, instance):
+        return []
+    reason = f"run {by} brought {MAIN} to {landed}, and is not over"
+    return [f"{reason}; if the process of that run died, terminate the run, and materialize this node again"]
+
+
+def keep_whole(
+    looked: Sequence[Publication], tables: int, held_back: Callable[[Publication, Version], list[str]]
+) -> list[Publication]:
+    """Leave out branches of which another publisher has brought other tables to `main` while these were looked at.
+
+    Args:
+        looked: The tables, each with the branches to publish.
+        tables: The number of tables of the publisher.
+        held_back: Looks at the other tables of a candidate anew, and returns the reasons against them.
+    """
+    runs = {tuple(source.branch for source in one.sources) for one in looked}
+    # In the usual case each table has the branches of the same runs, and nothing is looked at again.
+    if len(looked) == tables and len(runs) == 1:
+        return list(looked)
+    kept = []
+    for one in looked:
+        against = [held_back(one, source) for source in one.sources]
+        sources = tuple(source for source, reasons in zip(one.sources, against, strict=True) if not reasons)
+        waits = [*one.waiting, *(reason for reasons in against for reason in reasons)]
+        about = {**one.about, md.WAITING: waits} if waits else one.about
+        kept.append(replace(one, sources=sources, about=about))
+    return kept
+
+
 def find_waiting(
     publication: Publication,
     audit: Callable[[Version], Sequence[str]],

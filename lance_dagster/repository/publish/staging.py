@@ -348,7 +348,8 @@ def _staging_branch(context: TableContext, head: State, merged: Sequence[str]) -
         digest = hashlib.sha256(" ".join([head.id, *merged, str(attempt)]).encode()).hexdigest()[:_DIGITS]
         name = f"{PUBLISHED}{digest}"
         found = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
-        if _age(found.created_at) < REUSED_FOR:
+        # A time far in the future is that of a clock that is ahead, and says nothing about the age.
+        if abs(_age(found.created_at)) < REUSED_FOR:
             return found
     raise RuntimeError("count never ends")
 
