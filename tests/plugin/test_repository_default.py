@@ -160,6 +160,50 @@ def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: d
     assert [1, 2] == alone.seen() == Location(root, instance=instance).seen()
 
 
+def test_a_channel_is_not_released_table_by_table(root: Path, instance: dg.DagsterInstance) -> None:
+    """A hold or a release that the channel would not follow is refused, so nobody believes that it is released."""
+    location = Location(root, instance=instance)
+    assert location.run(1).success
+    assert location.act(hold=True, reason="wait").success
+    alone = Location(root, instance=instance, repository=False)
+    for done, config in (("released", {"release": True}), ("held", {"hold": True})):
+        said = failure(alone.act(reason="by itself", **config))
+        assert f"cannot be {done} with repository=False: channel 'production'" in said
+    assert not location.run(2).success
+    assert location.act(release=True, reason="go on").success
+    assert location.run(3).success
+    assert ([1, 3], [1, 3]) == (location.seen(), location.seen("lines"))
+
+
+def test_a_table_that_was_held_before_the_channel_is_released(root: Path, instance: dg.DagsterInstance) -> None:
+    """The publisher releases a table that the channel does not name yet, and says nothing else failed.
+
+    With another table alone in the channel, a hold on the tag of this one would otherwise keep both back for ever.
+    """
+    before = Location(root, "orders", instance=instance, repository=False)
+    assert before.run(1).success
+    assert before.act(hold=True, reason="wait").success
+    assert Location(root, "lines", instance=instance).run(1).success
+    both = Location(root, instance=instance)
+    assert "held" in failure(both.run(2))
+    assert both.act(release=True, reason="go on").success
+    assert both.act().success
+    assert ([1, 2], [1, 2]) == (both.seen(), both.seen("lines"))
+
+
+def test_a_channel_is_held_on_the_page_of_a_new_table(root: Path, instance: dg.DagsterInstance) -> None:
+    """A hold and a release succeed on the node of a table that was never published: they are about the channel."""
+    assert Location(root, "lines", instance=instance).run(1).success
+    both = Location(root, instance=instance)
+    assert both.run(2, publish=False).success
+    orders = dg.AssetKey(["production", "shop", "orders"])
+    assert both.act(orders, hold=True, reason="wait").success
+    assert repository_at(root).channels.get("production").hold is not None
+    assert both.act(orders, release=True, reason="go on").success
+    assert both.act().success
+    assert ([2], [1, 2]) == (both.seen(), both.seen("lines"))
+
+
 def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:
     """A promotion takes the chosen version, and not a later one that another channel has published."""
     staging = Location(root, instance=instance, tag="staging")
