@@ -2,6 +2,7 @@
 """The repository, which is the default, beside tables that are older than it, and for code that only reads."""
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import dagster as dg
@@ -12,13 +13,16 @@ from lance_dagster import (
     LanceIOManager,
     LanceRepository,
     LanceResource,
+    LanceTable,
     RowCount,
     build_publisher,
     build_table_checks,
 )
 from lance_dagster.errors import RefNotFoundError
+from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.shop import failure
 from tests.plugin.test_repository_publish import ids_of
+from tests.store.scripted import Request
 
 KEYS = [dg.AssetKey(["shop", name]) for name in ("orders", "lines")]
 
@@ -27,15 +31,22 @@ class Location:
     """A code location that appends one row to tables, and promotes them by a tag."""
 
     def __init__(
-        self, root: Path, *names: str, instance: dg.DagsterInstance, tag: str = "production", **fields: Any
+        self,
+        root: Path,
+        *names: str,
+        instance: dg.DagsterInstance,
+        tag: str = "production",
+        mode: str = "append",
+        **fields: Any,
     ) -> None:
+        self.mode = mode
         self.lance, self.instance, self.number, self.tag = LanceResource(root=str(root), **fields), instance, 0, tag
         self.assets = [self._asset(name) for name in names or ("orders", "lines")]
         self.publisher = build_publisher(self.assets, tag=tag)
         self.checks = [one for asset in self.assets for one in build_table_checks(asset, [RowCount(minimum=1)])]
 
     def _asset(self, name: str) -> dg.AssetsDefinition:
-        @dg.asset(key=["shop", name], metadata={"lance/write_mode": "append"})
+        @dg.asset(key=["shop", name], metadata={"lance/write_mode": self.mode})
         def rows() -> pa.Table:
             return pa.table({"id": [self.value(name)]})
 
@@ -202,6 +213,34 @@ def test_a_channel_is_held_on_the_page_of_a_new_table(root: Path, instance: dg.D
     assert both.act(orders, release=True, reason="go on").success
     assert both.act().success
     assert ([2], [1, 2]) == (both.seen(), both.seen("lines"))
+
+
+def test_a_publication_that_a_table_cannot_follow_is_not_promoted_in_part(
+    root: Path, instance: dg.DagsterInstance
+) -> None:
+    """Where another program overwrites `main` before it follows the commit, the run's other tables wait with it."""
+    location = Location(root, instance=instance, mode="overwrite")
+    assert location.run(1).success
+    waiting = location.run(2, publish=False)
+    tables = [LanceTable.open(location.lance.uri_of(key)) for key in KEYS]
+    follows, one_by_one = list[Request](), Lock()
+
+    def script(request: Request) -> object:
+        if not (request.commits and request.key.startswith("_versions/")):
+            return request.send()
+        with one_by_one:
+            follows.append(request)
+            if len(follows) == 2:
+                (behind,) = (table for table in tables if table.head().number == 2)
+                behind.overwrite(pa.table({"id": [7]}))
+            return request.send()
+
+    ScriptedLake.scripts.append(script)
+    location.lance = ScriptedLake(root=str(root))
+    assert "could not follow" in failure(location.act(ref=f"run/{waiting.run_id}"))
+    location.lance = LanceResource(root=str(root))
+    assert location.act().success
+    assert ([1], [1]) == (location.seen(), location.seen("lines"))
 
 
 def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:
