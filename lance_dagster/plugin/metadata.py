@@ -73,6 +73,8 @@ BACKFILL_ID = "dagster/backfill"
 READ_UNPUBLISHED = "dagster/read_unpublished"
 STEP_KEY = "dagster/step_key"
 OUTPUT = "dagster/output"
+# The mode and the number of a write among those of one external process, such as `append 2`.
+WRITE = "dagster/write"
 ASSET_KEY = "dagster/asset_key"
 PARTITION_KEYS = "dagster/partition_keys"
 PUBLISHED_BY = "dagster/published_by"

@@ -197,22 +197,30 @@ class RunBranch:
         """Return the version that an earlier attempt of the same step committed, or None.
 
         An attempt is the same when the step, the output, the asset and the partitions are equal: two outputs of an op
-        may go to one table. It may be in this run, before
-        a retry by Dagster, or in a run that this one continues.
+        may go to one table. Of the writes of an external process, the one with the same number is meant. The attempt
+        may be in this run, before a retry by Dagster, or in a run that this one continues.
 
         Args:
             properties: The properties of the commit that is about to be made.
         """
+        write = properties.get(md.WRITE)
+        return next((one for one in self.attempts(properties) if one.properties.get(md.WRITE) == write), None)
+
+    def attempts(self, properties: Mapping[str, str]) -> "Iterator[Version]":
+        """Yield the versions that attempts of the same step committed, newest first.
+
+        Args:
+            properties: The properties of a commit of the step.
+        """
         # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
         same = (md.STEP_KEY, md.OUTPUT, md.ASSET_KEY, md.PARTITION_KEYS)
         if md.STEP_KEY not in properties:
-            return None
+            return
         for version in self._own_versions():
             committed = version.properties
             of_chain = committed.get(md.RUN_ID) in self.chain.run_ids
             if of_chain and all(committed.get(key) == properties.get(key) for key in same):
-                return version
-        return None
+                yield version
 
     def retire(self, merged: "Iterable[Version]" = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.

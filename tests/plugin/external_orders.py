@@ -33,6 +33,9 @@ if __name__ == "__main__":
             case "update":
                 orders.append(rows)
                 orders.table.update({"id": "id + 10"}, where=script["where"], branch=orders.branch)
+            case "writes":
+                for method, *ids in script["writes"]:
+                    getattr(orders, method)(pa.table({"id": pa.array(ids, pa.int64())}))
             case "compact":
                 orders.append(rows)
                 orders.table.maintenance.compact(branch=orders.branch)

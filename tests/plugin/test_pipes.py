@@ -134,6 +134,71 @@ def test_process_that_writes_nothing_fails(lake: LanceResource, instance: dg.Dag
     assert not run(lake, instance, ids=[1], mode="nothing").success
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "writes,kept",
+    [([["append", 2], ["append", 3]], [1, 2, 3]), ([["overwrite", 2], ["append", 3]], [2, 3])],
+    ids=["append, append", "overwrite, append"],
+)
+def test_each_write_of_a_process_counts(
+    lake: LanceResource, instance: dg.DagsterInstance, writes: list[list[object]], kept: list[int]
+) -> None:
+    """A second append of a process adds its rows, and is not taken for a retry of the write before it."""
+    assert run(lake, instance, ids=[1]).success
+    assert run(lake, instance, mode="writes", writes=writes, ids=[2]).success
+    assert kept == ids(lake)
+
+
+@pytest.mark.slow
+def test_a_retry_replaces_all_appends(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Of several appends of a failed attempt nothing remains, also where the retry makes fewer."""
+    first: dict[str, Any] = {"mode": "writes", "writes": [["append", 1], ["append", 2]], "fails": True, "ids": [1]}
+    assert run(lake, instance, **first, retries=1, retry={"writes": [["append", 3]]}).success
+    assert [3] == ids(lake)
+    assert run(lake, instance, **first, retries=1).success
+    assert [1, 2, 3] == ids(lake)
+
+
+@pytest.mark.slow
+def test_a_retry_vouches_only_for_what_it_wrote(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A retry that writes nothing, or that appends to what a failed attempt overwrote, fails and is not published."""
+    assert run(lake, instance, ids=[1]).success
+    failed: dict[str, Any] = {"mode": "writes", "fails": True, "retries": 1, "ids": [2]}
+    for writes, again, said in (
+        ([["append", 2]], [], "ended without a write"),
+        ([["overwrite", 2]], [["append", 3]], "an earlier attempt of the step overwrote the table in run/"),
+    ):
+        result = run(lake, instance, writes=writes, retry={"writes": again}, **failed)
+        assert not result.success
+        assert said in reported_error(instance, result.run_id)
+        assert [1] == ids(lake)
+
+
+def job_at(root: str) -> dg.JobDefinition:
+    """The pipeline as a job that appends one row, for Dagster to build again."""
+    lake = LanceResource(root=root)
+    made = pipeline(lake, mode="append", ids=[1])
+    return dg.Definitions(
+        assets=[one for one in made if not isinstance(one, dg.AssetChecksDefinition)],
+        asset_checks=[one for one in made if isinstance(one, dg.AssetChecksDefinition)],
+        resources={"lance": lake, "io_manager": LanceIOManager(lance=lake), "client": ForkedClient()},
+        jobs=[dg.define_asset_job("pipes", selection="*", executor_def=dg.in_process_executor)],
+    ).resolve_job_def("pipes")
+
+
+@pytest.mark.slow
+def test_a_published_append_is_not_repeated(lake: LanceResource, stored_instance: dg.DagsterInstance) -> None:
+    """A run that continues a published run, such as one of chosen steps, does not append the same rows again."""
+    job = dg.build_reconstructable_job("tests.plugin.test_pipes", "job_at", reconstructable_kwargs={"root": lake.root})
+    first = dg.execute_job(job, instance=stored_instance)
+    assert first.success
+    options = dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders"])
+    again = dg.execute_job(job, instance=stored_instance, reexecution_options=options)
+    assert not again.success
+    assert "repeating the step would add its rows again" in reported_error(stored_instance, again.run_id)
+    assert [1] == ids(lake, "main")
+
+
 MODES = ("stream", "append", "staged", "overwrite", "plain", "replace_partitions")
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 

@@ -2,6 +2,7 @@
 """The repository, which is the default, beside tables that are older than it, and for code that only reads."""
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import dagster as dg
@@ -12,13 +13,16 @@ from lance_dagster import (
     LanceIOManager,
     LanceRepository,
     LanceResource,
+    LanceTable,
     RowCount,
     build_publisher,
     build_table_checks,
 )
 from lance_dagster.errors import RefNotFoundError
+from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.shop import failure
 from tests.plugin.test_repository_publish import ids_of
+from tests.store.scripted import Request
 
 KEYS = [dg.AssetKey(["shop", name]) for name in ("orders", "lines")]
 
@@ -27,15 +31,22 @@ class Location:
     """A code location that appends one row to tables, and promotes them by a tag."""
 
     def __init__(
-        self, root: Path, *names: str, instance: dg.DagsterInstance, tag: str = "production", **fields: Any
+        self,
+        root: Path,
+        *names: str,
+        instance: dg.DagsterInstance,
+        tag: str = "production",
+        mode: str = "append",
+        **fields: Any,
     ) -> None:
+        self.mode = mode
         self.lance, self.instance, self.number, self.tag = LanceResource(root=str(root), **fields), instance, 0, tag
         self.assets = [self._asset(name) for name in names or ("orders", "lines")]
         self.publisher = build_publisher(self.assets, tag=tag)
         self.checks = [one for asset in self.assets for one in build_table_checks(asset, [RowCount(minimum=1)])]
 
     def _asset(self, name: str) -> dg.AssetsDefinition:
-        @dg.asset(key=["shop", name], metadata={"lance/write_mode": "append"})
+        @dg.asset(key=["shop", name], metadata={"lance/write_mode": self.mode})
         def rows() -> pa.Table:
             return pa.table({"id": [self.value(name)]})
 
@@ -158,6 +169,78 @@ def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: d
     repository_at(root).channels.delete("production", reason="table by table")
     assert alone.act().success
     assert [1, 2] == alone.seen() == Location(root, instance=instance).seen()
+
+
+def test_a_channel_is_not_released_table_by_table(root: Path, instance: dg.DagsterInstance) -> None:
+    """A hold or a release that the channel would not follow is refused, so nobody believes that it is released."""
+    location = Location(root, instance=instance)
+    assert location.run(1).success
+    assert location.act(hold=True, reason="wait").success
+    alone = Location(root, instance=instance, repository=False)
+    for done, config in (("released", {"release": True}), ("held", {"hold": True})):
+        said = failure(alone.act(reason="by itself", **config))
+        assert f"cannot be {done} with repository=False: channel 'production'" in said
+    assert not location.run(2).success
+    assert location.act(release=True, reason="go on").success
+    assert location.run(3).success
+    assert ([1, 3], [1, 3]) == (location.seen(), location.seen("lines"))
+
+
+def test_a_table_that_was_held_before_the_channel_is_released(root: Path, instance: dg.DagsterInstance) -> None:
+    """The publisher releases a table that the channel does not name yet, and says nothing else failed.
+
+    With another table alone in the channel, a hold on the tag of this one would otherwise keep both back for ever.
+    """
+    before = Location(root, "orders", instance=instance, repository=False)
+    assert before.run(1).success
+    assert before.act(hold=True, reason="wait").success
+    assert Location(root, "lines", instance=instance).run(1).success
+    both = Location(root, instance=instance)
+    assert "held" in failure(both.run(2))
+    assert both.act(release=True, reason="go on").success
+    assert both.act().success
+    assert ([1, 2], [1, 2]) == (both.seen(), both.seen("lines"))
+
+
+def test_a_channel_is_held_on_the_page_of_a_new_table(root: Path, instance: dg.DagsterInstance) -> None:
+    """A hold and a release succeed on the node of a table that was never published: they are about the channel."""
+    assert Location(root, "lines", instance=instance).run(1).success
+    both = Location(root, instance=instance)
+    assert both.run(2, publish=False).success
+    orders = dg.AssetKey(["production", "shop", "orders"])
+    assert both.act(orders, hold=True, reason="wait").success
+    assert repository_at(root).channels.get("production").hold is not None
+    assert both.act(orders, release=True, reason="go on").success
+    assert both.act().success
+    assert ([2], [1, 2]) == (both.seen(), both.seen("lines"))
+
+
+def test_a_publication_that_a_table_cannot_follow_is_not_promoted_in_part(
+    root: Path, instance: dg.DagsterInstance
+) -> None:
+    """Where another program overwrites `main` before it follows the commit, the run's other tables wait with it."""
+    location = Location(root, instance=instance, mode="overwrite")
+    assert location.run(1).success
+    waiting = location.run(2, publish=False)
+    tables = [LanceTable.open(location.lance.uri_of(key)) for key in KEYS]
+    follows, one_by_one = list[Request](), Lock()
+
+    def script(request: Request) -> object:
+        if not (request.commits and request.key.startswith("_versions/")):
+            return request.send()
+        with one_by_one:
+            follows.append(request)
+            if len(follows) == 2:
+                (behind,) = (table for table in tables if table.head().number == 2)
+                behind.overwrite(pa.table({"id": [7]}))
+            return request.send()
+
+    ScriptedLake.scripts.append(script)
+    location.lance = ScriptedLake(root=str(root))
+    assert "could not follow" in failure(location.act(ref=f"run/{waiting.run_id}"))
+    location.lance = LanceResource(root=str(root))
+    assert location.act().success
+    assert ([1], [1]) == (location.seen(), location.seen("lines"))
 
 
 def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:

@@ -35,9 +35,9 @@ from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.ownership import Ownership
-from lance_dagster.plugin.publish.publication import landed_as
+from lance_dagster.plugin.publish.publication import appended_before
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, started_at
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress
 from lance_dagster.plugin.version_report import change_entries, content_entries
 from lance_dagster.table import LanceTable
@@ -129,16 +129,8 @@ class OutputWriter:
         Raises:
             InvalidInputError: Such a run appended to the asset and was published.
         """
-        earlier = branch.chain.run_ids[1:]
-        if not earlier or self.instance is None:
-            return
-        since = started_at(dg.RunsFilter(run_ids=list(earlier)), self.instance)
-        landed = landed_as(branch.table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
-        if landed is not None:
-            raise InvalidInputError(
-                f"run {landed.properties[md.RUN_ID]}, which this run continues, appended to {asset} and published it "
-                f"as {landed}; repeating the step would add its rows again: leave the step out, or start a new run"
-            )
+        if said := appended_before(branch.table, branch.chain, asset, self.instance):
+            raise InvalidInputError(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

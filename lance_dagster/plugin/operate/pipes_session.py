@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 _EXTRA = "lance_dagster"
-_SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partitions", "branch_head")
+_SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partitions", "branch_head", "published")
 
 
 class _Commit(TypedDict):
@@ -74,6 +74,7 @@ def pipes_extras(
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
     # Imported here: it imports Arrow, which a code location does not need when it is loaded.
     from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
+    from lance_dagster.plugin.publish.publication import appended_before
 
     partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
     properties = {
@@ -85,12 +86,13 @@ def pipes_extras(
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
     # Other runs may write a branch that a tag names, so the process has to know where its own commits begin.
-    head = 0
+    head, published = 0, ""
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.
     with suppress(TableNotFoundError):
         table = lance.open_at(place)
         with suppress(RefNotFoundError):
             head = table.head(chain.branch_tag).number if chain.branch_tag else 0
+        published = appended_before(table, chain, key.to_user_string(), context.instance)
     settings = {
         "uri": lance.uri_at(place),
         "dotted": place.dotted,
@@ -105,6 +107,7 @@ def pipes_extras(
         "properties": properties,
         "partitions": partitions.encoded(),
         "branch_head": head,
+        "published": published,
     }
     return {_EXTRA: settings}
 
@@ -157,6 +160,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
 
         self._partitions = PipesPartitions.decoded(self._properties[md.ASSET_KEY], settings["partitions"])
         self.partition_keys = self._partitions.keys
+        self._writes: list[str] = []
+        self._before = self._written()
 
     @property
     def table(self) -> "LanceTable":
@@ -176,14 +181,18 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         return RunBranch(table=table, chain=self._chain).head() or table.head(MAIN)
 
     def append(self, rows: "Rows") -> "WriteResult":
-        """Append rows, or files staged by Spark. Rows of an earlier attempt of the step are replaced.
+        """Append rows, or files staged by Spark; may be called several times.
+
+        Each call replaces the rows of the same call of an earlier attempt of the step. What an earlier attempt appended
+        by further calls is taken back at the end of the block.
 
         Raises:
-            InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
+            InvalidInputError: A row is outside of the partitions of the run, or a run that this one continues appended
+                to the table and was published; nothing was committed.
         """
-        branch = self._ready(rows)
-        earlier = branch.earlier_attempt(self._properties)
-        return branch.table.append(self._held(rows), replaces=earlier, **self._commit("append"))
+        branch, info = self._ready(rows, adds=True), self._commit("append")
+        earlier = branch.earlier_attempt(info["properties"])
+        return self._counted(info, branch.table.append(self._held(rows), replaces=earlier, **info))
 
     def overwrite(self, rows: "Rows") -> "WriteResult":
         """Replace all rows, also those of other partitions, and the schema where it differs.
@@ -191,9 +200,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         Raises:
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
-        table = self._ready(rows).table
+        table, info = self._ready(rows).table, self._commit("overwrite")
         # The rows are held in their own schema, which becomes that of the table.
-        return table.overwrite(self._partitions.held(rows, rows.schema), **self._commit("overwrite"))
+        return self._counted(info, table.overwrite(self._partitions.held(rows, rows.schema), **info))
 
     def replace_partitions(self, rows: "Rows") -> "WriteResult":
         """Replace the rows of the partitions of the run.
@@ -205,9 +214,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             raise InvalidInputError(
                 f"the run of {self._properties[md.ASSET_KEY]} has no partitions to replace; use overwrite or append"
             )
-        table = self._ready(rows).table
+        table, info = self._ready(rows).table, self._commit("replace")
         predicate = self._partitions.filter(table.schema(self.branch)).predicate
-        return table.replace_where(predicate, self._held(rows), **self._commit("replace"))
+        return self._counted(info, table.replace_where(predicate, self._held(rows), **info))
 
     def replace_where(self, predicate: str, rows: "Rows") -> "WriteResult":
         """Replace the rows that a predicate selects.
@@ -216,7 +225,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             InvalidInputError: A row is outside of the partitions of the run, or does not satisfy the predicate;
                 nothing was committed.
         """
-        return self._ready(rows).table.replace_where(predicate, self._held(rows), **self._commit("replace"))
+        table, info = self._ready(rows).table, self._commit("replace")
+        return self._counted(info, table.replace_where(predicate, self._held(rows), **info))
 
     def check(
         self,
@@ -235,13 +245,16 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         """Report the materialization, then the checks; the end of the block calls this.
 
         Raises:
-            InvalidInputError: The process wrote nothing, or rows that are outside of the partitions of the run.
+            InvalidInputError: The process wrote nothing, or rows that are outside of the partitions of the run; or an
+                earlier attempt of the step overwrote the table, and this one did not.
         """
         table = self.table
         branch = RunBranch(table=table, chain=self._chain)
         version = branch.written()
-        if version is None:
+        # An earlier attempt of the step, or a run that this one continues, may have written what is there.
+        if version is None or version == self._before:
             raise InvalidInputError(f"the process ended without a write to {self.branch} of {table.uri}")
+        version = self._take_back(branch, version)
         self._partitions.verify(branch, version, self._settings["branch_head"])
         seen: dict[str, PipesMetadataRawValue] = {md.BRANCH: version.branch, md.VERSION: str(version.number)}
         asset = self._properties[md.ASSET_KEY]
@@ -281,22 +294,64 @@ class PipesTable(AbstractContextManager["PipesTable"]):
     def _properties(self) -> dict[str, str]:
         return dict(self._settings["properties"])
 
+    def _written(self) -> "Version | None":
+        with suppress(TableNotFoundError):
+            return RunBranch(table=self.table, chain=self._chain).written()
+        return None
+
     def _commit(self, mode: str) -> "_Commit":
         return {
             "branch": self.branch,
             "message": f"{mode} {self._properties[md.ASSET_KEY]}",
-            "properties": self._properties,
+            # Without the number, the second append of a process would be taken for a retry of the first one.
+            "properties": {**self._properties, md.WRITE: f"{mode} {len(self._writes) + 1}"},
             "partitions": self.partition_keys,
         }
+
+    def _counted(self, info: "_Commit", made: "WriteResult") -> "WriteResult":
+        """Count a write that was committed, and return its result."""
+        self._writes.append(info["properties"][md.WRITE])
+        return made
+
+    def _take_back(self, branch: RunBranch, version: "Version") -> "Version":
+        """Remove the rows that an earlier attempt of the step appended, and that this one did not replace.
+
+        Returns:
+            The head of the branch, which was `version`.
+
+        Raises:
+            InvalidInputError: An earlier attempt overwrote the table, and this one did not.
+        """
+        newest: dict[str, Version] = {}
+        for one in branch.attempts(self._properties):
+            write = one.properties.get(md.WRITE, "")
+            # Of several attempts, the newest one has replaced what the others wrote by a write of the same number.
+            if write in newest:
+                continue
+            newest[write] = one
+            if write.startswith("overwrite"):
+                # Nothing is left of what was written before this process overwrote the table.
+                if write in self._writes:
+                    break
+                raise InvalidInputError(
+                    f"an earlier attempt of the step overwrote the table in {one}, and this one did not; start a new "
+                    "run, and not a retry of this one"
+                )
+        for write, one in newest.items():
+            if write.startswith("append") and write not in self._writes:
+                info: _Commit = {**self._commit("append"), "properties": {**self._properties, md.WRITE: write}}
+                version = branch.table.append(branch.table.schema(self.branch).empty_table(), replaces=one, **info)
+        return version
 
     def _held(self, rows: "Rows") -> "Rows":
         return self._partitions.held(rows, self.table.schema(self.branch)) if self.partition_keys else rows
 
-    def _ready(self, rows: "Rows") -> RunBranch:
+    def _ready(self, rows: "Rows", *, adds: bool = False) -> RunBranch:
         """Return the branch of the run, forked; create the table when it does not exist.
 
         Raises:
-            InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files.
+            InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files; or
+                the write adds rows that were added and published before.
         """
         from lance_dagster.datafiles import StagedFiles
         from lance_dagster.table import LanceTable
@@ -314,6 +369,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         # This comes before the fork, so that refusing a table of another asset leaves no branch.
         start = branch.start()
         is_owned = ownership.is_recorded(start)
+        # A branch that still exists was not published, so the append can replace the rows that are on it.
+        if adds and start.branch == MAIN and self._settings["published"]:
+            raise InvalidInputError(self._settings["published"])
         branch.ensure(start)
         if not is_owned:
             ownership.record()

@@ -449,6 +449,28 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
     return None
 
 
+def appended_before(table: LanceTable, chain: RunChain, asset: str, instance: dg.DagsterInstance | None) -> str:
+    """Return why an append must not be repeated: a run that this one continues has published it; empty if none has.
+
+    Args:
+        table: The table.
+        chain: The run, and the runs that it continues.
+        asset: The key of the asset.
+        instance: The Dagster instance that records runs; None outside of a run.
+    """
+    earlier = chain.run_ids[1:]
+    if not earlier or instance is None:
+        return ""
+    since = started_at(dg.RunsFilter(run_ids=list(earlier)), instance)
+    landed = landed_as(table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
+    if landed is None:
+        return ""
+    return (
+        f"run {landed.properties[md.RUN_ID]}, which this run continues, appended to {asset} and published it as "
+        f"{landed}; repeating the step would add its rows again: leave the step out, or start a new run"
+    )
+
+
 def _values(version: Version, key: str) -> list[str]:
     """Return the values of a property of a commit; a merge of several runs has several run ids."""
     own = [version.properties[key]] if key in version.properties else []

@@ -4,7 +4,7 @@ The order is that of `publication`: find, audit, merge, move, retire. Nothing is
 and no tag moves before every table is merged.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -131,7 +131,7 @@ class PublishStep:
         # This comes before the search, which reads `main` and the tags: a publisher that died after it moved the
         # channel left them behind.
         if self.together is not None and self._is_alone and not self.config.dry_run:
-            self.together.catch_up([str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes])
+            self.together.catch_up(self._names_of(nodes))
         # The gate comes first because it reads the event log only; the audit of a planned merge reads rows.
         found, ignored = self._gate(self._find(nodes))
         found, refused = self.reaudit.plan(found)
@@ -418,7 +418,8 @@ class PublishStep:
         # The repository is created only here, after every audit: a refused publication leaves no repository behind.
         together = self.together or self._together(self.lance.create_repository())
         if together is None:
-            refuse_named_by_channel(self.lance, self.tag, found)
+            names = self._names_of(node for node in self.nodes if node.candidate in {one.candidate for one in found})
+            refuse_named_by_channel(self.lance, self.tag, names, "published")
             return None
         if adopted := together.adopt(found):
             named = ", ".join(f"{name} at {version}" for name, version in adopted.items())
@@ -494,10 +495,11 @@ class PublishStep:
             PublishRefusedError: No table has the branch or tag that is to be changed.
         """
         missing = []
-        change = self._change_channel(done) or change
-        for node in nodes:
+        named = {} if done == "discarded" else self._change_channel(nodes, done)
+        for node, name in zip(nodes, self._names_of(nodes), strict=True):
             try:
-                changed = change(self._table(node))
+                # A table that the channel does not name follows its own tag.
+                changed = str(named[name].version) if name in named else change(self._table(node))
             except NotFoundError as error:
                 missing.append(f"{node.candidate.to_user_string()}: {error}")
                 continue
@@ -505,26 +507,24 @@ class PublishStep:
             about = {f"lance/{done}": changed, **self._about_move}
             # A materialization would start the readers, although no row changed.
             self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
-        if len(missing) == len(nodes):
+        if len(missing) == len(nodes) and not named:
             raise PublishRefusedError(f"nothing to be {done}", missing)
 
-    def _change_channel(self, done: str) -> Callable[[LanceTable], str] | None:
-        """Hold or release the channel for all tables; return a function that names the version of a table in it.
-
-        Returns:
-            None where there is no channel: then the tag of each selected table is held or released.
-        """
+    def _change_channel(self, nodes: Sequence[Node], done: str) -> Mapping[str, TableView]:
+        """Hold or release the channel, with the tags of all its tables, and return these; none without a channel."""
         together = self.together
-        present = None if together is None or done == "discarded" else together.channel_now()
+        present = None if together is None else together.channel_now()
         if together is None or present is None:
-            return None
-        channels, reason = together.repository.channels, self.config.reason
-        # The tags of all its tables are held and released with it, as by the command line.
-        moved = channels.hold if done == "held" else channels.release
+            refuse_named_by_channel(self.lance, self.tag, self._names_of(nodes), done)
+            return {}
+        moved = together.repository.channels.hold if done == "held" else together.repository.channels.release
         # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
-        self.hold = moved(self.tag, reason=reason, who=self.who).hold
-        view = together.repository.at(present.commit)
-        return lambda table: str(view[together.repository.name_of(table)].version)
+        self.hold = moved(self.tag, reason=self.config.reason, who=self.who).hold
+        return together.repository.at(present.commit)
+
+    def _names_of(self, nodes: Iterable[Node]) -> list[str]:
+        """Return the names that tables have in a repository: their places below the root."""
+        return [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
 
     def _hold_tag(self, table: LanceTable) -> str:
         return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref

@@ -456,10 +456,16 @@ def _names(tables: Iterable[str]) -> str:
     return json.dumps(sorted(tables))
 
 
-def refuse_named_by_channel(lance: LanceResource, channel: str, found: Sequence[Publication]) -> None:
-    """Refuse to publish tables one by one when the channel of a repository names them.
+def refuse_named_by_channel(lance: LanceResource, channel: str, names: Iterable[str], done: str) -> None:
+    """Refuse to publish, hold or release tables one by one when the channel of a repository names them.
 
-    Their tags would move and the channel would not, so that its readers would never see what was published.
+    Their tags would change and the channel would not, so that its readers and publishers would not see it.
+
+    Args:
+        lance: The resource, with `repository=False`.
+        channel: The name of the tag and of the channel.
+        names: The tables.
+        done: What would be done, such as `published`.
 
     Raises:
         InvalidInputError: The channel names such a table.
@@ -470,11 +476,10 @@ def refuse_named_by_channel(lance: LanceResource, channel: str, found: Sequence[
     if repository is None or present is None:
         return
     view = repository.at(present.commit)
-    names = [name for name in (repository.name_of(one.table) for one in found) if name in view]
-    if names:
+    if found := [name for name in names if name in view]:
         raise InvalidInputError(
-            f"{', '.join(names)} cannot be published with repository=False: channel {channel!r} of the repository "
-            f"{repository.root} names it, and its readers would not see the publication. Leave repository=True, or let "
+            f"{', '.join(found)} cannot be {done} with repository=False: channel {channel!r} of the repository "
+            f"{repository.root} names it, and its readers would not see the change. Leave repository=True, or let "
             f"the readers follow the tags again: LanceRepository.open({repository.root!r}).channels.delete("
             f"{channel!r}, reason='...')"
         )

@@ -7,7 +7,7 @@ Other versions of `main` that are newer than the tag's are promoted only when a 
 another tag or another program may have made them, or a person may have withdrawn them from this tag.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import dagster as dg
@@ -19,7 +19,8 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import SEARCHED, Publication, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.publish_together import Together
-from lance_dagster.plugin.run_branch import RunChain, is_over, started_at
+from lance_dagster.plugin.run_branch import RunChain, branch_of, is_over, is_written, started_at
+from lance_dagster.table import LanceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Unfinished:
     together: Together | None
     audit: Callable[[Publication, Version], tuple[Publication, list[str]]]
 
-    def finish(self, looked: Iterable[Publication], chain: RunChain) -> tuple[list[Publication], list[str]]:
+    def finish(self, looked: Sequence[Publication], chain: RunChain) -> tuple[list[Publication], list[str]]:
         """Return the tables with the versions that died publications were to promote, and messages about the others.
 
         Args:
@@ -56,6 +57,9 @@ class Unfinished:
             if self.together is not None and one.name in said and _by(one.landed) in refused:
                 publications[place] = replace(one, landed=None)
                 said[one.name] = [f"it waits with other tables of the publication of run {_by(one.landed)}"]
+            elif self.together is not None and one.name in said and (others := _left_behind(one, looked)):
+                publications[place] = replace(one, landed=None)
+                said[one.name] = [f"it waits with {', '.join(others)}, whose {MAIN} lacks what the same run wrote"]
         return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
 
     def _finished(self, one: Publication, refused: set[str]) -> tuple[Publication, list[str]]:
@@ -119,6 +123,21 @@ def _published(publication: Publication, named: int) -> Iterator[Version]:
         version = publication.table.at(f"{MAIN}@{number}")
         if runs_of(version):
             yield version
+
+
+def _left_behind(publication: Publication, looked: Iterable[Publication]) -> list[str]:
+    """Return the tables whose `main` could not follow the commit of a repository that a publication was to promote.
+
+    Commits of another program conflicted with it, so the branches of its runs still wait there.
+    """
+    branches = [] if publication.landed is None else [branch_of(run) for run in runs_of(publication.landed)]
+    others = [one for one in looked if one.candidate != publication.candidate and not one.audited]
+    return [one.name for one in others if any(_is_unmerged(one.table, branch) for branch in branches)]
+
+
+def _is_unmerged(table: LanceTable, branch: str) -> bool:
+    head = table.branches.newest(branch)
+    return head is not None and is_written(head) and table.branches.is_merged(head) is None
 
 
 def _by(version: Version | None) -> str:
