@@ -100,10 +100,15 @@ def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
 
     In a folder with both schemes, names of both are returned, so that the caller still detects the mixture.
     """
-    others = [name for name in names if len(name) != _MANIFEST_NAME_LENGTH]
+    # In the usual case all names have one length. This way to find out takes a third of the time of a comprehension.
+    if set(map(len, names)) == {_MANIFEST_NAME_LENGTH}:
+        manifests, others = names, list[str]()
+    else:
+        manifests = [name for name in names if len(name) == _MANIFEST_NAME_LENGTH]
+        others = [name for name in names if len(name) != _MANIFEST_NAME_LENGTH]
     # Detached versions (`d...manifest`) have the same length; they start with a letter, which sorts after digits. To
     # sort a listing, which is sorted, takes less time than to look for the two smallest.
-    newest = sorted([name for name in names if len(name) == _MANIFEST_NAME_LENGTH])[:2]
+    newest = sorted(manifests)[:2]
     # There is no V2 name: the table is old, or the folder is empty.
     if not newest:
         return others

@@ -358,7 +358,7 @@ class Versions:
             branch: The name of the branch.
             branch_id: Its id, when the caller knows it.
             newest: Its newest versions, when the caller has just listed them by `newest_few`.
-            known: A version after which the caller reads each one; those of `main` are read at the same time.
+            known: A version after which the caller reads each one; an object store is asked for all of `main` at once.
 
         Raises:
             VersionNotFoundError: The branch has no version.
@@ -381,7 +381,7 @@ class Versions:
             data = self._manifest(branch, newest[0])[1]
             if data is not None and commit_id(data) != own_id:
                 self.forget()
-        if known and branch == layout.MAIN:
+        if known and branch == layout.MAIN and self.store.ordered_listing:
             # This is not done for other branches, whose versions are not cached by their numbers alone.
             self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
         state = self.load(branch, newest[0], branch_id)
