@@ -13,7 +13,6 @@ from lance_dagster.errors import (
     AlreadyExistsError,
     ConflictError,
     LanceDagsterError,
-    MergeConflictError,
     ProtectedError,
     RefMovedError,
 )
@@ -137,6 +136,4 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
 
 
 def _said(error: LanceDagsterError) -> str:
-    if isinstance(error, MergeConflictError):
-        return "commits of another program conflict with it: " + "; ".join(map(str, error.conflicts))
     return error.complaint if isinstance(error, ProtectedError) else str(error)

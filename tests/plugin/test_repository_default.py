@@ -1,6 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 """The repository, which is the default, beside tables that are older than it, and for code that only reads."""
 
+import re
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -241,6 +242,14 @@ def test_a_publication_that_a_table_cannot_follow_is_not_promoted_in_part(
     location.lance = LanceResource(root=str(root))
     assert location.act().success
     assert ([1], [1]) == (location.seen(), location.seen("lines"))
+    # Each further publication of the table names the decision that only a person can take, and works after it.
+    advice = failure(location.act(ref=f"run/{location.run(3, publish=False).run_id}"))
+    uri, ref = re.findall(r"`lance-dagster merge (\S+) (\S+) --strategy dest-wins`", advice)[-1]
+    LanceTable.open(uri).merge(ref, strategy="dest-wins")
+    assert location.act().success
+    assert ([1], [1]) == (location.seen(), location.seen("lines"))
+    assert location.run(4).success
+    assert ([4], [4]) == (location.seen(), location.seen("lines"))
 
 
 def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:

@@ -59,7 +59,9 @@ class Unfinished:
                 said[one.name] = [f"it waits with other tables of the publication of run {_by(one.landed)}"]
             elif self.together is not None and one.name in said and (others := _left_behind(one, looked)):
                 publications[place] = replace(one, landed=None)
-                said[one.name] = [f"it waits with {', '.join(others)}, whose {MAIN} lacks what the same run wrote"]
+                why = f"whose {MAIN} lacks what the same run wrote, or has it by a merge that no publisher made"
+                advice = f"run the assets again, or promote what is on {MAIN} with ref: {MAIN}"
+                said[one.name] = [f"it waits with {', '.join(others)}, {why}; {advice}"]
         return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
 
     def _finished(self, one: Publication, refused: set[str]) -> tuple[Publication, list[str]]:
@@ -128,16 +130,20 @@ def _published(publication: Publication, named: int) -> Iterator[Version]:
 def _left_behind(publication: Publication, looked: Iterable[Publication]) -> list[str]:
     """Return the tables whose `main` could not follow the commit of a repository that a publication was to promote.
 
-    Commits of another program conflicted with it, so the branches of its runs still wait there.
+    Commits of another program conflicted with it, so the branches of its runs still wait there, or a person has merged
+    them and decided which rows stay.
     """
     branches = [] if publication.landed is None else [branch_of(run) for run in runs_of(publication.landed)]
     others = [one for one in looked if one.candidate != publication.candidate and not one.audited]
-    return [one.name for one in others if any(_is_unmerged(one.table, branch) for branch in branches)]
+    return [one.name for one in others if any(_is_unpublished(one.table, branch) for branch in branches)]
 
 
-def _is_unmerged(table: LanceTable, branch: str) -> bool:
+def _is_unpublished(table: LanceTable, branch: str) -> bool:
     head = table.branches.newest(branch)
-    return head is not None and is_written(head) and table.branches.is_merged(head) is None
+    if head is None or not is_written(head):
+        return False
+    merged = table.branches.is_merged(head)
+    return merged is None or not runs_of(merged)
 
 
 def _by(version: Version | None) -> str:

@@ -27,6 +27,7 @@ from lance_dagster.errors import (
     Reason,
     RefMovedError,
     RefNotFoundError,
+    Remedy,
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
@@ -96,13 +97,18 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         dest: The version that the repository names now, None for a table that it does not name.
 
     Raises:
+        ConflictError: They have to be published as they are, and `main` cannot follow the version that the repository
+            names, so no version contains both.
         MergeConflictError: The versions cannot be merged.
         RefMovedError: They have to be published as they are, and `main` has something that they do not contain.
     """
     context = change.context
     # `main` is brought up first, so that the branches of all commits are forked from `main` and not from each other.
     # Where commits of another program prevent that, the merge is based on the version that the repository names.
-    onto = MAIN if dest is None or land(context, dest, change.options) is None else dest.branch
+    refused = None if dest is None else land(context, dest, change.options)
+    if refused is not None and change.exact:
+        raise refused
+    onto = MAIN if dest is None or refused is None else dest.branch
     head = context.head(onto)
     new, dest_lineage = [], lineage_at(context, head)
     for source in (_with_branch(context, source) for source in change.sources):
@@ -156,8 +162,8 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     return None if made.number == branch.first else _named(change.table_id, made, head)
 
 
-def land(context: TableContext, at: TableVersion, options: MergeOptions) -> MergeConflictError | None:
-    """Bring the `main` of a table up to a version that a commit names; return the conflicts if it cannot be merged."""
+def land(context: TableContext, at: TableVersion, options: MergeOptions) -> ConflictError | None:
+    """Bring the `main` of a table up to a version that a commit names; return the reason if it cannot be merged."""
     if at.branch == MAIN:
         # Pinned when it was captured. A tag that a person or another program deleted since comes back by a repair.
         _pin(context, load(context, at))
@@ -175,7 +181,16 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Merg
             # Another program committed to `main` meanwhile. The commit of the repository is not changed.
             merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT))
     except MergeConflictError as error:
-        return error
+        conflicts = "; ".join(map(str, error.conflicts))
+        return ConflictError(
+            f"main of {context.uri} cannot follow {at}, which a commit of the repository names, because commits of "
+            f"another program conflict with it: {conflicts}",
+            # Which rows are right, only a person knows; a merge that records the decision ends the conflict.
+            remedy=Remedy(
+                f"choose the rows that stay with `lance-dagster merge {context.uri} {at} --strategy dest-wins`, which "
+                "keeps those of main, or source-wins, which keeps those of the commit; then publish again"
+            ),
+        )
     return None
 
 
