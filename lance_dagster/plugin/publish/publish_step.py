@@ -4,7 +4,7 @@ The order is that of `publication`: find, audit, merge, move, retire. Nothing is
 and no tag moves before every table is merged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -48,14 +48,15 @@ from lance_dagster.plugin.publish.rollback import (
     revert_to,
     withdrawn_by,
 )
+from lance_dagster.plugin.publish.tag_changes import TagChanges
 from lance_dagster.plugin.publish.unfinished import Unfinished
 from lance_dagster.plugin.publish.waiting import (
     Candidate,
     being_published,
-    discard,
     find_by_backfill,
     find_waiting,
     keep_whole,
+    publisher_of,
     resolve_run,
     wait,
 )
@@ -111,20 +112,14 @@ class PublishStep:
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
         check_config(self.config)
-        changes: dict[str, Callable[[LanceTable], str]] = {
-            "discarded": self._discard,
-            "held": self._hold_tag,
-            "released": self._release_tag,
-        }
-        # The order is that of `changes`.
-        asked = (bool(self.config.discard), self.config.hold, self.config.release)
-        for (done, change), wanted in zip(changes.items(), asked, strict=True):
-            if wanted:
-                # A candidate is discarded as a whole: a table that is left could be published without the others.
-                whole = done == "discarded" and self.lance.repository
-                self._change_each(self.nodes if whole else nodes, done, change)
+        asked = {"discarded": bool(self.config.discard), "held": self.config.hold, "released": self.config.release}
+        for done in (done for done, wanted in asked.items() if wanted):
+            # A candidate is discarded as a whole: a table that is left could be published without the others.
+            whole = done == "discarded" and self.lance.repository
+            # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
+            self.hold = self._changes.make(done, self.nodes if whole else nodes)
         # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
-        if self.config.ref or not any(asked):
+        if self.config.ref or not any(asked.values()):
             yield from self._publish(nodes)
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
@@ -488,52 +483,22 @@ class PublishStep:
             more = [f"and {len(moved) - _LOGGED} more"] if len(moved) > _LOGGED else []
             self.context.log.info("%s of %s", self.tag, "; ".join([*(one.move for one in moved[:_LOGGED]), *more]))
 
-    def _change_each(self, nodes: Sequence[Node], done: str, change: Callable[[LanceTable], str]) -> None:
-        """Discard a branch, or hold or release the tag, and record it as an observation of each promoted node.
-
-        Raises:
-            PublishRefusedError: No table has the branch or tag that is to be changed.
-        """
-        missing = []
-        named = {} if done == "discarded" else self._change_channel(nodes, done)
-        for node, name in zip(nodes, self._names_of(nodes), strict=True):
-            try:
-                # A table that the channel does not name follows its own tag.
-                changed = str(named[name].version) if name in named else change(self._table(node))
-            except NotFoundError as error:
-                missing.append(f"{node.candidate.to_user_string()}: {error}")
-                continue
-            self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
-            about = {f"lance/{done}": changed, **self._about_move}
-            # A materialization would start the readers, although no row changed.
-            self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
-        if len(missing) == len(nodes) and not named:
-            raise PublishRefusedError(f"nothing to be {done}", missing)
-
-    def _change_channel(self, nodes: Sequence[Node], done: str) -> Mapping[str, TableView]:
-        """Hold or release the channel, with the tags of all its tables, and return these; none without a channel."""
-        together = self.together
-        present = None if together is None else together.channel_now()
-        if together is None or present is None:
-            refuse_named_by_channel(self.lance, self.tag, self._names_of(nodes), done)
-            return {}
-        moved = together.repository.channels.hold if done == "held" else together.repository.channels.release
-        # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
-        self.hold = moved(self.tag, reason=self.config.reason, who=self.who).hold
-        return together.repository.at(present.commit)
+    @property
+    def _changes(self) -> TagChanges:
+        return TagChanges(
+            context=self.context,
+            config=self.config,
+            lance=self.lance,
+            tag=self.tag,
+            together=self.together,
+            table=self._table,
+            publisher_of=partial(publisher_of, nodes=self.nodes, but=self.chain.run_ids, log=self.log),
+            about=self._about_move,
+        )
 
     def _names_of(self, nodes: Iterable[Node]) -> list[str]:
         """Return the names that tables have in a repository: their places below the root."""
         return [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
-
-    def _hold_tag(self, table: LanceTable) -> str:
-        return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref
-
-    def _release_tag(self, table: LanceTable) -> str:
-        return table.tags.release(self.tag, reason=self.config.reason, who=self.who).ref
-
-    def _discard(self, table: LanceTable) -> str:
-        return str(discard(table, self.config.discard, self.instance))
 
     def _is_unchanged(self, one: Publication) -> bool:
         """Return whether the tag did not move, and the promoted node has an event for its version."""

@@ -39,6 +39,7 @@ from lance_dagster.plugin.publish.publication import (
     landing_message,
     landing_properties,
 )
+    refuse_deleted,
 from lance_dagster.plugin.publish.rollback import (
     commit_message,
     drop_branch,
@@ -199,8 +200,8 @@ class Together:
 
         Raises:
             MergeConflictError: Tables cannot be merged; nothing of any table is visible.
-            ConflictError: `main` of a table moved each time its merge was audited; or all was published, and commits
-                of another program to `main` of a table conflict with it.
+            ConflictError: A branch was deleted; `main` of a table moved each time its merge was audited; or all was
+                published, and commits of another program to `main` of a table conflict with it.
         """
         # `again` replaces entries, so that the publications that are returned are those that were committed.
         current = {self.repository.name_of(one.table): one for one in found}
@@ -220,7 +221,7 @@ class Together:
                 plan_again=again,
                 message=commit_message(found, self.about),
                 properties=self.about,
-                audit=partial(self._look, current, beside, audit) if beside else None,
+                audit=partial(self._look, current, beside, audit),
                 reads=beside.values(),
             )
         finally:
@@ -248,7 +249,9 @@ class Together:
         audit: AuditBeside,
         views: Mapping[str, TableView],
     ) -> None:
-        """Audit the publications with other tables as the commit names them, and as the channel keeps naming them.
+        """Look at the publications for the last time before the commit: at their branches, and beside other tables.
+
+        They are audited with other tables as the commit names them, and as the channel keeps naming them.
 
         Args:
             current: The publications, by table.
@@ -264,6 +267,9 @@ class Together:
         look(views, "")
         # A table that is not published now keeps its version in the channel, and `main` may be ahead of that version.
         others = [name for name in views if name not in current]
+        refuse_deleted(current.values())
+        if not beside:
+            return
         present = self.channel_now() if others else None
         named = {} if present is None else self.repository.at(present.commit)
         if kept := {name: named[name] for name in others if name in named and named[name].at != views[name].at}:
