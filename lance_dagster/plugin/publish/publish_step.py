@@ -24,7 +24,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.bound_check import describe_asset
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import Node
-from lance_dagster.plugin.publish.promotion_event import promoted_result
+from lance_dagster.plugin.publish.promotion_event import as_event, promoted_result
 from lance_dagster.plugin.publish.publication import (
     Opened,
     Publication,
@@ -49,7 +49,7 @@ from lance_dagster.plugin.publish.rollback import (
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.tag_changes import TagChanges
-from lance_dagster.plugin.publish.unfinished import Unfinished
+from lance_dagster.plugin.publish.unfinished import Rest, Unfinished
 from lance_dagster.plugin.publish.waiting import (
     Candidate,
     being_published,
@@ -151,7 +151,12 @@ class PublishStep:
                 self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
             else:
                 moved = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
-                yield promoted_result(one, moved, ignored, has_run)
+                result = promoted_result(one, moved, ignored, has_run)
+                if one.promoted in self.context.selected_asset_keys:
+                    yield result
+                else:
+                    # The publication of this table died, and came along.
+                    self.context.log_event(as_event(result, one.promoted_to or one.version))
         self._clean_up(merged)
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
@@ -178,6 +183,7 @@ class PublishStep:
             self._sort(one, search)
         self._keep_together(search)
         self._keep_dependent_back(search)
+        self._complete(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
         for reason in search.missing:
@@ -190,7 +196,7 @@ class PublishStep:
         """Return the publication of each table that was found."""
         looked = []
         # Storage is read for several tables at a time; the event log is read by this thread only.
-        for node, opened in zip(nodes, in_turns(self._open, nodes), strict=True):
+        for node, opened in zip(nodes, in_turns(self._try_open, nodes), strict=True):
             try:
                 looked.append(self._look(node, opened))
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
@@ -200,10 +206,35 @@ class PublishStep:
         if self._is_alone:
             self.candidates.clear()
             looked = keep_whole(looked, len(self.nodes), self._held_back)
-            unfinished = Unfinished(tag=self.tag, log=self.log, together=self.together, audit=self._audit_of)
-            looked, said = unfinished.finish(looked, self.chain)
+            looked, said = self._unfinished.finish(looked)
             search.missing += said
         return looked
+
+    @property
+    def _unfinished(self) -> Unfinished:
+        return Unfinished(tag=self.tag, log=self.log, together=self.together, chain=self.chain, audit=self._audit_of)
+
+    def _rest(self, found: Sequence[Publication]) -> Rest:
+        """Return what else of publications that died has to be promoted with some tables."""
+        # With `ref` a person chose the tables.
+        nodes = {} if self.config.ref else dict(zip(self._names_of(self.nodes), self.nodes, strict=True))
+        return self._unfinished.complete(found, nodes, lambda node: self._empty(node, self._open(node)))
+
+    def _complete(self, search: Search) -> None:
+        """Add the tables in which readers would miss a part of a publication, or leave out all tables."""
+        rest = self._rest(search.found)
+        if not rest.against:
+            found = {one.candidate: one for one in [*search.found, *rest.added]}
+            # Upstream nodes first, as Dagster requires.
+            search.found = [found[node.candidate] for node in self.nodes if node.candidate in found]
+            return
+        if rest.under_way and not (self._is_alone or self.config.dry_run) and self.context.retry_number < _RETRIES:
+            raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
+        search.missing += rest.against
+        # A run of *Materialize* succeeds, since it publishes whatever can be published.
+        search.nothing_new |= self._is_alone
+        search.refused += [] if self._is_alone else [one.name for one in search.found]
+        search.found.clear()
 
     def _log_left(self, one: Publication) -> None:
         """Log which branches of a table are not published with it."""
@@ -261,18 +292,24 @@ class PublishStep:
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 
-    def _open(self, node: Node) -> Opened | NotFoundError:
+    def _open(self, node: Node) -> Opened:
+        opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+        return opened if self.together is None else self.together.as_named(opened)
+
+    def _try_open(self, node: Node) -> Opened | NotFoundError:
         try:
-            opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
-            return opened if self.together is None else self.together.as_named(opened)
+            return self._open(node)
         except NotFoundError as error:
             return error
+
+    def _empty(self, node: Node, opened: Opened) -> Publication:
+        table, previous = opened.table, opened.previous
+        return Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
 
     def _look(self, node: Node, opened: Opened | NotFoundError) -> Publication:
         if isinstance(opened, NotFoundError):
             raise opened
-        table = opened.table
-        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=opened.previous)
+        table, empty = opened.table, self._empty(node, opened)
         if self.config.ref:
             ref = resolve_run(table, self.config.ref) if self._by_run else self.config.ref
             if self.together is not None and self.chosen is not None:
@@ -401,6 +438,9 @@ class PublishStep:
                 return together.roll_back(self.chosen, found)
             audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
             done = together.commit(found, self._plan_again, audit)
+            # Another publisher may have committed since the tables were looked at; the next attempt looks again.
+            if not withdrawn and any(self._rest(done.published)):
+                raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
             return together.promote(done, self.chosen if withdrawn else None)
         if not withdrawn:
             return merge_all(found, self.chain, self._plan_again)
