@@ -98,7 +98,14 @@ LAGGING = "lance/lagging"
 # In an entry of a channel: the tables whose promoted nodes its publisher materializes, so that no sensor does it too.
 REPORTED = "lance/reported"
 
+_DATA_VERSION = "dagster/data_version"
+_USER_PROVIDED = "dagster/data_version_is_user_provided"
 MetadataMap = Mapping[str, object]
+
+
+def data_version_tags(version: "Version") -> dict[str, str]:
+    """Return the tags from which Dagster takes the data version of an event that is no result of a selected node."""
+    return {_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"}
 
 
 def plain(value: object) -> object:

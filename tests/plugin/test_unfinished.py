@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,27 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceRepository, LanceTable
+from lance_dagster import (
+    LanceIOManager,
+    LanceRepository,
+    LanceResource,
+    LanceTable,
+    Unique,
+    build_publisher,
+    build_table_checks,
+)
 from lance_dagster.plugin.table_asset import TableAddress
 from tests.plugin.scripted_lake import ScriptedLake
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, recorded, shop_at
+from tests.plugin.shop import (
+    CUSTOMERS,
+    ORDERS,
+    PRODUCTION_CUSTOMERS,
+    PRODUCTION_ORDERS,
+    Shop,
+    failure,
+    recorded,
+    shop_at,
+)
 from tests.repository.scripted_repository import Plug, opened
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on
@@ -170,3 +187,164 @@ def test_what_was_withdrawn_meanwhile_stays_away(shop: Shop, instance: dg.Dagste
     assert (True, [1, 2, 3]) == (pressed.success, shop.ids("production"))
     said = [entry.user_message for entry in instance.all_logs(pressed.run_id) if "nothing waits" in entry.user_message]
     assert 2 == sum("to promote it, set ref" in text for text in said)
+
+
+ORDERS_ONLY = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS) | dg.AssetSelection.checks_for_assets(ORDERS)
+OF_ORDERS = dg.AssetSelection.assets(ORDERS) | dg.AssetSelection.checks_for_assets(ORDERS)
+
+
+def in_view(shop: Shop) -> tuple[int, int]:
+    """The numbers of orders and of customers that readers of the channel see."""
+    view = LanceRepository.open(shop.lance.root).at("production")
+    return view["shop/orders"].count_rows(), view["shop/customers"].count_rows()
+
+
+BOTH = (ORDERS, CUSTOMERS)
+
+
+def load(lance: LanceResource, instance: dg.DagsterInstance, number: int, *keys: dg.AssetKey) -> bool:
+    """Append a number to tables whose checks can be evaluated on a merge, and publish it; return whether it worked."""
+
+    @dg.multi_asset(
+        outs={key.path[-1]: dg.AssetOut(key=key, is_required=False) for key in (ORDERS, CUSTOMERS)}, can_subset=True
+    )
+    def written(context: dg.AssetExecutionContext) -> Iterator[dg.Output[pa.Table]]:
+        for key in context.selected_asset_keys:
+            yield dg.Output(pa.table({"id": [number]}), key.path[-1], metadata={"lance/write_mode": "append"})
+
+    checks = [check for key in (ORDERS, CUSTOMERS) for check in build_table_checks(key, [Unique("id")])]
+    nodes = [dg.AssetKey(["production", *key.path]) for key in keys]
+    selection = dg.AssetSelection.assets(*keys, *nodes) | dg.AssetSelection.checks_for_assets(*keys)
+    return dg.materialize(
+        [written, build_publisher([ORDERS, CUSTOMERS]), *checks],
+        instance=instance,
+        resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
+        selection=selection,
+        raise_on_error=False,
+    ).success
+
+
+def test_a_run_of_one_table_promotes_the_rest_of_a_publication(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A later run of the orders promotes the customers of a dead publication in the same move, with an event."""
+    assert shop.run(instance).success
+    killed(shop, instance, channel_moves)
+    shop.play(orders=[1, 2, 3, 4, 5])
+    assert shop.run(instance, selection=ORDERS_ONLY).success
+    assert (5, 3) == in_view(shop)
+    made = recorded(instance, PRODUCTION_CUSTOMERS)
+    assert shop.tag(CUSTOMERS) == made.metadata["lance/to"]
+    assert made.tags["dagster/data_version"] == shop.table(CUSTOMERS).at("production").transaction
+    assert {} == shop.table(CUSTOMERS).branches.list("run/*")
+    assert shop.publish(instance, *PROMOTED).success
+    assert made == recorded(instance, PRODUCTION_CUSTOMERS)
+
+
+def test_a_publication_that_one_main_lacks_is_not_shown_in_part(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Where `main` of a table has yet to follow the dead publication, readers see no part of it by a later run."""
+    assert load(shop.lance, instance, 1, *BOTH)
+    Dying.scripts.append(Plug(1, main_moves))
+    assert not load(Dying(root=shop.lance.root), instance, 2, *BOTH)
+    later = load(shop.lance, instance, 3, ORDERS)
+    assert in_view(shop) == ((3, 2) if later else (1, 1))
+    assert load(shop.lance, instance, 4, *BOTH)
+    assert (4 if later else 3, 3) == in_view(shop)
+
+
+@pytest.mark.parametrize("withdrawn", [True, False], ids=["rolled back", "held"])
+def test_what_cannot_come_along_keeps_a_run_back(shop: Shop, instance: dg.DagsterInstance, *, withdrawn: bool) -> None:
+    """Where the customers of a dead publication may not be promoted, the orders of a later run wait, and say why."""
+    assert shop.run(instance).success
+    shop.play(orders=[1, 2])
+    assert shop.run(instance).success
+    killed(shop, instance, channel_moves)
+    if withdrawn:
+        channels = LanceRepository.open(shop.lance.root).channels
+        channels.rollback("production", reason="4 is a test")
+        channels.release("production", reason="looked at")
+    else:
+        shop.table(CUSTOMERS).tags.hold("production", reason="a count")
+    before = in_view(shop)
+    shop.play(orders=[1, 2, 3, 4, 5])
+    for later in (shop.run(instance, selection=ORDERS_ONLY), shop.publish(instance, *PROMOTED)):
+        assert before == in_view(shop)
+        logged = "\n".join(entry.user_message for entry in instance.all_logs(later.run_id))
+        said = logged if later.success else failure(later)
+        assert "published shop/customers in the same commit as rows that come along, and died before" in said
+        assert "materialize production/shop/orders and production/shop/customers together, with ref: main" in said
+    if withdrawn:
+        assert shop.publish(instance, *PROMOTED, ref="main", reason="no test after all").success
+    else:
+        shop.table(CUSTOMERS).tags.release("production", reason="counted")
+    assert shop.publish(instance, *PROMOTED).success
+    assert (5, 3) == in_view(shop)
+
+
+def test_a_later_candidate_waits_for_a_publication_under_way(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """*Materialize* does not publish waiting orders with those that a run, which is not over, is about to publish."""
+    assert shop.run(instance).success
+    written(shop, instance)
+    first = LanceTable.open(shop.table().uri).branches.list("run/*")
+    other, seen = shop_at(shop.lance.root), list[tuple[int, int]]()
+
+    def press() -> None:
+        shop.play(orders=[1, 2, 3, 4, 5])
+        assert other.run(instance, selection=OF_ORDERS).success
+        assert other.publish(instance, *PROMOTED).success
+        seen.append(in_view(shop))
+
+    Dying.scripts.append(Meanwhile(0, channel_moves, press))
+    shop.lance = Dying(root=shop.lance.root)
+    assert shop.publish(instance, *PROMOTED, ref=next(iter(first))).success
+    assert ([(3, 2)], (4, 3)) == (seen, in_view(shop))
+    assert other.publish(instance, *PROMOTED).success
+    assert (5, 3) == in_view(shop)
+
+
+def test_a_run_waits_for_a_publication_under_way(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """The publisher of a run looks again until another one, which has committed, has moved the channel."""
+    instance = stored_instance
+    assert shop.run(instance).success
+    written(shop, instance)
+    other, done = shop_at(shop.lance.root), list[bool]()
+
+    def load() -> None:
+        shop.play(orders=[1, 2, 3, 4, 5])
+        done.append(other.run(instance, selection=ORDERS_ONLY).success)
+
+    later = threading.Thread(target=load)
+
+    def start() -> None:
+        later.start()
+        retried = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
+        while not any(
+            instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_UP_FOR_RETRY).records
+            for run in instance.get_runs(retried)
+        ):
+            assert later.is_alive()
+        seen.append(in_view(shop))
+
+    seen: list[tuple[int, int]] = []
+    Dying.scripts.append(Meanwhile(0, channel_moves, start))
+    shop.lance = Dying(root=shop.lance.root)
+    assert shop.publish(instance, *PROMOTED).success
+    later.join()
+    assert ([True], [(3, 2)], (5, 3)) == (done, seen, in_view(shop))
+
+
+def test_a_commit_in_between_is_seen_before_the_channel_moves(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """When another publisher commits both tables and dies while a run publishes the orders, both are promoted."""
+    assert load(shop.lance, instance, 1, *BOTH)
+
+    def die() -> None:
+        Dying.scripts.append(Plug(0, channel_moves))
+        assert not load(Dying(root=shop.lance.root), instance, 2, *BOTH)
+        Dying.scripts.pop()
+        assert (1, 1) == in_view(shop)
+
+    def commits(request: Request) -> bool:
+        return request.writes and request.key.startswith("_repository/branches/main/")
+
+    Dying.scripts.append(Meanwhile(0, commits, die))
+    assert load(Dying(root=shop.lance.root), instance, 3, ORDERS)
+    assert ([1, 2, 3], [1, 2]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
+    assert (3, 2) == in_view(shop)

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import dagster as dg
+import pyarrow as pa
+import pytest
 
-from lance_dagster import InRange, LanceRepository, LanceResource, RowCount, Unique
+from lance_dagster import InRange, LanceRepository, LanceResource, PinnedTable, RowCount, Unique, table_check
 from lance_dagster.plugin.branch_extent import in_order
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
 from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
+from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves
 
 
 def events(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
@@ -258,3 +261,56 @@ def test_a_branch_that_conflicts_says_what_to_do(lake: LanceResource, instance: 
     stall.write(instance, 4, **monday)
     assert stall.publish(instance).success
     assert [4] == stall.published()
+
+
+def test_a_branch_that_is_being_published_is_not_discarded(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """`discard` says which run may be publishing the branch; after the end of that run there is nothing to discard."""
+    assert shop.run(instance).success
+    run_id, other, said = candidates(shop, instance), replace(shop), list[str]()
+
+    def give_up() -> None:
+        said.append(failure(other.publish(instance, discard=f"run/{run_id}", reason="given up")))
+
+    Dying.scripts.append(Meanwhile(0, channel_moves, give_up))
+    shop.lance = Dying(root=shop.lance.root)
+    publisher = shop.publish(instance, *PROMOTED)
+    assert publisher.success
+    assert f"run/{run_id} may be being published by run {publisher.run_id}, which is not over: wait" in said[0]
+    assert [1, 2, 3] == shop.ids("production")
+    assert "nothing to be discarded" in failure(shop.publish(instance, discard=f"run/{run_id}", reason="given up"))
+
+
+def test_a_run_that_publishes_its_own_rows_prevents_no_discard(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """While a job publishes what it wrote itself, the branch of another run is discarded."""
+    assert shop.run(instance).success
+    run_id, other, done = candidates(shop, instance), replace(shop), list[bool]()
+
+    def give_up() -> None:
+        done.append(other.publish(instance, discard=f"run/{run_id}", reason="given up").success)
+
+    Dying.scripts.append(Meanwhile(0, channel_moves, give_up))
+    shop.lance = Dying(root=shop.lance.root)
+    shop.play(orders=[8])
+    assert shop.run(instance).success
+    assert ([True], [8], {}) == (done, shop.ids("production"), shop.table().branches.list("run/*"))
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_branch_deleted_by_hand_is_not_published(
+    lake: LanceResource, instance: dg.DagsterInstance, *, repository: bool
+) -> None:
+    """A publisher whose branch is deleted while the preview of its merge is audited fails before its commit."""
+
+    @table_check(asset=ITEMS)
+    def given_up(items: PinnedTable) -> bool:
+        if items.version.branch.startswith("preview/"):
+            items.table.branches.delete(waiting)
+        return True
+
+    stall = Stall(LanceResource(root=lake.root, repository=repository), [given_up])
+    assert stall.run(instance).success
+    waiting, table = stall.write(instance, 2), stall.table
+    table.append(pa.table({"id": [3]}))
+    said = failure(stall.publish(instance))
+    assert f"{waiting}@3 of shop/items was deleted while this run was about to publish it, so nothing is" in said
+    assert ([1], [1, 3]) == (stall.published(), sorted(row["id"] for row in table.read().to_pylist()))

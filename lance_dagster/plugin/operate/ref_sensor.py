@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 # A third of the limit of the daemon, which discards the events of a tick that exceeds it.
 BUDGET_SECONDS = 20.0
-_DATA_VERSION = "dagster/data_version"
-_USER_PROVIDED = "dagster/data_version_is_user_provided"
 _ID_DIGITS = 12
 _NAMED = 50
 
@@ -242,6 +240,5 @@ def version_materialization(
             "lance/foreign": is_foreign(version),
             **{name: value for name, value in about.items() if value is not None},
         },
-        # Dagster takes a data version for a runless event from these tags.
-        tags={_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"},
+        tags=md.data_version_tags(version),
     )

@@ -52,6 +52,16 @@ def promoted_result(
     )
 
 
+def as_event(result: dg.MaterializeResult, version: Version) -> dg.AssetMaterialization:  # type: ignore[type-arg]
+    """Return the event that a result stands for: Dagster takes no results of nodes that are not selected in the run."""
+    return dg.AssetMaterialization(
+        # The result of a promoted node has both.
+        asset_key=result.asset_key or "",
+        metadata=dict(result.metadata or {}),
+        tags=md.data_version_tags(version),
+    )
+
+
 def _links(one: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:
     """Return the links from the promoted node's page to where its rows come from: candidate, run and changes."""
     # A run may have been deleted from the instance, or belong to another one.

@@ -256,6 +256,7 @@ def merge_all(
 
     Raises:
         MergeConflictError: A table cannot be merged. The tables before it are merged, and no tag has moved.
+        ConflictError: A branch was deleted, or `main` moved each time.
     """
     merged: list[Publication] = []
     for publication in publications:
@@ -273,6 +274,7 @@ def _merged(
         # A version of `main`, or sources that an interrupted publication merged: there is nothing to merge.
         if publication.planned is None and (publication.landed is not None or not publication.sources):
             return publication
+        refuse_deleted([publication])
         try:
             return replace(publication, landed=_fast_forward(publication, chain))
         except MergeConflictError as error:
@@ -284,6 +286,23 @@ def _merged(
                 raise MergeConflictError(refusal, found, remedy=next_steps([publication])) from error
         publication = plan_again(publication)
     raise ConflictError(f"{publication.name}: main moved each time its merge was audited; publish again")
+
+
+def refuse_deleted(publications: Iterable[Publication]) -> None:
+    """Refuse to publish branches that were deleted since they were looked at: the last look before the commit.
+
+    The rows may be on another branch by now, as the preview of a merge, so that nothing else would notice.
+
+    Raises:
+        ConflictError: A branch was discarded, or another publisher published and deleted it.
+    """
+    sources = [(one, source) for one in publications for source in one.sources]
+    heads = in_turns(lambda pair: pair[0].table.branches.newest(pair[1].branch), sources)
+    if gone := [f"{source} of {one.name}" for (one, source), head in zip(sources, heads, strict=True) if head is None]:
+        raise ConflictError(
+            f"{', '.join(gone)} was deleted while this run was about to publish it, so nothing is published now: "
+            "somebody discarded it, or another run has published it; publish again if other rows wait"
+        )
 
 
 def _fast_forward(publication: Publication, chain: RunChain) -> Version:

@@ -125,6 +125,10 @@ class AuditLog:
         """Return whether a run materialized an asset."""
         return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
 
+    def plans(self, assets: Iterable[dg.AssetKey], run_id: str) -> bool:
+        """Return whether a run was to materialize any of some assets when it was launched."""
+        return not self._planned_by(run_id).isdisjoint(assets)
+
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
         """Return the assets that runs planned to materialize but did not; none when the newest run succeeded."""
         # A run that succeeded left out an output on purpose; Dagster plans optional outputs too.

@@ -4,7 +4,7 @@ The order is that of `publication`: find, audit, merge, move, retire. Nothing is
 and no tag moves before every table is merged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,7 +24,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.bound_check import describe_asset
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import Node
-from lance_dagster.plugin.publish.promotion_event import promoted_result
+from lance_dagster.plugin.publish.promotion_event import as_event, promoted_result
 from lance_dagster.plugin.publish.publication import (
     Opened,
     Publication,
@@ -48,14 +48,15 @@ from lance_dagster.plugin.publish.rollback import (
     revert_to,
     withdrawn_by,
 )
-from lance_dagster.plugin.publish.unfinished import Unfinished
+from lance_dagster.plugin.publish.tag_changes import TagChanges
+from lance_dagster.plugin.publish.unfinished import Rest, Unfinished
 from lance_dagster.plugin.publish.waiting import (
     Candidate,
     being_published,
-    discard,
     find_by_backfill,
     find_waiting,
     keep_whole,
+    publisher_of,
     resolve_run,
     wait,
 )
@@ -111,20 +112,14 @@ class PublishStep:
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
         check_config(self.config)
-        changes: dict[str, Callable[[LanceTable], str]] = {
-            "discarded": self._discard,
-            "held": self._hold_tag,
-            "released": self._release_tag,
-        }
-        # The order is that of `changes`.
-        asked = (bool(self.config.discard), self.config.hold, self.config.release)
-        for (done, change), wanted in zip(changes.items(), asked, strict=True):
-            if wanted:
-                # A candidate is discarded as a whole: a table that is left could be published without the others.
-                whole = done == "discarded" and self.lance.repository
-                self._change_each(self.nodes if whole else nodes, done, change)
+        asked = {"discarded": bool(self.config.discard), "held": self.config.hold, "released": self.config.release}
+        for done in (done for done, wanted in asked.items() if wanted):
+            # A candidate is discarded as a whole: a table that is left could be published without the others.
+            whole = done == "discarded" and self.lance.repository
+            # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
+            self.hold = self._changes.make(done, self.nodes if whole else nodes)
         # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
-        if self.config.ref or not any(asked):
+        if self.config.ref or not any(asked.values()):
             yield from self._publish(nodes)
 
     def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
@@ -156,7 +151,12 @@ class PublishStep:
                 self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
             else:
                 moved = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
-                yield promoted_result(one, moved, ignored, has_run)
+                result = promoted_result(one, moved, ignored, has_run)
+                if one.promoted in self.context.selected_asset_keys:
+                    yield result
+                else:
+                    # The publication of this table died, and came along.
+                    self.context.log_event(as_event(result, one.promoted_to or one.version))
         self._clean_up(merged)
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
@@ -183,6 +183,7 @@ class PublishStep:
             self._sort(one, search)
         self._keep_together(search)
         self._keep_dependent_back(search)
+        self._complete(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
         for reason in search.missing:
@@ -195,7 +196,7 @@ class PublishStep:
         """Return the publication of each table that was found."""
         looked = []
         # Storage is read for several tables at a time; the event log is read by this thread only.
-        for node, opened in zip(nodes, in_turns(self._open, nodes), strict=True):
+        for node, opened in zip(nodes, in_turns(self._try_open, nodes), strict=True):
             try:
                 looked.append(self._look(node, opened))
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
@@ -205,10 +206,35 @@ class PublishStep:
         if self._is_alone:
             self.candidates.clear()
             looked = keep_whole(looked, len(self.nodes), self._held_back)
-            unfinished = Unfinished(tag=self.tag, log=self.log, together=self.together, audit=self._audit_of)
-            looked, said = unfinished.finish(looked, self.chain)
+            looked, said = self._unfinished.finish(looked)
             search.missing += said
         return looked
+
+    @property
+    def _unfinished(self) -> Unfinished:
+        return Unfinished(tag=self.tag, log=self.log, together=self.together, chain=self.chain, audit=self._audit_of)
+
+    def _rest(self, found: Sequence[Publication]) -> Rest:
+        """Return what else of publications that died has to be promoted with some tables."""
+        # With `ref` a person chose the tables.
+        nodes = {} if self.config.ref else dict(zip(self._names_of(self.nodes), self.nodes, strict=True))
+        return self._unfinished.complete(found, nodes, lambda node: self._empty(node, self._open(node)))
+
+    def _complete(self, search: Search) -> None:
+        """Add the tables in which readers would miss a part of a publication, or leave out all tables."""
+        rest = self._rest(search.found)
+        if not rest.against:
+            found = {one.candidate: one for one in [*search.found, *rest.added]}
+            # Upstream nodes first, as Dagster requires.
+            search.found = [found[node.candidate] for node in self.nodes if node.candidate in found]
+            return
+        if rest.under_way and not (self._is_alone or self.config.dry_run) and self.context.retry_number < _RETRIES:
+            raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
+        search.missing += rest.against
+        # A run of *Materialize* succeeds, since it publishes whatever can be published.
+        search.nothing_new |= self._is_alone
+        search.refused += [] if self._is_alone else [one.name for one in search.found]
+        search.found.clear()
 
     def _log_left(self, one: Publication) -> None:
         """Log which branches of a table are not published with it."""
@@ -266,18 +292,24 @@ class PublishStep:
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 
-    def _open(self, node: Node) -> Opened | NotFoundError:
+    def _open(self, node: Node) -> Opened:
+        opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
+        return opened if self.together is None else self.together.as_named(opened)
+
+    def _try_open(self, node: Node) -> Opened | NotFoundError:
         try:
-            opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
-            return opened if self.together is None else self.together.as_named(opened)
+            return self._open(node)
         except NotFoundError as error:
             return error
+
+    def _empty(self, node: Node, opened: Opened) -> Publication:
+        table, previous = opened.table, opened.previous
+        return Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
 
     def _look(self, node: Node, opened: Opened | NotFoundError) -> Publication:
         if isinstance(opened, NotFoundError):
             raise opened
-        table = opened.table
-        empty = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=opened.previous)
+        table, empty = opened.table, self._empty(node, opened)
         if self.config.ref:
             ref = resolve_run(table, self.config.ref) if self._by_run else self.config.ref
             if self.together is not None and self.chosen is not None:
@@ -406,6 +438,9 @@ class PublishStep:
                 return together.roll_back(self.chosen, found)
             audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
             done = together.commit(found, self._plan_again, audit)
+            # Another publisher may have committed since the tables were looked at; the next attempt looks again.
+            if not withdrawn and any(self._rest(done.published)):
+                raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
             return together.promote(done, self.chosen if withdrawn else None)
         if not withdrawn:
             return merge_all(found, self.chain, self._plan_again)
@@ -488,52 +523,22 @@ class PublishStep:
             more = [f"and {len(moved) - _LOGGED} more"] if len(moved) > _LOGGED else []
             self.context.log.info("%s of %s", self.tag, "; ".join([*(one.move for one in moved[:_LOGGED]), *more]))
 
-    def _change_each(self, nodes: Sequence[Node], done: str, change: Callable[[LanceTable], str]) -> None:
-        """Discard a branch, or hold or release the tag, and record it as an observation of each promoted node.
-
-        Raises:
-            PublishRefusedError: No table has the branch or tag that is to be changed.
-        """
-        missing = []
-        named = {} if done == "discarded" else self._change_channel(nodes, done)
-        for node, name in zip(nodes, self._names_of(nodes), strict=True):
-            try:
-                # A table that the channel does not name follows its own tag.
-                changed = str(named[name].version) if name in named else change(self._table(node))
-            except NotFoundError as error:
-                missing.append(f"{node.candidate.to_user_string()}: {error}")
-                continue
-            self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
-            about = {f"lance/{done}": changed, **self._about_move}
-            # A materialization would start the readers, although no row changed.
-            self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
-        if len(missing) == len(nodes) and not named:
-            raise PublishRefusedError(f"nothing to be {done}", missing)
-
-    def _change_channel(self, nodes: Sequence[Node], done: str) -> Mapping[str, TableView]:
-        """Hold or release the channel, with the tags of all its tables, and return these; none without a channel."""
-        together = self.together
-        present = None if together is None else together.channel_now()
-        if together is None or present is None:
-            refuse_named_by_channel(self.lance, self.tag, self._names_of(nodes), done)
-            return {}
-        moved = together.repository.channels.hold if done == "held" else together.repository.channels.release
-        # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
-        self.hold = moved(self.tag, reason=self.config.reason, who=self.who).hold
-        return together.repository.at(present.commit)
+    @property
+    def _changes(self) -> TagChanges:
+        return TagChanges(
+            context=self.context,
+            config=self.config,
+            lance=self.lance,
+            tag=self.tag,
+            together=self.together,
+            table=self._table,
+            publisher_of=partial(publisher_of, nodes=self.nodes, but=self.chain.run_ids, log=self.log),
+            about=self._about_move,
+        )
 
     def _names_of(self, nodes: Iterable[Node]) -> list[str]:
         """Return the names that tables have in a repository: their places below the root."""
         return [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
-
-    def _hold_tag(self, table: LanceTable) -> str:
-        return table.tags.hold(self.tag, reason=self.config.reason, who=self.who).ref
-
-    def _release_tag(self, table: LanceTable) -> str:
-        return table.tags.release(self.tag, reason=self.config.reason, who=self.who).ref
-
-    def _discard(self, table: LanceTable) -> str:
-        return str(discard(table, self.config.discard, self.instance))
 
     def _is_unchanged(self, one: Publication) -> bool:
         """Return whether the tag did not move, and the promoted node has an event for its version."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -38,6 +39,7 @@ from lance_dagster.plugin.publish.publication import (
     in_turns,
     landing_message,
     landing_properties,
+    refuse_deleted,
 )
 from lance_dagster.plugin.publish.rollback import (
     commit_message,
@@ -78,6 +80,13 @@ class Committed:
     commit: RepositoryCommit
     published: tuple[Publication, ...]
     versions: Mapping[str, TableVersion]
+
+
+class Unpromoted(NamedTuple):
+    """A commit of `main` of the repository that a channel lacks: the run that published it, and its tables."""
+
+    by: str
+    tables: Mapping[str, TableVersion]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +208,8 @@ class Together:
 
         Raises:
             MergeConflictError: Tables cannot be merged; nothing of any table is visible.
-            ConflictError: `main` of a table moved each time its merge was audited; or all was published, and commits
-                of another program to `main` of a table conflict with it.
+            ConflictError: A branch was deleted; `main` of a table moved each time its merge was audited; or all was
+                published, and commits of another program to `main` of a table conflict with it.
         """
         # `again` replaces entries, so that the publications that are returned are those that were committed.
         current = {self.repository.name_of(one.table): one for one in found}
@@ -220,7 +229,7 @@ class Together:
                 plan_again=again,
                 message=commit_message(found, self.about),
                 properties=self.about,
-                audit=partial(self._look, current, beside, audit) if beside else None,
+                audit=partial(self._look, current, beside, audit),
                 reads=beside.values(),
             )
         finally:
@@ -248,7 +257,9 @@ class Together:
         audit: AuditBeside,
         views: Mapping[str, TableView],
     ) -> None:
-        """Audit the publications with other tables as the commit names them, and as the channel keeps naming them.
+        """Look at the publications for the last time before the commit: at their branches, and beside other tables.
+
+        They are audited with other tables as the commit names them, and as the channel keeps naming them.
 
         Args:
             current: The publications, by table.
@@ -256,6 +267,9 @@ class Together:
             audit: How they are audited.
             views: The tables as the commit would name them.
         """
+        refuse_deleted(current.values())
+        if not beside:
+            return
 
         def look(views: Mapping[str, TableView], hint: str) -> None:
             named = {asset: views[name] for asset, name in beside.items() if name in views}
@@ -325,6 +339,32 @@ class Together:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
         # What does not follow, such as a tag that is held, is reported by the publication itself.
         self.repository.follow(self.channel, names)
+
+    def unpromoted(self, names: Collection[str]) -> list[Unpromoted]:
+        """Return the commits of `main` of which the channel lacks several tables, and which runs published.
+
+        Args:
+            names: The tables that count; those that the channel names at the same or a later version are left out.
+        """
+        present, commit = self.channel_now(), self.repository.head()
+        named = {} if present is None else self.repository.at(present.commit).commit.tables
+        found: list[Unpromoted] = []
+        for _ in range(SEARCHED):
+            ahead = [name for name in names if _is_ahead(commit.tables.get(name), named.get(name))]
+            if len(ahead) <= 1:
+                break
+            try:
+                parent = self.repository.head(commit.parents[0]) if commit.parents else None
+            except NotFoundError:
+                # The commits before this one were collected, and nobody knows what it changed.
+                break
+            changed = {name: commit.tables[name] for name in commit.changed_from(parent) if name in ahead}
+            if len(changed) > 1 and md.RUN_ID in commit.properties:
+                found.append(Unpromoted(commit.properties[md.RUN_ID], changed))
+            if parent is None:
+                break
+            commit = parent
+        return found
 
     def has_left(self, one: Publication, version: Version, since: datetime | None) -> bool | None:
         """Return whether the channel was moved back from a version of `main` of a table, or may have been.
@@ -445,6 +485,14 @@ def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> 
     ]
     more = [f"- and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
     return dg.MetadataValue.md("\n".join([*lines, *more])) if others else None
+
+
+def _is_ahead(at: TableVersion | None, named: TableVersion | None) -> bool:
+    # A publisher promotes only what landed on `main`.
+    if at is None or at.lands == NEVER:
+        return False
+    # Another id is another table, created at the place of the one that the channel names: numbers do not compare.
+    return named is None or at.id != named.id or at.lands > named.lands
 
 
 def _place(at: TableVersion) -> str:

@@ -5,10 +5,16 @@ the publication. It promotes only what that publication was to promote: its comm
 
 Other versions of `main` that are newer than the tag's are promoted only when a person asks for them: a publisher of
 another tag or another program may have made them, or a person may have withdrawn them from this tag.
+
+In a repository a later run may write only some of the tables of a publication that died. Its publisher would bring the
+rows of that publication to readers in these tables, so the other tables come along in the same move of the channel.
+Where one of them cannot be promoted, nothing is: readers see a publication as a whole or not at all.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -16,11 +22,28 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.promoted_asset import Node
 from lance_dagster.plugin.publish.publication import SEARCHED, Publication, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
-from lance_dagster.plugin.publish.publish_together import Together
+from lance_dagster.plugin.publish.publish_together import Together, Unpromoted
 from lance_dagster.plugin.run_branch import RunChain, branch_of, is_over, is_written, started_at
 from lance_dagster.table import LanceTable
+
+_NOTHING_NEW = "nothing new"
+
+
+class Rest(NamedTuple):
+    """What else the publications of a step would show to readers in part.
+
+    Attributes:
+        added: The other tables, each with the version to promote.
+        against: The reasons why nothing can be promoted; empty when the other tables come along.
+        under_way: Whether a publication that is not over is one of the reasons.
+    """
+
+    added: Sequence[Publication] = ()
+    against: Sequence[str] = ()
+    under_way: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,26 +54,27 @@ class Unfinished:
         tag: The name of the tag.
         log: The event log, which says what the run of a publication was to promote.
         together: Publishes tables as one commit; None without a repository.
+        chain: The run that publishes, and the runs that it continues.
         audit: Returns a publication, and the reasons against a version of it.
     """
 
     tag: str
     log: AuditLog
     together: Together | None
+    chain: RunChain
     audit: Callable[[Publication, Version], tuple[Publication, list[str]]]
 
-    def finish(self, looked: Sequence[Publication], chain: RunChain) -> tuple[list[Publication], list[str]]:
+    def finish(self, looked: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Return the tables with the versions that died publications were to promote, and messages about the others.
 
         Args:
             looked: The tables; those that have something to publish are returned as they are.
-            chain: The run that publishes.
         """
         publications, said = list(looked), dict[str, list[str]]()
         refused: set[str] = set()
         for place, one in enumerate(publications):
             # A backfill whose branches all wait fails: it was to publish these, and not the rest of an older one.
-            if not (one.audited or (one.waiting and chain.backfill_id is not None)):
+            if not (one.audited or (one.waiting and self.chain.backfill_id is not None)):
                 publications[place], said[one.name] = self._finished(one, refused)
         for place, one in enumerate(publications):
             # In a repository a publication is promoted whole or not at all.
@@ -63,6 +87,73 @@ class Unfinished:
                 advice = f"run the assets again, or promote what is on {MAIN} with ref: {MAIN}"
                 said[one.name] = [f"it waits with {', '.join(others)}, {why}; {advice}"]
         return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
+
+    def complete(
+        self, found: Sequence[Publication], nodes: Mapping[str, Node], look: Callable[[Node], Publication]
+    ) -> Rest:
+        """Return the tables that died publications wrote too, so that readers see these publications as a whole.
+
+        Args:
+            found: The tables that are to be promoted.
+            nodes: The nodes of all tables of the publisher, by the names of the tables in the repository.
+            look: Returns a table without anything to publish.
+        """
+        # In the usual case a publisher publishes all of its tables, and nothing is looked at.
+        if self.together is None or not found or len(found) >= len(nodes):
+            return Rest()
+        # By table, the number of the last version of `main` that readers will see; that of a branch lands after all.
+        shown: dict[str, float] = {
+            self.together.repository.name_of(one.table): math.inf if one.landed is None else one.landed.number
+            for one in found
+        }
+        commits = [one for one in self.together.unpromoted(nodes) if one.by != self.chain.run_id]
+        names: dict[str, str] = {}
+        # A table that comes along may bring a part of another publication.
+        while more := self._in_part(commits, {**shown, **dict.fromkeys(names, math.inf)}, nodes):
+            names |= more
+        if not names:
+            return Rest()
+        finished, said = self.finish([look(nodes[name]) for name in names])
+        holds = {one.name: one.previous.hold for one in finished if one.previous and one.previous.hold}
+        added = {name: one for name, one in zip(names, finished, strict=True) if one.landed and one.name not in holds}
+        shown |= {name: one.landed.number for name, one in added.items() if one.landed}
+        left = self._in_part(commits, shown, nodes)
+        said += [f"{name}: {self.tag} is {hold}" for name, hold in holds.items()]
+        against = [self._said_of(found, nodes[name], by, said) for name, by in left.items()]
+        under_way = not all(is_over(by, self.log.instance) for by in left.values())
+        return Rest(list(added.values()), against, under_way)
+
+    def _in_part(
+        self, commits: Iterable[Unpromoted], shown: Mapping[str, float], nodes: Mapping[str, Node]
+    ) -> dict[str, str]:
+        """Return the tables in which readers would not see a publication that they see in others, each with its run.
+
+        Args:
+            commits: The publications that readers do not see yet.
+            shown: The number of the last version of `main` that readers will see, by table.
+            nodes: The nodes of the tables.
+        """
+        found: dict[str, str] = {}
+        for commit in commits:
+            seen = {name for name, at in commit.tables.items() if at.lands <= shown.get(name, 0)}
+            for name in commit.tables.keys() - seen if seen else ():
+                # A publisher of another tag did not plan to materialize this node.
+                if self.log.unwritten([nodes[name].promoted], [commit.by]):
+                    found.setdefault(name, commit.by)
+        return found
+
+    def _said_of(self, found: Sequence[Publication], node: Node, by: str, said: Sequence[str]) -> str:
+        names, other = ", ".join(one.name for one in found), node.candidate.to_user_string()
+        nodes = ", ".join(one.promoted.to_user_string() for one in found) + f" and {node.promoted.to_user_string()}"
+        # There is something new, so a table without it has yet to follow.
+        why = "; ".join(text for text in said if not text.endswith(_NOTHING_NEW)) or f"its {MAIN} has yet to follow"
+        both = f"{names}: run {by} published {other} in the same commit as rows that come along, and"
+        if not is_over(by, self.log.instance):
+            return f"{both} is not over; if the process of that run died, terminate the run, and materialize {nodes}"
+        return (
+            f"{both} died before {self.tag} named it; it cannot be promoted ({why}): materialize {nodes} together, "
+            f"with ref: {MAIN} if they wait then too"
+        )
 
     def _finished(self, one: Publication, refused: set[str]) -> tuple[Publication, list[str]]:
         """Return a table with the version left to promote, or messages about it; add a refused run to `refused`."""
@@ -80,7 +171,7 @@ class Unfinished:
                 if version.number > named and not said:
                     said = list(against) or [self._said(one, version)]
         # Why branches wait is the better advice than "nothing new".
-        return one, said or ([] if one.waiting else ["nothing new"])
+        return one, said or ([] if one.waiting else [_NOTHING_NEW])
 
     def _is_left(self, one: Publication, version: Version, named: int) -> bool:
         """Return whether a version of `main` was made by a publication that died before its tag named the version."""
@@ -88,7 +179,9 @@ class Unfinished:
         # The person who wanted a rollback repeats it: with its reason, the channel's history records it as a rollback.
         if by is None or md.ROLLED_BACK_TO in version.properties or not self.log.unwritten([one.promoted], [by]):
             return False
-        return is_over(by, self.log.instance) and not (version.number > named and self._was_named(one, version))
+        # A step that is retried finishes its own publication.
+        is_left = by == self.chain.run_id or is_over(by, self.log.instance)
+        return is_left and not (version.number > named and self._was_named(one, version))
 
     def _was_named(self, one: Publication, version: Version) -> bool:
         """Return whether the tag named a version before, or a later one, and was moved back from it."""

@@ -35,6 +35,8 @@ from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
 _GLOB = frozenset("*?[]")
+# The states of a run in which its process may be at work.
+_AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 # How often a publisher looks for runs of its backfill that are not over, and after how many seconds: about 50 minutes
 # in all.
 _LOOKS = 60
@@ -233,16 +235,54 @@ def resolve_run(table: LanceTable, given: str) -> str:
     return found[0]
 
 
-def discard(table: LanceTable, given: str, instance: dg.DagsterInstance) -> Version:
+def publisher_of(run_id: str, *, nodes: Sequence[Node], but: Sequence[str], log: AuditLog) -> str | None:
+    """Return a run that is not over and may be publishing what a run wrote, or None.
+
+    A run of a backfill publishes the runs of that backfill; any other run that writes candidates, and publishes them,
+    publishes the runs that it continues; a run of the publisher alone publishes whatever waits.
+
+    Args:
+        run_id: The run that wrote.
+        nodes: The nodes of the publisher.
+        but: The run that asks, and those that it continues.
+        log: The event log.
+    """
+    backfill_id = RunChain.of(log.instance.get_run_by_id(run_id), log.instance).backfill_id
+    for run in log.instance.get_runs(dg.RunsFilter(statuses=list(_AT_WORK))):
+        # Also when the nodes are materialized already: the publisher deletes the branches after that.
+        if run.run_id not in but and log.plans([node.promoted for node in nodes], run.run_id):
+            chain = RunChain.of(run, log.instance)
+            alone = not log.plans([node.candidate for node in nodes], run.run_id)
+            of_backfill = chain.backfill_id is not None
+            if run_id in chain.run_ids or (backfill_id == chain.backfill_id if of_backfill else alone):
+                return run.run_id
+    return None
+
+
+def discard(
+    table: LanceTable, given: str, instance: dg.DagsterInstance, publisher_of: Callable[[str], str | None]
+) -> Version:
     """Delete the branch of a run that is given up, and return its head.
+
+    Args:
+        table: The table.
+        given: The run, as `resolve_run` takes it.
+        instance: The Dagster instance.
+        publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
 
     Raises:
         RefNotFoundError: There is no such branch.
-        ConflictError: The run is not over, or another branch was forked from it.
+        ConflictError: The run is not over, another run may be publishing the branch, or another branch was forked from
+            it.
     """
     head = table.head(resolve_run(table, given))
     if not is_over(run_of(head.branch), instance):
         raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run before you discard it")
+    if (by := publisher_of(run_of(head.branch) or "")) is not None:
+        raise ConflictError(
+            f"{head.branch} may be being published by run {by}, which is not over: wait for its end, or terminate it, "
+            "and discard the branch then if it still waits"
+        )
     table.branches.delete(head.branch)
     return head
 

@@ -1,0 +1,97 @@
+"""Do what a person asks of a publisher besides publishing: discard what a run wrote, and hold or release the tags."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from lance_dagster.errors import NotFoundError, PublishRefusedError
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.promoted_asset import Node
+from lance_dagster.plugin.publish.publish_config import PublishConfig
+from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
+from lance_dagster.plugin.publish.waiting import discard
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.repository import ChannelHold, TableView
+from lance_dagster.table import LanceTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagChanges:
+    """Changes what the config of a step names.
+
+    Attributes:
+        context: The context of the step.
+        config: What a person asks for, and why.
+        lance: The resource.
+        tag: The name of the tag, and of the channel.
+        together: The repository; None without one.
+        table: Opens the table of a node.
+        publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
+        about: Reason, person and run.
+    """
+
+    context: dg.AssetExecutionContext
+    config: PublishConfig
+    lance: LanceResource
+    tag: str
+    together: Together | None
+    table: Callable[[Node], LanceTable]
+    publisher_of: Callable[[str], str | None]
+    about: Mapping[str, str]
+
+    def make(self, done: str, nodes: Sequence[Node]) -> ChannelHold | None:
+        """Discard a branch, or hold or release the tag, and record it as an observation of each promoted node.
+
+        Args:
+            done: `discarded`, `held` or `released`.
+            nodes: The nodes of the tables.
+
+        Returns:
+            The hold of the channel afterwards.
+
+        Raises:
+            PublishRefusedError: No table has the branch or tag that is to be changed.
+        """
+        change = {"discarded": self._discard, "held": self._hold, "released": self._release}[done]
+        missing = []
+        names = [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
+        hold, named = (None, {}) if done == "discarded" else self._change_channel(names, done)
+        for node, name in zip(nodes, names, strict=True):
+            try:
+                # A table that the channel does not name follows its own tag.
+                changed = str(named[name].version) if name in named else change(self.table(node))
+            except NotFoundError as error:
+                missing.append(f"{node.candidate.to_user_string()}: {error}")
+                continue
+            self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
+            about = {f"lance/{done}": changed, **self.about}
+            # A materialization would start the readers, although no row changed.
+            self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
+        if len(missing) == len(nodes) and not named:
+            raise PublishRefusedError(f"nothing to be {done}", missing)
+        return hold
+
+    def _change_channel(self, names: Sequence[str], done: str) -> tuple[ChannelHold | None, Mapping[str, TableView]]:
+        """Hold or release the channel, with the tags of all its tables, and return these; none without a channel."""
+        together = self.together
+        present = None if together is None else together.channel_now()
+        if together is None or present is None:
+            refuse_named_by_channel(self.lance, self.tag, names, done)
+            return None, {}
+        moved = together.repository.channels.hold if done == "held" else together.repository.channels.release
+        hold = moved(self.tag, reason=self.config.reason, who=self._who).hold
+        return hold, together.repository.at(present.commit)
+
+    def _hold(self, table: LanceTable) -> str:
+        return table.tags.hold(self.tag, reason=self.config.reason, who=self._who).ref
+
+    def _release(self, table: LanceTable) -> str:
+        return table.tags.release(self.tag, reason=self.config.reason, who=self._who).ref
+
+    def _discard(self, table: LanceTable) -> str:
+        return str(discard(table, self.config.discard, self.context.instance, self.publisher_of))
+
+    @property
+    def _who(self) -> str:
+        return self.about.get(md.WHO, "")
