@@ -252,6 +252,22 @@ def test_a_publication_that_a_table_cannot_follow_is_not_promoted_in_part(
     assert ([4], [4]) == (location.seen(), location.seen("lines"))
 
 
+def test_one_selected_node_publishes_the_whole_run(root: Path, instance: dg.DagsterInstance) -> None:
+    """*Materialize* on one node publishes the other tables of the same runs too, and their nodes get events."""
+    location = Location(root, instance=instance)
+    assert location.run(1).success
+    for number in (2, 3):
+        assert location.run(number, publish=False).success
+    orders, lines = (dg.AssetKey(["production", *key.path]) for key in KEYS)
+    assert location.act(orders).success
+    assert ([1, 2, 3], [1, 2, 3]) == (location.seen(), location.seen("lines"))
+    for node in (orders, lines):
+        event = instance.get_latest_materialization_event(node)
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert "main@3" == event.asset_materialization.metadata["lance/to"].value
+
+
 def test_a_promotion_takes_the_version_that_was_chosen(root: Path, instance: dg.DagsterInstance) -> None:
     """A promotion takes the chosen version, and not a later one that another channel has published."""
     staging = Location(root, instance=instance, tag="staging")

@@ -59,6 +59,7 @@ from lance_dagster.plugin.publish.waiting import (
     publisher_of,
     resolve_run,
     wait,
+    written_with,
 )
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
@@ -155,7 +156,7 @@ class PublishStep:
                 if one.promoted in self.context.selected_asset_keys:
                     yield result
                 else:
-                    # The publication of this table died, and came along.
+                    # The same run wrote this table, or a publication of it died: it came along.
                     self.context.log_event(as_event(result, one.promoted_to or one.version))
         self._clean_up(merged)
 
@@ -179,7 +180,7 @@ class PublishStep:
         # A run is looked up in each table separately. Any other ref may name one commit of all tables.
         if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
-        for one in self._look_all(nodes, search):
+        for one in self._look_whole(nodes, search):
             self._sort(one, search)
         self._keep_together(search)
         self._keep_dependent_back(search)
@@ -189,8 +190,21 @@ class PublishStep:
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
-            self._log_left(one)
+            for reason in one.waiting:
+                self.context.log.warning("%s: it waits: %s", one.name, reason)
+            # A superseded branch loses no rows, so this is not a warning.
+            for superseded in one.superseded:
+                self.context.log.info("%s: %s", one.name, superseded)
         return search.found
+
+    def _look_whole(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
+        """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""
+        looked, left = self._look_all(nodes, search), [node for node in self.nodes if node not in nodes]
+        if not (left and self._is_alone and self.lance.repository):
+            return looked
+        # With a search of its own: its messages are about nodes that nobody selected.
+        others = self._look_all(left, Search())
+        return [*looked, *written_with(looked, others, self.instance)]
 
     def _look_all(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
         """Return the publication of each table that was found."""
@@ -235,14 +249,6 @@ class PublishStep:
         search.nothing_new |= self._is_alone
         search.refused += [] if self._is_alone else [one.name for one in search.found]
         search.found.clear()
-
-    def _log_left(self, one: Publication) -> None:
-        """Log which branches of a table are not published with it."""
-        for reason in one.waiting:
-            self.context.log.warning("%s: it waits: %s", one.name, reason)
-        # A superseded branch loses no rows, so this is not a warning.
-        for superseded in one.superseded:
-            self.context.log.info("%s: %s", one.name, superseded)
 
     def _keep_together(self, search: Search) -> None:
         """Leave out all tables of a run when one of them is held: a repository publishes all of them or none."""

@@ -135,6 +135,31 @@ def keep_whole(
     return kept
 
 
+def written_with(
+    looked: Sequence[Publication], others: Iterable[Publication], instance: dg.DagsterInstance
+) -> list[Publication]:
+    """Return which other tables have branches of the runs that wrote some tables, so that these runs are seen whole.
+
+    Args:
+        looked: The tables that are to be published.
+        others: Other tables of the publisher, each with the branches that it could publish.
+        instance: The Dagster instance, which knows the re-executions of a run.
+    """
+
+    def runs_of_branches(one: Publication) -> set[str]:
+        runs = {run_of(source.branch) or "" for source in one.sources}
+        return {found for run in runs for found in Candidate.of(run, instance, ()).run_ids}
+
+    runs = set[str]().union(*map(runs_of_branches, looked))
+    found, left = list[Publication](), list(others)
+    # A table that comes along may have branches of further runs, which wrote further tables.
+    while more := [one for one in left if not runs.isdisjoint(runs_of_branches(one))]:
+        found += more
+        left = [one for one in left if one not in more]
+        runs = runs.union(*map(runs_of_branches, more))
+    return found
+
+
 def find_waiting(
     publication: Publication,
     audit: Callable[[Version], Sequence[str]],
