@@ -19,7 +19,7 @@ from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.settings import SettingPlace, refuse_unknown_settings
+from lance_dagster.plugin.settings import SettingPlace, expressions_of, refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
 
 _PREFIX = "lance/"
@@ -185,6 +185,8 @@ class Findings:
                     f"asset {node.name} has partitions, but no metadata {md.PARTITION_EXPR!r}: name the column that "
                     "tells the partition of a row, or annotate the asset `-> None` if it stores its rows itself"
                 )
+            elif md.PARTITION_EXPR in node.metadata:
+                yield from _wrong_dimensions(node, node.definition.partitions_def)
 
     def _other_nodes(self) -> Iterator[str]:
         """Find promoted nodes that read a table at a place where its asset does not write it."""
@@ -339,5 +341,15 @@ def _root(lance: LanceResource) -> str:
 def _refusals(metadata: Mapping[str, object], place: SettingPlace, where: str) -> Iterator[str]:
     try:
         refuse_unknown_settings(metadata, place, where)
+    except InvalidInputError as error:
+        yield str(error)
+
+
+def _wrong_dimensions(node: _Node, partitions: dg.PartitionsDefinition | None) -> Iterator[str]:
+    names = None
+    if isinstance(partitions, dg.MultiPartitionsDefinition):
+        names = sorted(part.name for part in partitions.partitions_defs)
+    try:
+        expressions_of(node.name, names, md.plain(node.metadata[md.PARTITION_EXPR]))
     except InvalidInputError as error:
         yield str(error)

@@ -125,6 +125,7 @@ def lance_assets(
     _refuse_unknown_options(options)
     _refuse_wrong_checks(checks or {})
     _refuse_wrong_schedule(options.get("schedule"))
+    _refuse_wrong_maintenance(options.get("maintenance"))
     storage = dict(options.get("storage_options", {}))
     environment, together = options.get("environment", ""), options.get("repository", True)
     providers = {name: options.get(name) for name in ("s3", "azure", "google")}
@@ -179,6 +180,12 @@ def _refuse_wrong_checks(checks: object) -> None:
             raise InvalidInputError(
                 f"checks: a list of checks such as {example} is wanted for {_text(key)!r}, not {reprlib.repr(values)}"
             )
+        for each in values:
+            if not hasattr(each, "name"):
+                raise InvalidInputError(
+                    f"checks: {reprlib.repr(each)} for {_text(key)!r} is not a check; give one such as {example}, or a "
+                    "function with @table_check"
+                )
 
 
 def _refuse_wrong_schedule(schedule: object) -> None:
@@ -186,6 +193,14 @@ def _refuse_wrong_schedule(schedule: object) -> None:
         raise InvalidInputError(
             f"schedule: {reprlib.repr(schedule)} is not a cron expression; give one such as '0 6 * * *' or '@daily', "
             f"or {_BY_PARTITION!r} to load each partition when it ends"
+        )
+
+
+def _refuse_wrong_maintenance(schedule: object) -> None:
+    if schedule is not None and not _is_cron(schedule):
+        raise InvalidInputError(
+            f"maintenance: {reprlib.repr(schedule)} is not a cron expression; give one such as {_WEEKLY!r}, or None "
+            "for no such job"
         )
 
 

@@ -373,6 +373,11 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             return self._root_uri
         if not self.root.strip():
             raise InvalidInputError("LanceResource.root is empty; give an absolute local path or s3://bucket/path")
+        if one_slash := re.match(r"([a-z][a-z0-9+]*):/(?!/)", self.root):
+            scheme = one_slash[1]
+            raise InvalidInputError(
+                f"LanceResource.root {self.root!r} has one slash after {scheme}:; give {scheme}://..."
+            )
         if "://" not in self.root and not os.path.isabs(os.path.expanduser(self.root)):  # noqa: PTH117, PTH111
             raise InvalidInputError(
                 f"LanceResource.root is relative: {self.root!r}; the processes of a run may start in different "

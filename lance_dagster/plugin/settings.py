@@ -210,3 +210,28 @@ def _one_of(what: str, given: str, choices: tuple[Choice, ...]) -> Choice:
         if given == choice:
             return choice
     raise InvalidInputError(f"{what} is one of {', '.join(choices)}, not {given!r}")
+
+
+def expressions_of(asset: str, dimensions: Sequence[str] | None, partition_expr: object) -> list[str]:
+    """Return the column or expression of each dimension, in the order of the names of the dimensions.
+
+    Args:
+        asset: The asset's key as text.
+        dimensions: The names of the dimensions; None when the partitions have only one.
+        partition_expr: The asset's metadata of that name.
+
+    Raises:
+        InvalidInputError: `partition_expr` is missing, or does not name these dimensions.
+    """
+    quoted = ", ".join(f'"{name}": "<column>"' for name in dimensions or ())
+    example = f"{{{quoted}}}" if dimensions else '"<column>"'
+    if partition_expr is None:
+        raise InvalidInputError(
+            f"{asset} is partitioned, and nothing says which column holds the partition; "
+            f'give the asset metadata {{"{md.PARTITION_EXPR}": {example}}}'
+        )
+    if dimensions is None and isinstance(partition_expr, str):
+        return [partition_expr]
+    if dimensions and isinstance(partition_expr, Mapping) and set(partition_expr) == set(dimensions):
+        return [str(partition_expr[name]) for name in dimensions]
+    raise InvalidInputError(f"{md.PARTITION_EXPR} of {asset} must be {example}, not {partition_expr!r}")

@@ -178,6 +178,17 @@ def test_partitioned_assets_that_would_lose_rows_are_refused(metadata: dict[str,
     assert says in only(definitions(days, resources={"io_manager": LanceIOManager(lance=LAKE, write_mode=manager)}))
 
 
+@pytest.mark.parametrize("given", [{"contry": "country", "day": "day"}, {"country": "country"}, "country"], ids=str)
+def test_misspelt_dimensions_are_refused(given: object) -> None:
+    """The columns of the partitions are named by the dimensions of the asset, and by all of them."""
+    country = dg.StaticPartitionsDefinition(["de", "fr"])
+    both = dg.MultiPartitionsDefinition({"country": country, "day": DAYS})
+    found = only(definitions(asset("orders", {"lance/partition_expr": given}, partitions_def=both)))
+    assert 'lance/partition_expr of orders must be {"country": "<column>", "day": "<column>"}, not ' in found
+    right = asset("orders", {"lance/partition_expr": {"day": "day", "country": "country"}}, partitions_def=both)
+    assert [] == findings(definitions(right))
+
+
 def test_publisher_of_a_table_without_a_blocking_check_is_refused() -> None:
     """A table needs a blocking check, a check that the publisher names, or `unchecked`."""
     orders = asset("shop/orders")

@@ -136,6 +136,8 @@ def test_mistakes_in_the_one_call_are_refused() -> None:
             {"checks": [RowCount()]},
             "checks: a mapping such as {'shop/orders': [Unique('id')]} is wanted, not [RowCount",
         ),
+        ({"checks": {"customers": ["unique"]}}, "checks: 'unique' for 'customers' is not a check; give one such as"),
+        ({"maintenance": "sundays"}, "maintenance: 'sundays' is not a cron expression; give one such as '0 3 * * 0'"),
         ({"schedule": "daily"}, "schedule: 'daily' is not a cron expression; give one such as '0 6 * * *' or '@daily'"),
     ],
 )

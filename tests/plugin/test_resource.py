@@ -44,6 +44,7 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) 
     [
         ({"root": ""}, "LanceResource.root is empty; give an absolute local path or s3://bucket/path"),
         ({"root": "lake"}, f"give an absolute path such as {str(Path.cwd() / 'lake')!r}"),
+        ({"root": "s3:/bucket/lake"}, "root 's3:/bucket/lake' has one slash after s3:; give s3://..."),
         ({"root": "ftp://host/lake"}, "LanceResource.root 'ftp://host/lake': cannot store tables at ftp://"),
         ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
         (

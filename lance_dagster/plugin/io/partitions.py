@@ -20,6 +20,7 @@ from lance_dagster.datafiles import RowFilter, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues, Windows, all_filters, any_of
+from lance_dagster.plugin.settings import expressions_of
 
 _SHOWN = 3
 
@@ -160,31 +161,6 @@ def outside_error(
 def rows_of(found: PartitionFilter) -> RowFilter:
     """Return a filter of partitions as one that can be sent to executors."""
     return RowFilter(predicate=found.predicate, expression=found.expression, columns=found.columns)
-
-
-def expressions_of(asset: str, dimensions: Sequence[str] | None, partition_expr: object) -> list[str]:
-    """Return the column or expression of each dimension, in the order of the names of the dimensions.
-
-    Args:
-        asset: The asset's key as text.
-        dimensions: The names of the dimensions; None when the partitions have only one.
-        partition_expr: The asset's metadata of that name.
-
-    Raises:
-        InvalidInputError: `partition_expr` is missing, or does not name these dimensions.
-    """
-    quoted = ", ".join(f'"{name}": "<column>"' for name in dimensions or ())
-    example = f"{{{quoted}}}" if dimensions else '"<column>"'
-    if partition_expr is None:
-        raise InvalidInputError(
-            f"{asset} is partitioned, and nothing says which column holds the partition; "
-            f'give the asset metadata {{"{md.PARTITION_EXPR}": {example}}}'
-        )
-    if dimensions is None and isinstance(partition_expr, str):
-        return [partition_expr]
-    if dimensions and isinstance(partition_expr, Mapping) and set(partition_expr) == set(dimensions):
-        return [str(partition_expr[name]) for name in dimensions]
-    raise InvalidInputError(f"{md.PARTITION_EXPR} of {asset} must be {example}, not {partition_expr!r}")
 
 
 def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[str, str]:

@@ -60,6 +60,14 @@ class SweeperOptions(TypedDict, total=False):
     description: str
 
 
+def _about(keep_failed: timedelta) -> str:
+    return (
+        "Deletes branches of runs that were published, that failed or were cancelled at least "
+        f"{keep_failed / timedelta(days=1):g} days ago, or that a re-execution replaces. Rows "
+        "that wait to be published stay."
+    )
+
+
 def build_branch_sweeper(
     name: str,
     tables: Sequence[TableAsset],
@@ -105,7 +113,7 @@ def build_branch_sweeper(
         required_resource_keys={resource_key},
         minimum_interval_seconds=options.get("minimum_interval_seconds", _HOUR),
         default_status=options.get("default_status", dg.DefaultSensorStatus.STOPPED),
-        description=options.get("description"),
+        description=options.get("description", _about(keep_failed)),
         asset_selection=list(promoted.values()) or None,
     )
     def branch_sweeper(context: dg.SensorEvaluationContext) -> dg.SensorResult:

@@ -102,7 +102,8 @@ def build_maintenance_job(
             op(done)
 
     # STOPPED until somebody switches it on in the UI, as with every schedule of Dagster.
-    planned = dg.ScheduleDefinition(job=maintenance, cron_schedule=schedule) if schedule else None
+    about = f"Starts {name}, which verifies the tables, compacts them and deletes files that nothing needs any more."
+    planned = dg.ScheduleDefinition(job=maintenance, cron_schedule=schedule, description=about) if schedule else None
     return MaintenanceJob(maintenance, planned)
 
 

@@ -21,7 +21,8 @@ from lance_dagster.datafiles import RowScope, RowTally, StagedFiles, conform
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.partitions import PartitionPoints, expressions_of, outside_error, rows_of
+from lance_dagster.plugin.io.partitions import PartitionPoints, outside_error, rows_of
+from lance_dagster.plugin.settings import expressions_of
 
 if TYPE_CHECKING:
     from lance_dagster.edit.write import Rows
