@@ -62,9 +62,8 @@ class SweeperOptions(TypedDict, total=False):
 
 def _about(keep_failed: timedelta) -> str:
     return (
-        "Deletes branches of runs that were published, that failed or were cancelled at least "
-        f"{keep_failed / timedelta(days=1):g} days ago, or that a re-execution replaces. Rows "
-        "that wait to be published stay."
+        f"Deletes branches of runs that were published, that failed at least {keep_failed / timedelta(days=1):g} days "
+        "ago, or that a re-execution replaces. Rows that wait to be published stay."
     )
 
 

@@ -397,9 +397,9 @@ class Together:
     def _is_later(self, entry: RefEntry, version: Version, since: datetime | None) -> bool:
         """Return whether an entry of the channel came after the publication of a version began, or may have."""
         channel, _, number = version.properties.get(md.CHANNEL_ENTRY, "").rpartition("@")
-        if channel == self.channel:
+        if channel == self.channel and number.isdigit():
             return entry.number > int(number)
-        # The publisher of another channel made the version, so there are only the times of two clocks.
+        # The publisher of another channel, or another program, made the version: there are only times of two clocks.
         return since is None or entry.at > since
 
     def _is_rolled_back(self) -> bool:

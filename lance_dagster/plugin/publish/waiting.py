@@ -147,7 +147,7 @@ def written_with(
     """
 
     def runs_of_branches(one: Publication) -> set[str]:
-        runs = {run_of(source.branch) or "" for source in one.sources}
+        runs = {run for source in one.sources if (run := run_of(source.branch)) is not None}
         return {found for run in runs for found in Candidate.of(run, instance, ()).run_ids}
 
     runs = set[str]().union(*map(runs_of_branches, looked))
