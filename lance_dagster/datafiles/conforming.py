@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster.errors import SchemaMismatchError
-from lance_dagster.format.arrow_types import storage_type
-from lance_dagster.format.schema import BLOB
+from lance_dagster.format.arrow_types import BLOB, storage_type
 
 _STRINGS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
 _BINARIES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})

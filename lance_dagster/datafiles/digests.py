@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import layout
-from lance_dagster.store import Store, open_store, records_digests
+from lance_dagster.store import Store, open_store
 
 # The size of one request on object storage, and the memory that one file takes.
 _PORTION = 16 << 20
@@ -81,14 +81,12 @@ def digested_files(store: Store, key: str, *, blobs: bool) -> tuple[str, ...]:
 
 
 def record_written(data_uri: str, name: str, storage_options: Mapping[str, str], *, blobs: bool = False) -> None:
-    """Record the digest of a data file that was just written, where the option `record_digests` asks for that.
+    """Record the digest of a data file that was just written.
 
     Raises:
         CorruptFileError: The file cannot be read back.
         StoreError: The storage failed.
     """
-    if not records_digests(storage_options):
-        return
     store = open_store(data_uri, storage_options)
     for key in digested_files(store, name, blobs=blobs):
         if not record_digest(store, key):

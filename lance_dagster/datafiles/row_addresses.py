@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
-from lance_dagster.datafiles.writing import has_blobs
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.validation import check_string
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.digests import record_written
 from lance_dagster.datafiles.pylance_errors import storage_errors
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
-from lance_dagster.format.arrow_types import storage_type
-from lance_dagster.format.file_versions import parse_file_version
+from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.layout import DATA
-from lance_dagster.format.model import DataFile, Field, Fragment
-from lance_dagster.format.schema import BLOB, stored_field_ids
-from lance_dagster.store import sync_path
+from lance_dagster.format.model import DataFile, Field, Fragment, parse_file_version
+from lance_dagster.format.schema import stored_field_ids
+from lance_dagster.store import records_digests, sync_path
 
 if TYPE_CHECKING:
     import lance
+    from lance.file import LanceFileWriter
 
 FILE_VERSION = "2.2"
 """The data file version of the tables that this package creates."""
@@ -44,21 +44,23 @@ _MOST_BUFFER_BYTES = 48 * 1024 * 1024
 class WriteTarget:
     """Everything a process needs to write data files for a table; it is sent to executors.
 
-    It contains the storage options of the table, which its repr omits because they hold secrets. `base` is the name of
+    It contains the storage options of the table, which its repr omits because they hold secrets. The names of its files
+    begin with `prefix`, by which the files of an interrupted write are recognised. `base` is the name of
     the base path of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files
-    that the table has; 0 when it has none. `synced_by_commit` leaves the sync of small files to the
-    append of this process that names them next.
+    that the table has; 0 when it has none. `synced_by_commit` leaves the sync of small files to the append of this
+    process that names them next. `records_digests` says that each file is read again, to record its digest.
     """
 
     data_uri: str
     schema: pa.Schema
     file_version: str = FILE_VERSION
-    prefix: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    prefix: str
     max_rows: int = _MAX_ROWS_PER_FILE
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     base: str | None = None
     stored_row_bytes: int = 0
     synced_by_commit: bool = False
+    records_digests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +143,11 @@ class _OpenFile:
     """A data file being written. Unless it is closed, no file of its name appears."""
 
     def __init__(self, target: WriteTarget) -> None:
-        from lance.file import LanceFileWriter
-
-        # The prefix is that of one write, so that the files of an interrupted write are recognised by name.
         self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
-        self._folder, self._options = target.data_uri, target.storage_options
-        self._synced_by_commit = target.synced_by_commit
-        with storage_errors(f"write {self._path}"):
-            self._writer = LanceFileWriter(
-                self._path,
-                target.schema,
-                version=target.file_version,
-                data_cache_bytes=min(_BUFFER_BYTES * max(1, len(target.schema)), _MOST_BUFFER_BYTES),
-                storage_options=dict(target.storage_options) or None,
-            )
+        self._target = target
+        self._writer: LanceFileWriter | None = None
 
     @property
     def full(self) -> bool:
@@ -166,19 +157,36 @@ class _OpenFile:
         """Write the rows that fit into the file, and return the remaining ones."""
         now = batch.slice(0, self._room)
         with storage_errors(f"write {self._path}"):
+            self._writer = self._writer or self._opened()
             self._writer.write_batch(now)
         self._room -= now.num_rows
         return batch.slice(now.num_rows)
 
+    def _opened(self) -> "LanceFileWriter":
+        from lance.file import LanceFileWriter
+
+        target = self._target
+        return LanceFileWriter(
+            self._path,
+            target.schema,
+            version=target.file_version,
+            data_cache_bytes=min(_BUFFER_BYTES * max(1, len(target.schema)), _MOST_BUFFER_BYTES),
+            storage_options=dict(target.storage_options) or None,
+        )
+
     def close(self) -> StagedFile:
+        """Finish the file, which has at least one row."""
+        writer = self._writer or self._opened()
         with storage_errors(f"write {self._path}"):
-            rows = self._writer.close()
-        size = self._writer.size_bytes or 0
+            rows = writer.close()
+        size = writer.size_bytes or 0
         # pylance does not sync: after a power cut, a durable commit could reference a torn data file. A large file is
         # synced here, since other writers may have to wait while a manifest is synced.
-        if not self._synced_by_commit or not 0 < size <= SMALL_FILE_BYTES:
-            sync_path(self._path, self._options)
-        record_written(self._folder, self._name, self._options)
+        target = self._target
+        if not target.synced_by_commit or not 0 < size <= SMALL_FILE_BYTES:
+            sync_path(self._path, target.storage_options)
+        if target.records_digests:
+            record_written(target.data_uri, self._name, target.storage_options)
         return StagedFile(self._name, rows or 0, size)
 
 
@@ -203,20 +211,6 @@ def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version:
         )
         for file in staged.files
     )
-
-
-def has_blobs(schema: pa.Schema) -> bool:
-    """Return whether a schema has a blob column, nested columns included."""
-    return any(_is_blob(column) for column in schema)
-
-
-def _is_blob(column: "pa.Field[pa.DataType]") -> bool:
-    # The extension is either registered in this process (a type) or only named in the metadata.
-    name = (column.metadata or {}).get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
-    arrow = storage_type(column.type)
-    if BLOB in (name, getattr(column.type, "extension_name", "")):
-        return True
-    return any(_is_blob(arrow.field(index)) for index in range(arrow.num_fields))
 
 
 def write_blob_files(
@@ -262,4 +256,5 @@ def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
     if "://" not in data_uri and beside.is_dir():
         for path in (*beside.iterdir(), beside, Path(data_uri)):
             sync_path(str(path), options)
-    record_written(data_uri, name, options, blobs=True)
+    if records_digests(options):
+        record_written(data_uri, name, options, blobs=True)

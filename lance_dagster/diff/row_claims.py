@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from lance_dagster.datafiles import ExpectedFile, read_shapes
 from lance_dagster.errors import CorruptFileError
-from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
-from lance_dagster.format.model import Fragment
+from lance_dagster.format.model import LEGACY_FILE_VERSION, Fragment
 from lance_dagster.history.context import expected_file
 from lance_dagster.history.versions import State, Versions
 
@@ -32,9 +31,9 @@ def check_row_claims(versions: Versions, state: State, fragment_ids: Iterable[in
     files = [(fragment, expected_file(versions, state, fragment.files[0])) for fragment in found if fragment.files]
     for fragment, file in files:
         # Files of the first format have another footer; each row takes a bit at least.
-        if data_file_version(fragment.files[0]) == LEGACY_FILE_VERSION:
+        if fragment.files[0].version == LEGACY_FILE_VERSION:
             _check_count(file, fragment, min(fragment.physical_rows, _BITS * file.size))
-    readable = [pair for pair in files if data_file_version(pair[0].files[0]) != LEGACY_FILE_VERSION]
+    readable = [pair for pair in files if pair[0].files[0].version != LEGACY_FILE_VERSION]
     for (fragment, file), shape in zip(readable, read_shapes([file for _, file in readable]), strict=True):
         _check_count(file, fragment, shape.rows)
 

@@ -26,9 +26,8 @@ from lance_dagster.datafiles import (
     expression_schema,
     quote_column,
     read_sample,
-    staged_fragments,
 )
-from lance_dagster.edit.write import CommitInfo, refuse_blobs, retried, submit, target
+from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format import evolution
 from lance_dagster.format.evolution import Fields
@@ -36,9 +35,8 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
 from lance_dagster.format.validation import check_string_mapping
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
-from lance_dagster.placement.base_stores import placed
 from lance_dagster.transactions.index_updates import indices_of
 
 # Names of auxiliary columns in the key join. The prefix makes a collision with a column of the user unlikely.
@@ -148,8 +146,7 @@ class _Filler:
     def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
         # Field ids and base ids are those of this head, so the description is made for each attempt.
         staged = StagedFiles(self.source.columns, (file,))
-        described = staged_fragments(staged, made, head.manifest.file_version)
-        (new,) = placed(self.context, described, head, staged.base)
+        (new,) = fragments_of(self.context, staged, made, head)
         return replace(fragment, files=(*fragment.files, *new.files))
 
 
@@ -302,7 +299,7 @@ def _source(
         raise InvalidInputError("`reads` names the columns that a function gets: give both, or neither")
     if isinstance(columns, pa.Table):
         keys = tuple(on or ())
-        values, compute = look_up(columns, keys, schema_of(head))
+        values, compute = look_up(columns, keys, head.schema)
         return _Source(values, keys, compute)
     if callable(columns):
         wanted = tuple(reads or ())

@@ -30,10 +30,9 @@ from lance_dagster.datafiles import (
     WriteTarget,
     compact_with_pylance,
     scan_fragments,
-    staged_fragments,
     write_files,
 )
-from lance_dagster.edit.write import CommitInfo, target
+from lance_dagster.edit.write import CommitInfo, fragments_of, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
 from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
@@ -48,10 +47,9 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import commit_transaction
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State, Version
-from lance_dagster.placement.base_stores import placed
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 Group = tuple[Fragment, ...]
@@ -245,7 +243,7 @@ def _group(context: TableContext, head: State, group: Group, goal: Goal) -> Comp
     rows = sum(fragment.rows for fragment in group)
     # Rows are divided evenly, so no file is below the target: a small last file would be compacted again next time.
     most = -(-rows // max(1, rows // goal.target_rows))
-    place = replace(target(context, schema_of(head), head, _base_of(context, head, group)), max_rows=max(1, most))
+    place = replace(target(context, head.schema, head, _base_of(context, head, group)), max_rows=max(1, most))
     return CompactionGroup(fragments=tuple(fragment.id for fragment in group), target=place, rows=rows)
 
 
@@ -259,7 +257,7 @@ def _commit_groups(
 ) -> State:
     old = [tuple(_found(head, number) for number in group.fragments) for group in groups]
     written = [
-        _described(context, head, fragments, StagedFiles(schema_of(head), tuple(made), group.target.base))
+        _described(context, head, fragments, StagedFiles(head.schema, tuple(made), group.target.base))
         for fragments, group, made in zip(old, groups, files, strict=True)
     ]
     # A Rewrite operation names its new fragments by id. As in pylance, a separate commit reserves the ids first, so
@@ -288,9 +286,8 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
 
 def _described(context: TableContext, head: State, group: Group, staged: StagedFiles) -> tuple[Fragment, ...]:
     """Return the fragments that describe the files with the live rows of a group."""
-    manifest = head.manifest
-    made = placed(context, staged_fragments(staged, manifest.fields, manifest.file_version), head, staged.base)
-    return _with_lineage(context, head, group, made) if manifest.stable_row_ids else made
+    made = fragments_of(context, staged, head.manifest.fields, head)
+    return _with_lineage(context, head, group, made) if head.manifest.stable_row_ids else made
 
 
 def _found(head: State, number: int) -> Fragment:

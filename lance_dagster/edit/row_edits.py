@@ -35,7 +35,7 @@ from lance_dagster.edit.write import (
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Delete, Update
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 
 
@@ -63,7 +63,7 @@ def update(context: TableContext, values: Mapping[str, str], where: str | None, 
         head = context.head(info.branch)
         refuse_nested_blobs(head, "update")
         changed = _Changed(context, head, values, where)
-        schema = schema_of(head)
+        schema = head.schema
         place = target(context, schema, head)
         # `addresses` is complete only after `write_files` has consumed the stream, so the order of these lines matters.
         staged = StagedFiles(schema, write_files(place, changed), place.base)
@@ -91,7 +91,7 @@ class _Changed:
     """
 
     def __init__(self, context: TableContext, head: State, values: Mapping[str, str], where: str | None) -> None:
-        self._schema = schema_of(head)
+        self._schema = head.schema
         self._dataset = context.dataset(head)
         self._values = dict(values)
         self._blobs = frozenset(blob_columns(self._schema))

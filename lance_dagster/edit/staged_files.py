@@ -21,8 +21,7 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import layout
-from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version, file_version_name
-from lance_dagster.format.model import BasePath, DataFile, Fragment
+from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile, Fragment, file_version_name
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.format.transaction import Operation, Overwrite, Rewrite, Transaction
 from lance_dagster.history.commit import commit_transaction
@@ -48,7 +47,7 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
     fragments = staged_fragments(staged, fields_from_arrow(staged.schema), head.manifest.file_version)
     for file, fragment, shape in zip(files, fragments, read_shapes(files), strict=True):
         described = fragment.files[0]
-        columns, version = len(described.column_indices), data_file_version(described)
+        columns, version = len(described.column_indices), described.version
         found = file_version_name(shape.major, shape.minor)
         wrong = (
             f"{shape.rows} rows, but its description has {fragment.physical_rows}"
@@ -97,7 +96,7 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
         head = replace(head, manifest=replace(head.manifest, base_paths=bases))
     added = list(_added_files(context, head, operation))
     # Files of the first format have another layout; of these only the place was checked.
-    shaped = [each for each in added if data_file_version(each[1]) != LEGACY_FILE_VERSION]
+    shaped = [each for each in added if each[1].version != LEGACY_FILE_VERSION]
     for (expected, file, rows), shape in zip(shaped, read_shapes([each[0] for each in shaped]), strict=True):
         if shape.rows != rows:
             raise InvalidInputError(f"the file {expected.path} has {shape.rows} rows, but the transaction has {rows}")

@@ -49,7 +49,7 @@ from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Update
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.claims import UPSERT
 
@@ -319,7 +319,7 @@ def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules
     def attempt() -> Written:
         head = context.head(info.branch)
         refuse_nested_blobs(head, "upsert")
-        return _Upsert(context, head, _conformed(rows, keys, schema_of(head), rules), on=keys, rules=rules).commit(info)
+        return _Upsert(context, head, _conformed(rows, keys, head.schema, rules), on=keys, rules=rules).commit(info)
 
     return retried(attempt)
 
@@ -396,7 +396,7 @@ class _Upsert:
         self._rows = rows
         self._on = on
         self._rules = rules
-        self._schema = schema_of(head)
+        self._schema = head.schema
         self._kept = [name for name in self._schema.names if name not in rows.schema.names]
         self._dataset: LanceDataset = context.dataset(head)
         self._blobs = frozenset(blob_columns(self._schema))

@@ -58,12 +58,13 @@ from lance_dagster.format.transaction import (
 from lance_dagster.format.validation import string_list, validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import commit_transaction
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import changes_since, lineage_of
 from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import destination, options_of, placed
-from lance_dagster.transactions.base_paths import data_folder
+from lance_dagster.store import records_digests
+from lance_dagster.transactions.base_paths import data_folder, with_root_base
 from lance_dagster.transactions.claims import (
     APPEND,
     OVERWRITE,
@@ -159,9 +160,7 @@ def moved_in(context: TableContext, head: State, staged: StagedFiles, addresses:
         staged: The staged files; new rows may follow the moved ones.
         addresses: The former addresses of the moved rows, in the order in which they were written.
     """
-    made = placed(
-        context, staged_fragments(staged, head.manifest.fields, head.manifest.file_version), head, staged.base
-    )
+    made = fragments_of(context, staged, head.manifest.fields, head)
     if not head.manifest.stable_row_ids or not len(addresses):
         return made
     ids, created = _lineage(head, addresses)
@@ -257,7 +256,8 @@ class CommitInfo:
             InvalidInputError: The message or a property is not a string.
         """
         # protobuf would raise an obscure error only after the data files were written.
-        validate_commit_info(self.message, self.properties)
+        if self.message is not None or self.properties != {}:
+            validate_commit_info(self.message, self.properties)
 
     @classmethod
     def of(
@@ -272,7 +272,7 @@ class CommitInfo:
         Raises:
             InvalidInputError: An argument is not a string, a mapping of strings or a list of strings as required.
         """
-        keys = string_list("partitions", partitions, "2026-01-31")
+        keys = () if partitions == () else string_list("partitions", partitions, "2026-01-31")
         return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
 
     def as_properties(
@@ -297,14 +297,34 @@ class CommitInfo:
 def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
     """Return the write target for data files: the table's data folder, or the folder of a named base path."""
     # Branches share the data folder of the root, so a merge copies no file.
-    place = destination(context, head, base)
+    place = None if base is None else destination(context, head, base)
+    options = context.storage_options if place is None else options_of(context, place)
     return WriteTarget(
         data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),
         schema=schema,
         file_version=head.manifest.file_version,
-        storage_options=context.storage_options if place is None else options_of(context, place),
+        prefix=uuid.uuid4().hex[:12],
+        storage_options=options,
         base=None if place is None else place.path,
+        records_digests=context.records_digests if place is None else records_digests(options),
     )
+
+
+def fragments_of(
+    context: TableContext, staged: StagedFiles, fields: Sequence[Field], head: State
+) -> tuple[Fragment, ...]:
+    """Return the fragments that describe staged files, with the base id of their place on the branch of a version.
+
+    Args:
+        context: The table.
+        staged: The files.
+        fields: The fields of their columns.
+        head: The version that the fragments are committed on.
+    """
+    fragments = staged_fragments(staged, fields, head.manifest.file_version)
+    if staged.base is None:
+        return with_root_base(fragments, head.manifest, context.uri)
+    return placed(context, fragments, head, staged.base)
 
 
 def stored_row_bytes(head: State) -> int:
@@ -326,7 +346,7 @@ def stage(context: TableContext, rows: Rows, branch: str, base: str | None) -> S
     if isinstance(rows, StagedFiles):
         raise InvalidInputError("these files are staged already; give them to append, overwrite or replace_where")
     head = context.head(branch)
-    schema = schema_of(head)
+    schema = head.schema
     return _staged(context, rows, schema, head, where=target(context, schema, head, base))
 
 
@@ -352,7 +372,7 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         head = context.head(info.branch)
         # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
         given = staged = _staged_for_append(context, given, head)
-        added = _placed(context, staged, head.manifest.fields, head)
+        added = fragments_of(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
         deleted = 0
         if replaces is not None:
@@ -377,7 +397,7 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State
         CommitConflictError: A version that landed since conflicts with the change, or the version is gone.
     """
     staged = _staged_for_append(context, rows, known)
-    added = _placed(context, staged, known.manifest.fields, known)
+    added = fragments_of(context, staged, known.manifest.fields, known)
 
     def check() -> None:
         if not context.versions.is_stored(known):
@@ -395,7 +415,7 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
     check_rows(rows)
     # No retry from a new head: an overwrite does not depend on the rows of the version it replaces.
     head = context.head(info.branch)
-    given, own = rows.schema, schema_of(head)
+    given, own = rows.schema, head.schema
     fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
     # Arrow rows may be cast to the present schema. Staged files are written already and must match it exactly.
     fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
@@ -403,7 +423,7 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
         fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
         check_storable(fields, head.manifest.file_version)
     staged = _staged(context, rows, schema, head)
-    added = _placed(context, staged, fields, head)
+    added = fragments_of(context, staged, fields, head)
     # Before the commit: once the version exists, nothing may fail any more, or the caller would write it again.
     deleted = context.count_rows(head)
     operation = Overwrite(fragments=added, fields=fields, schema_metadata=metadata)
@@ -428,13 +448,13 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
         head = context.head(info.branch)
         # Before the rows: an error in the predicate is reported once, and before anything is written.
         found = matching_offsets(context.dataset(head), predicate)
-        check = None if staged_here else PredicateCheck(predicate, schema_of(head))
+        check = None if staged_here else PredicateCheck(predicate, head.schema)
         # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again. The
         # values need no second check: files of other columns or types are refused.
-        given = staged = _staged(context, given, schema_of(head), head, check=check)
+        given = staged = _staged(context, given, head.schema, head, check=check)
         staged_here = True
         out = taken_out(context, head, found)
-        added = _placed(context, staged, head.manifest.fields, head)
+        added = fragments_of(context, staged, head.manifest.fields, head)
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
         state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
         return Written(state=state, added=_rows_in(added), deleted=sum(map(len, found.values())))
@@ -484,7 +504,7 @@ def _staged(
 
 def _staged_for_append(context: TableContext, rows: Rows, head: State) -> StagedFiles:
     """Stage rows in the table itself, for a commit that syncs small files with its manifest."""
-    schema = schema_of(head)
+    schema = head.schema
     where = replace(target(context, schema, head), synced_by_commit=True)
     return _staged(context, rows, schema, head, where=where)
 
@@ -493,11 +513,6 @@ def _batches(rows: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> Iterable
     if isinstance(rows, pa.RecordBatch):
         return [rows]
     return rows.to_batches() if isinstance(rows, pa.Table) else rows
-
-
-def _placed(context: TableContext, staged: StagedFiles, fields: Sequence[Field], head: State) -> tuple[Fragment, ...]:
-    fragments = staged_fragments(staged, fields, head.manifest.file_version)
-    return placed(context, fragments, head, staged.base)
 
 
 def _rows_in(added: Sequence[Fragment]) -> int:

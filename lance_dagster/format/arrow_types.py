@@ -24,6 +24,8 @@ from lance_dagster.errors import InvalidInputError
 EXTENSION_NAME = "ARROW:extension:name"
 EXTENSION_METADATA = "ARROW:extension:metadata"
 JSON = "json"
+BLOB = "lance.blob.v2"
+"""The extension name of blob columns, whose large values are stored in separate files."""
 _ARROW_JSON, _LANCE_JSON = "arrow.json", "lance.json"
 _WITHOUT_PARAMETERS = frozenset({"arrow.uuid", "arrow.bool8", _ARROW_JSON})
 
@@ -31,6 +33,20 @@ _WITHOUT_PARAMETERS = frozenset({"arrow.uuid", "arrow.bool8", _ARROW_JSON})
 def storage_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
     """Return the storage type of an extension type, and any other type unchanged."""
     return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
+
+
+def has_blobs(schema: pa.Schema) -> bool:
+    """Return whether a schema has a blob column, nested columns included."""
+    return any(_is_blob(column) for column in schema)
+
+
+def _is_blob(column: "pa.Field[pa.DataType]") -> bool:
+    # The extension is either registered in this process (a type) or only named in the metadata.
+    name = (column.metadata or {}).get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
+    arrow = storage_type(column.type)
+    if BLOB in (name, getattr(column.type, "extension_name", "")):
+        return True
+    return any(_is_blob(arrow.field(index)) for index in range(arrow.num_fields))
 
 
 @dataclass(frozen=True, slots=True)

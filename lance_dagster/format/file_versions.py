@@ -1,18 +1,16 @@
-"""Versions of data files, and which columns files of a version can store.
+"""Which columns data files of a version can store.
 
 pylance accepts some schemas and then fails, or crashes, when the first rows are written or read. This module refuses
 such a schema before the table exists. The rules record observed behaviour of pylance 14; a test tries each of them on
 pylance itself.
-
-A data file of the legacy format says version 0.0, 0.1 or 0.2; early files of format 2.0 say 0.3.
 """
 
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.arrow_types import FIXED_SIZE_LIST_OF_STRUCTS
-from lance_dagster.format.model import DataFile, Field
-from lance_dagster.format.schema import BLOB, is_packed
+from lance_dagster.format.arrow_types import BLOB, FIXED_SIZE_LIST_OF_STRUCTS
+from lance_dagster.format.model import Field, parse_file_version
+from lance_dagster.format.schema import is_packed
 
 _VECTOR = "fixed_size_list:"
 _NOT_IN_VECTORS = frozenset({"string", "large_string", "binary", "large_binary", "dict"})
@@ -43,18 +41,6 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
         )
         if problem is not None:
             raise InvalidInputError(f"column {_path_of(field, by_id)!r}: {problem}")
-
-
-def parse_file_version(file_version: str) -> tuple[int, int]:
-    """Return the major and minor number of a version of data files.
-
-    Raises:
-        InvalidInputError: The string is not a version.
-    """
-    major, dot, minor = file_version.partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise InvalidInputError(f"{file_version!r} is not a version of data files such as '2.2'")
-    return int(major), int(minor)
 
 
 def _vector_problem(field: Field) -> str | None:
@@ -117,21 +103,3 @@ def _path_of(field: Field, by_id: Mapping[int, Field]) -> str:
         names.append(parent.name)
         parent = by_id.get(parent.parent_id)
     return ".".join(reversed(names))
-
-
-LEGACY_FILE_VERSION = "0.1"
-"""The legacy format. Only pylance reads and writes such files, and only as parts of a table."""
-_SECOND = "2.0"
-
-
-def data_file_version(file: DataFile) -> str:
-    """Return the version of a data file in the spelling of `Manifest.file_version`."""
-    return file_version_name(file.major, file.minor)
-
-
-def file_version_name(major: int, minor: int) -> str:
-    """Return the version for the two numbers in a data file, in the spelling of `Manifest.file_version`."""
-    # The two number schemes differ: manifests name the format of a file, files the revision of its layout.
-    if major == 0:
-        return LEGACY_FILE_VERSION if minor <= 2 else _SECOND  # noqa: PLR2004 - 0.2 is the last of the first format
-    return f"{major}.{minor}"

@@ -14,6 +14,9 @@ from typing import Protocol, overload
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 
 TOMBSTONE_FIELD = -2
+LEGACY_FILE_VERSION = "0.1"
+"""The legacy format. Only pylance reads and writes such files, and only as parts of a table."""
+_SECOND_FILE_VERSION = "2.0"
 """The field id in `DataFile.fields` that marks a column which was removed from the file."""
 _UNCOUNTED = "fragments without a number of rows, as pylance before 0.8 wrote them (one commit by pylance counts them)"
 
@@ -77,6 +80,34 @@ class DataFile:
     minor: int
     size: int = 0
     base_id: int | None = None
+
+    @property
+    def version(self) -> str:
+        """The version of the file in the spelling of `Manifest.file_version`."""
+        return file_version_name(self.major, self.minor)
+
+
+def file_version_name(major: int, minor: int) -> str:
+    """Return the version for the two numbers in a data file, in the spelling of `Manifest.file_version`.
+
+    A data file of the legacy format says version 0.0, 0.1 or 0.2; early files of format 2.0 say 0.3.
+    """
+    # The two number schemes differ: manifests name the format of a file, files the revision of its layout.
+    if major == 0:
+        return LEGACY_FILE_VERSION if minor <= 2 else _SECOND_FILE_VERSION  # noqa: PLR2004 - 0.2 is the last of the first format
+    return f"{major}.{minor}"
+
+
+def parse_file_version(file_version: str) -> tuple[int, int]:
+    """Return the major and minor number of a version of data files.
+
+    Raises:
+        InvalidInputError: The string is not a version.
+    """
+    major, dot, minor = file_version.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise InvalidInputError(f"{file_version!r} is not a version of data files such as '2.2'")
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +484,17 @@ class Manifest:
     def rows(self) -> int:
         """The number of rows that are not deleted."""
         return self.fragments.rows
+
+    def fragment(self, number: int) -> Fragment:
+        """Return a fragment that has to be there.
+
+        Raises:
+            LookupError: There is none of that id.
+        """
+        found = self.fragments.find(number)
+        if found is None:
+            raise LookupError(f"version {self.version} has no fragment {number}")
+        return found
 
     @cached_property
     def stable_row_ids(self) -> bool:

@@ -13,13 +13,11 @@ import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import arrow_types
-from lance_dagster.format.arrow_types import EXTENSION_NAME, JSON, arrow_type, stored_column
+from lance_dagster.format.arrow_types import BLOB, EXTENSION_NAME, JSON, arrow_type, stored_column
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import MapUpdate
 
 ArrowField: TypeAlias = "pa.Field[Any]"
-BLOB = "lance.blob.v2"
-"""The extension name of blob columns, whose large values are stored in separate files."""
 _PRIMARY_KEY = "lance-schema:unenforced-primary-key"
 _CLUSTERING_KEY = "lance-schema:unenforced-clustering-key"
 _POSITION = re.compile(rb"\+?0*([0-9]{1,10})")

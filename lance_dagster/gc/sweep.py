@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import ConflictError, NotFoundError, ProtectedError
 from lance_dagster.format import layout
+from lance_dagster.format.codec import commit_id
 from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import branch_ids, required_by_refs
 from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, Kind, StoredObject, expired_copy_key
@@ -27,7 +28,6 @@ from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import ObjectInfo, Store, put_once
-from lance_dagster.transactions.commit_id import commit_id
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.DIGEST, Kind.INDEX})
 """Kinds that consist of several files, which are as old as the youngest one: a writer may be adding to them."""

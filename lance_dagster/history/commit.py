@@ -65,7 +65,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format import layout
-from lance_dagster.format.codec import encode_manifest_file, encode_transaction, encoded
+from lance_dagster.format.codec import commit_id, encode_manifest_file, encode_transaction, encoded
 from lance_dagster.format.model import Manifest, WriterVersion
 from lance_dagster.format.transaction import COMMITTER, Append, Restore, Transaction, Update
 from lance_dagster.history.ancestry import VersionRef
@@ -76,7 +76,6 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import together
 from lance_dagster.transactions.apply import apply
-from lance_dagster.transactions.commit_id import commit_id
 
 WRITER = WriterVersion(library="lance_dagster", version=__version__)
 COMMITTER_VARIABLE = "LANCE_DAGSTER_COMMITTER"
@@ -101,6 +100,22 @@ class Proposal:
 
     transaction: Transaction
     manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A transaction whose file was written, with the committer, and the bytes of that file."""
+
+    transaction: Transaction
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A proposal whose transaction was staged."""
+
+    proposal: Proposal
+    staged: _Staged
 
 
 Propose = Callable[[State], Proposal | State]
@@ -172,7 +187,7 @@ def commit_transaction(
         beside = partial(together, versions.store, partial(together, versions.store, refuse, check), stage)
         newest, (_, staged) = together(versions.store, look, beside)
     else:
-        newest, staged = look(), b""
+        newest, staged = look(), None
         found = landed.find(newest)
         if found is not None:
             return found
@@ -206,7 +221,7 @@ def commit(
     propose: Propose,
     head: State | None = None,
     *,
-    staged: bytes = b"",
+    staged: _Staged | None = None,
     landed: Landed | None = None,
 ) -> State:
     """Commit what `propose` returns as the next version of a branch; propose again while other writers are first.
@@ -224,9 +239,11 @@ def commit(
         CommitStateUnknownError: The version may or may not have landed.
     """
     started = time.monotonic()
-    fence, branch_id = BranchFence(Refs(versions.store), branch), None
+    # `main` is never deleted, and nothing else can take its name.
+    fence = None if branch == layout.MAIN else BranchFence(Refs(versions.store), branch)
+    branch_id = ""
     meanwhile = landed.look_ahead if landed is not None else partial(_look_ahead, versions, branch, propose)
-    late = staged != b"" and landed is not None and landed.looks_in_turn
+    late = staged is not None and landed is not None and landed.looks_in_turn
     attempts, known, newest = 0, 0, list[int]()
     while True:
         before = time.monotonic()
@@ -245,16 +262,11 @@ def commit(
                 if isinstance(ready, State):
                     return ready
             # After the head was read and before the put: whoever deletes the branch relies on this order.
-            branch_id = fence.check_before_put(head, branch_id)
-            put = _put(versions, branch, ready.proposal, ready.staged, pause=partial(_pause, attempts + 1, before))
-        transaction = ready.proposal.transaction
+            branch_id = fence.check_before_put(head, branch_id) if fence else ""
+            put = _put(versions, branch, ready, pause=partial(_pause, attempts + 1, before))
         if isinstance(put, State):
-            put = replace(put, before=head.number)
-            versions.committed(put)
-            _sync(versions, put, transaction)
-            path = versions.manifest_path(branch, put.number)
-            fence.check_after_put(branch_id, put, _with_committer(transaction), path)
-            _write_hint(versions, branch, put.number)
+            put = put.after(head)
+            _finish(versions, put, ready.staged.transaction, fence=fence, branch_id=branch_id)
             return put
         if time.monotonic() - started > _DEADLINE_SECONDS:
             raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
@@ -265,20 +277,25 @@ def commit(
             _pause(attempts, before)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A proposal, and its transaction as `_stage` encoded it."""
-
-    proposal: Proposal
-    staged: bytes
-
-
-def _made_ready(versions: Versions, branch: str, propose: Propose, head: State, *, staged: bytes) -> _Ready | State:
+def _made_ready(
+    versions: Versions, branch: str, propose: Propose, head: State, *, staged: _Staged | None
+) -> _Ready | State:
     """Propose the version after a head and make ready what it needs; return the version that has the change already."""
     proposal = propose(head)
     if isinstance(proposal, State):
         return proposal
     return _Ready(proposal, _stage(versions, branch, proposal.transaction, staged))
+
+
+def _finish(
+    versions: Versions, put: State, transaction: Transaction, *, fence: BranchFence | None, branch_id: str
+) -> None:
+    """Do what a version needs after its manifest was put, and before the commit is acknowledged; errors as `commit`."""
+    versions.committed(put)
+    _sync(versions, put, transaction)
+    if fence is not None:
+        fence.check_after_put(branch_id, put, transaction, versions.manifest_path(put.branch, put.number))
+    _write_hint(versions, put.branch, put.number)
 
 
 def _pause(attempts: int, since: float) -> None:
@@ -329,15 +346,16 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 
     There is no fence to check: the branch's own file says that it is being created.
     """
-    put = _put(versions, branch, proposal, _stage(versions, branch, proposal.transaction))
+    ready = _Ready(proposal, _stage(versions, branch, proposal.transaction))
+    put = _put(versions, branch, ready)
     if not isinstance(put, State):
         return None
-    _sync(versions, put, proposal.transaction)
+    _sync(versions, put, ready.staged.transaction)
     _write_hint(versions, branch, put.number)
     return put
 
 
-def _stage(versions: Versions, branch: str, transaction: Transaction, staged: bytes = b"") -> bytes:
+def _stage(versions: Versions, branch: str, transaction: Transaction, staged: _Staged | None = None) -> _Staged:
     """Make everything ready that a version needs before its manifest: its transaction file, and the names of its files.
 
     Args:
@@ -345,42 +363,39 @@ def _stage(versions: Versions, branch: str, transaction: Transaction, staged: by
         branch: The name of the branch.
         transaction: What to commit.
         staged: The transaction that was made ready before; an equal one names the same files.
-
-    Returns:
-        The transaction that is ready, encoded.
     """
+    if staged is not None and transaction is staged.transaction:
+        return staged
     transaction = _with_committer(transaction)
     body = encode_transaction(transaction)
-    if body != staged:
+    if staged is None or body != staged.body:
         # The transaction file comes first: other writers look for it when they rebase over this version. It need not
         # survive a power cut, since the manifest holds the same transaction inline.
         versions.store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
-    return body
+    return _Staged(transaction, body)
 
 
-def _put(
-    versions: Versions, branch: str, proposal: Proposal, staged: bytes, *, pause: Callable[[], object] = object
-) -> State | list[int]:
+def _put(versions: Versions, branch: str, ready: _Ready, *, pause: Callable[[], object] = object) -> State | list[int]:
     """Put the manifest of the proposed version, with the transaction that `_stage` encoded.
 
     Args:
         versions: The versions of the table.
         branch: The name of the branch.
-        proposal: The version.
-        staged: Its transaction, encoded.
+        ready: The version, and its transaction.
         pause: Waits after a lost race, where that keeps no other writer waiting.
 
     Returns:
         The version; when another writer took the number, the newest versions, which is empty where they were not
         listed.
     """
-    transaction = _with_committer(proposal.transaction)
-    uri = f"{versions.store.uri}/{versions.manifest_path(branch, proposal.manifest.version)}"
+    transaction, proposed = ready.staged.transaction, ready.proposal.manifest
+    path = versions.manifest_path(branch, proposed.version)
+    uri = f"{versions.store.uri}/{path}"
     # Held as they will be read: the next commits of this process do not encode all fragments again.
-    manifest = replace(proposal.manifest, fragments=encoded(proposal.manifest.fragments, uri))
-    data = encode_manifest_file(manifest, staged)
-    place = VersionRef(branch, proposal.manifest.version)
-    winner = _put_manifest(versions, place, data, transaction, pause=pause)
+    manifest = replace(proposed, fragments=encoded(proposed.fragments, uri))
+    data = encode_manifest_file(manifest, ready.staged.body)
+    place = VersionRef(branch, proposed.version)
+    winner = _put_manifest(versions, place, data, transaction, path=path, pause=pause)
     if winner is not None:
         # The change goes on top of it next.
         versions.read(branch, place.number, winner[0])
@@ -409,7 +424,7 @@ def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
         else:
             return
     text = f"cannot tell whether the commit of {put} survives a power cut: {problem}"
-    raise CommitStateUnknownError(text, transaction.uuid, _with_committer(transaction)) from problem
+    raise CommitStateUnknownError(text, transaction.uuid, transaction) from problem
 
 
 def _look_ahead(versions: Versions, branch: str, propose: Propose) -> None:
@@ -437,7 +452,13 @@ def _write_hint(versions: Versions, branch: str, number: int) -> None:
 
 
 def _put_manifest(
-    versions: Versions, place: VersionRef, data: bytes, transaction: Transaction, *, pause: Callable[[], object]
+    versions: Versions,
+    place: VersionRef,
+    data: bytes,
+    transaction: Transaction,
+    *,
+    path: str,
+    pause: Callable[[], object],
 ) -> tuple[bytes, list[int]] | None:
     """Put a manifest if absent; when there is one of that number, return it and the newest versions where listed.
 
@@ -446,6 +467,7 @@ def _put_manifest(
         place: The branch and the number of the version.
         data: The bytes of its manifest.
         transaction: Its transaction.
+        path: The path of its manifest.
         pause: Waits after a lost race, where that keeps no other writer waiting.
 
     Raises:
@@ -453,7 +475,7 @@ def _put_manifest(
         PermissionRefusedError: The credentials may not write there.
         NotDurableError: A data file could not be synced, and the manifest was not put.
     """
-    store, path = versions.store, versions.manifest_path(place.branch, place.number)
+    store = versions.store
     # A durable manifest must not name files that a power cut removes: pylance syncs neither data files nor their names.
     after = [layout.DATA, *_unsynced_files(transaction)]
     problem: StoreError | None = None

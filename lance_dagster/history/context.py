@@ -11,16 +11,17 @@ from lance_dagster.datafiles import ExpectedFile, IsolatedScan, count, open_data
 from lance_dagster.errors import (
     BasePathRefusedError,
     CorruptFileError,
+    FormatError,
+    InvalidInputError,
     RefNotFoundError,
+    StoreError,
     UnsupportedFeatureError,
     VersionNotFoundError,
 )
 from lance_dagster.format import layout
 from lance_dagster.format.codec import check_readable
-from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.model import DataFile
-from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
 from lance_dagster.history.rebase import check_deletions
@@ -29,8 +30,8 @@ from lance_dagster.history.refs.ref_files import READY, RENAMED_FROM, RESETTING
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import State, Version, Versions
-from lance_dagster.store import Store, file_checks, open_store
-from lance_dagster.transactions.base_paths import base_path_of
+from lance_dagster.store import Store, file_checks, open_store, records_digests
+from lance_dagster.transactions.base_paths import base_path_of, restored_base_paths
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
@@ -49,11 +50,19 @@ class TableContext:
     refs: Refs = field(repr=False)
     versions: Versions = field(repr=False)
     storage_options: Mapping[str, str] = field(repr=False)
+    uri: str = field(init=False)
+    """The table's canonical URI."""
+    records_digests: bool = field(init=False, repr=False)
+    """Whether the digest of each data file that is written to the table is recorded."""
 
-    @property
-    def uri(self) -> str:
-        """The table's canonical URI."""
-        return self.store.uri
+    def __post_init__(self) -> None:
+        """Set what follows from the store and the options.
+
+        Raises:
+            InvalidInputError: An option has a value that it cannot have.
+        """
+        object.__setattr__(self, "uri", self.store.uri)
+        object.__setattr__(self, "records_digests", records_digests(self.storage_options))
 
     def at(self, ref: Ref | None) -> State:
         """Read the version a ref names; None stands for `main`.
@@ -172,7 +181,7 @@ class TableContext:
             try:
                 self.versions.bases.check(base.path, base.id)
             except BasePathRefusedError as error:
-                present = self.versions.present_base(state.branch, base)
+                present = self.present_base(state.branch, base)
                 if present == base or not self.versions.bases.is_inside(present.path):
                     raise
                 # The table was relocated, so relocating it once more has nothing to do for this version.
@@ -182,6 +191,27 @@ class TableContext:
             check_deletions(self.versions, state, fragment_ids)
         if checks == "shapes":
             _check_shapes(self.versions, state)
+
+    def present_base(self, branch: str, base: BasePath) -> BasePath:
+        """Return a base path of a version, with its present place where the table or the place was moved since.
+
+        `relocate` and `move_base` correct the newest version of a branch; older ones keep the old path. A place outside
+        of the table is allowed or refused as if the newest version named it. Where the newest version cannot be read,
+        the base path is returned as it is.
+        """
+        bases = self.versions.bases
+        try:
+            if bases.locate(base.path, base.id)[0] is self.store:
+                return base
+            refused = False
+        except (InvalidInputError, StoreError):
+            refused = True
+        try:
+            (present,) = restored_base_paths([base], self.versions.head(branch).manifest.base_paths)
+            # A copy of a table has copies of all its files: the original's are not looked at even if they can be read.
+            return present if refused or bases.is_inside(present.path) else base
+        except (FormatError, InvalidInputError, StoreError, VersionNotFoundError):
+            return base
 
     def scan_isolated(self, state: State, columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
         """Read rows of a version in a process of its own; errors as for `LanceTable.scan`."""
@@ -214,7 +244,7 @@ def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedF
     key = layout.join(layout.DATA if base.is_dataset_root else "", file.path)
     store, key = versions.locate(base.path, key, base.id)
     # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
-    known = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
+    known = file.size if file.version != LEGACY_FILE_VERSION else 0
     return ExpectedFile(store=store, key=key, size=known or store.sizes(key.rpartition("/")[0]).get(file.path, 0))
 
 
@@ -224,7 +254,7 @@ def _check_shapes(versions: Versions, state: State) -> None:
     for fragment in state.manifest.fragments:
         for file in fragment.files:
             # Files of the first format have another layout.
-            if data_file_version(file) != LEGACY_FILE_VERSION:
+            if file.version != LEGACY_FILE_VERSION:
                 expected = expected_file(versions, state, file)
                 if expected.path not in versions.checked_files:
                     waiting[expected.path] = expected, fragment.physical_rows
@@ -233,11 +263,6 @@ def _check_shapes(versions: Versions, state: State) -> None:
         if shape.rows != rows:
             raise CorruptFileError(path, f"it has {shape.rows} rows, but {state} records {rows}")
         versions.checked_files.add(path)
-
-
-def schema_of(state: State) -> pa.Schema:
-    """Return the Arrow schema of a version."""
-    return arrow_from_fields(state.manifest.fields, state.manifest.schema_metadata, state.path or str(state))
 
 
 def open_context(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> TableContext:

@@ -10,12 +10,13 @@ A content id is a digest of what a version holds, whatever its number and histor
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from lance_dagster.format.codec import COMMIT_ID
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.refs.ref_files import READY
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.transactions.commit_id import COMMIT_ID, content_id
+from lance_dagster.transactions.content_id import content_id
 
 
 def content_id_of(versions: Versions, state: State) -> str:

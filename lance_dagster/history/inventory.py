@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lance_dagster.format import layout
+from lance_dagster.format.codec import commit_id
 from lance_dagster.store import ObjectInfo, Store
-from lance_dagster.transactions.commit_id import commit_id
 
 EXPIRED = "_expired"
 """The folder of the copies of expired manifests, one folder for each branch."""

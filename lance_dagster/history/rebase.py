@@ -199,20 +199,19 @@ class Landed:
     versions: Versions
     branch: str
     transaction: Transaction
+    looks_in_turn: bool = field(init=False)
+    """Whether the newest version is looked for when the turn of the writer has come, and not before.
+
+    Where writers take turns, a version that was the newest before the turn mostly is not so any more. Not for changes
+    that may have to be rebased, which can take long while others wait.
+    """
     _classified: int = field(init=False)
     _overlapping: list[RowChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._classified = self.transaction.read_version
-
-    @property
-    def looks_in_turn(self) -> bool:
-        """Whether the newest version is looked for when the turn of the writer has come, and not before.
-
-        Where writers take turns, a version that was the newest before the turn mostly is not so any more. Not for
-        changes that may have to be rebased, which can take long while others wait.
-        """
-        return isinstance(self.transaction.operation, Append) and not self.versions.store.ordered_listing
+        appends = isinstance(self.transaction.operation, Append)
+        self.looks_in_turn = appends and not self.versions.store.ordered_listing
 
     def find(self, newest: Sequence[int]) -> State | None:
         """Look for the transaction itself among the versions, newest first; `newest` are the newest numbers.
@@ -239,7 +238,8 @@ class Landed:
         if self.transaction.read_version > head.number:
             raise self._branch_replaced(str(head))
         unclear = [number for number in range(self._classified + 1, head.number) if not self._is_compatible(number)]
-        read = zip(unclear, self.versions.find_many(self.branch, unclear), strict=True)
+        states = self.versions.find_many(self.branch, unclear) if unclear else []
+        read = zip(unclear, states, strict=True)
         # The head was read already, unless nothing landed since the last call.
         for number, state in chain(read, [(head.number, head)] if head.number > self._classified else ()):
             found = self._classify(VersionRef(self.branch, number), state)

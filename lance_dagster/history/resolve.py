@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 import pendulum
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, RefSyntaxError, VersionNotFoundError
+from lance_dagster.format.codec import COMMIT_PREFIX
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.find_commits import find_commits
@@ -29,7 +30,6 @@ from lance_dagster.history.ref_expressions import BRANCH, TAG, RefExpression, pa
 from lance_dagster.history.refs.ref_files import READY, Tag
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 _SHORTEST_COMMIT, _SHOWN_DIGITS = 8, 12
 _SHOWN_CANDIDATES = 10

@@ -23,23 +23,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import pendulum
+import pyarrow as pa
 
-from lance_dagster.errors import CorruptFileError, FormatError, InvalidInputError, StoreError, VersionNotFoundError
+from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import (
     VersionSummary,
+    commit_id,
     decode_manifest_file,
     decode_transaction,
     decode_transaction_of,
     summarize_manifest,
 )
-from lance_dagster.format.model import BasePath, Manifest
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.history.base_access import BaseAccess
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.store import Store, together
-from lance_dagster.transactions.base_paths import restored_base_paths
-from lance_dagster.transactions.commit_id import commit_id
 
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
 _FIRST_NAMES = 8
@@ -57,7 +58,7 @@ class Version:
     """One committed state of a branch, printed `main@17`.
 
     Attributes:
-        id: The commit id (`transactions.commit_id.commit_id`). Renaming the branch gives its versions other ids; a
+        id: The commit id (`format.codec.commit_id`). Renaming the branch gives its versions other ids; a
             `Version` that was read before names the same one all the same.
         branch: The name of the branch.
         number: The version number on that branch.
@@ -116,9 +117,23 @@ class State:
         """The version's number on its branch."""
         return self.manifest.version
 
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the version."""
+        return arrow_from_fields(self.manifest.fields, self.manifest.schema_metadata, self.path or str(self))
+
     def __str__(self) -> str:
         """Return the ref expression that names this version."""
         return f"{self.branch}@{self.manifest.version}"
+
+    def after(self, head: "State") -> "State":
+        """Return this version with what is known from the one that it was committed on."""
+        own = replace(self, before=head.number)
+        same = self.manifest.fields is head.manifest.fields
+        if same and self.manifest.schema_metadata is head.manifest.schema_metadata and "schema" in vars(head):
+            # A stream of small appends would otherwise build the schema of many columns again for each of them.
+            vars(own)["schema"] = head.schema
+        return own
 
     @property
     def committed_at(self) -> pendulum.DateTime:
@@ -176,26 +191,6 @@ class Versions:
         """
         store, folder = self.bases.locate(uri, base_id)
         return store, layout.join(folder, key)
-
-    def present_base(self, branch: str, base: BasePath) -> BasePath:
-        """Return a base path of a version, with its present place where the table or the place was moved since.
-
-        `relocate` and `move_base` correct the newest version of a branch; older ones keep the old path. A place outside
-        of the table is allowed or refused as if the newest version named it. Where the newest version cannot be read,
-        the base path is returned as it is.
-        """
-        try:
-            if self.bases.locate(base.path, base.id)[0] is self.store:
-                return base
-            refused = False
-        except (InvalidInputError, StoreError):
-            refused = True
-        try:
-            (present,) = restored_base_paths([base], self.head(branch).manifest.base_paths)
-            # A copy of a table has copies of all its files: the original's are not looked at even if they can be read.
-            return present if refused or self.bases.is_inside(present.path) else base
-        except (FormatError, InvalidInputError, StoreError, VersionNotFoundError):
-            return base
 
     def numbers(self, branch: str) -> list[int]:
         """List the versions of a branch, oldest first, from file names alone; empty when there is no such branch."""

@@ -14,7 +14,7 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
-from lance_dagster.merge.rules.row_changes import live_rows, present
+from lance_dagster.merge.rules.row_changes import live_rows
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, BaseKey, in_order
 from lance_dagster.merge.rules.strategy import Conflict, ConflictingRows, Rows, RowsLookup, add_rows
 
@@ -111,7 +111,7 @@ class ConflictLocations:
         alive, where = np.zeros(len(offsets), np.bool_), np.full(len(offsets), ABSENT, np.int64)
         # Rows that the merge base lacks have an `AbsentRows` key in place of a fragment id, and no address there.
         if isinstance(key, int):
-            alive = _among(offsets, live_rows(base, present(base, key), self.sides[0].lookups.deleted))
+            alive = _among(offsets, live_rows(base, base.fragment(key), self.sides[0].lookups.deleted))
             where = np.where(alive, offsets + _first_address(key), ABSENT)
         source, dest = (side.of(key, offsets, alive) for side in self._sides())
         return RowLocations(
@@ -176,7 +176,7 @@ class _SideLocations:
         """Tell whether some values of rows that stayed lie in other files than in the base."""
         # Comparing file names reads no data. A file that was written anew may hold equal values, so this errs towards
         # reporting a change.
-        had, base_ids = backing(present(self._base, number)), self._columns.base_ids
+        had, base_ids = backing(self._base.fragment(number)), self._columns.base_ids
         return any(had.get(base_ids.get(own, ABSENT)) != path for own, path in backing(place).items())
 
 

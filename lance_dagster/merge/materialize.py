@@ -17,11 +17,10 @@ from lance_dagster.datafiles import StagedFiles, batch_size, take_rows, write_fi
 from lance_dagster.edit.write import moved_in, target
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import encoded
-from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import DataFile, Flag, Fragment, Fragments, Manifest
 from lance_dagster.format.transaction import Append, Delete, Merge, Operation, Overwrite, Update
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import with_deleted
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import in_parallel
@@ -78,7 +77,7 @@ def materialize(
 
 def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
     """Set the flag for mixed file versions where the merge adds some: readers refuse such a table without the flag."""
-    versions = {data_file_version(file) for fragment in merged_fragment for file in fragment.files}
+    versions = {file.version for fragment in merged_fragment for file in fragment.files}
     if manifest.file_version == "" or versions <= {manifest.file_version}:
         return manifest
     mixed = int(Flag.MIXED_FILE_VERSIONS)
@@ -141,7 +140,7 @@ class _Materializer:
         rows, head = plan.combined, self._head
         if not len(rows.dest):
             return []
-        schema = schema_of(head)
+        schema = head.schema
         place = target(self._context, schema, head)
         # The rows keep the ids and the creation versions that they have on the dest.
         staged = StagedFiles(schema, write_files(place, self._combined_batches(rows, schema)), place.base)

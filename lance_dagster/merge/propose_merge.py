@@ -156,6 +156,8 @@ def naming_damaged_manifests(context: TableContext, source: State, head: State) 
 
 def _strategy_used(given: MergeInput) -> dict[str, str]:
     """Return the property that records the given strategy, whether it had to settle anything or not."""
+    if given.strategy is None:
+        return {}
     winners = ParsedStrategy.parse(given.strategy).winners
     return {MERGE_STRATEGY: json.dumps(dict(winners), sort_keys=True)} if winners else {}
 

@@ -22,7 +22,6 @@ from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.edit.upsert import comparable_values, predicate_of
 from lance_dagster.edit.write import refuse_nested_blobs
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
-from lance_dagster.history.context import schema_of
 from lance_dagster.merge.rules.merge_input import ComparedCells, SharedKeys
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def compared_cells(base: LocatedRow, source: LocatedRow, dest: LocatedRow) -> Co
     columns, refused = compared_columns(fields, fields, {number: number for number in fields.by_id})
     names = [column.after for column in columns]
     try:
-        if refused or blob_columns(schema_of(state)):
+        if refused or blob_columns(state.schema):
             return None
         refuse_nested_blobs(state, "merge")
         before, of_source, of_dest = (_cell_digests(rows.take(at, names), columns) for rows, at in (base, source, dest))

@@ -33,7 +33,6 @@ from lance_dagster.transactions.base_paths import (
     file_references,
     find_base_path,
     with_base,
-    with_root_base,
 )
 
 _SHOWN = 3
@@ -172,13 +171,13 @@ def base_store(context: TableContext, base: BasePath) -> Store:
     return store if not folder else open_store(f"{context.uri}/{folder}", context.storage_options)
 
 
-def destination(context: TableContext, head: State, name: str | None) -> BasePath | None:
-    """Return the base path for new data files; None for the table's own data folder.
+def destination(context: TableContext, head: State, name: str) -> BasePath | None:
+    """Return the base path for new data files; None for "root", the table's own data folder.
 
     Raises:
         InvalidInputError: The branch has no base path of that name, or it is not allowed.
     """
-    if name is None or name == ROOT_BASE:
+    if name == ROOT_BASE:
         return None
     base = find_base_path(head.manifest, name, str(head))
     context.versions.bases.locate(base.path, base.id)
@@ -199,22 +198,18 @@ def options_of(context: TableContext, base: BasePath) -> Mapping[str, str]:
     return base_options(context.storage_options, base.id, base.path)
 
 
-def placed(
-    context: TableContext, fragments: tuple[Fragment, ...], head: State, path: str | None
-) -> tuple[Fragment, ...]:
+def placed(context: TableContext, fragments: tuple[Fragment, ...], head: State, path: str) -> tuple[Fragment, ...]:
     """Return new fragments with the base id that a branch uses for the place of their data files.
 
     Args:
         context: The table.
         fragments: Fragments that describe new data files, without base ids.
         head: The version the fragments are committed on.
-        path: The base path the files were written to; None for the table's own data folder.
+        path: The base path the files were written to.
 
     Raises:
-        InvalidInputError: The branch has no base path at `path`, or names the table's root by another URI.
+        InvalidInputError: The branch has no base path at `path`.
     """
-    if path is None:
-        return with_root_base(fragments, head.manifest, context.uri)
     base = next((base for base in head.manifest.base_paths if spelled(base.path) == path), None)
     if base is None:
         raise InvalidInputError(f"{head} has no base path at {path}, where files were staged; add_base adds it")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from lance_dagster import datafiles
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.context import TableContext, schema_of
+from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State, Version
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.staging import find_version
@@ -63,7 +63,7 @@ class TableView:
 
     def schema(self) -> pa.Schema:
         """Return the Arrow schema."""
-        return schema_of(self._open()[1])
+        return self._open()[1].schema
 
     def count_rows(self, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data."""

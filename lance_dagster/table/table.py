@@ -24,7 +24,7 @@ from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.context import Properties, Ref, TableContext, open_context, schema_of
+from lance_dagster.history.context import Properties, Ref, TableContext, open_context
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.table_uri import is_table_uri
 from lance_dagster.history.versions import State, Version
@@ -223,7 +223,7 @@ class LanceTable:
 
     def schema(self, ref: Ref = MAIN) -> pa.Schema:
         """Return the Arrow schema of a version."""
-        return schema_of(self._context.recall(ref))
+        return self._context.recall(ref).schema
 
     def count_rows(self, ref: Ref = MAIN, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data.
@@ -454,7 +454,7 @@ class LanceTable:
                 table itself. Pass the target's `base` on to the `StagedFiles` made of them.
         """
         state = self._context.recall(branch) if isinstance(branch, Version) else self._context.head(branch)
-        target = write.target(self._context, schema or schema_of(state), state, base)
+        target = write.target(self._context, schema or state.schema, state, base)
         # For Spark only: it takes longer to find out than a small append has to spare.
         return replace(target, stored_row_bytes=write.stored_row_bytes(state))
 

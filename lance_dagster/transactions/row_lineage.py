@@ -54,9 +54,10 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
         decode_version_runs(fragment.created_at, moved, _NEW)
     # Both are repeated messages in protobuf, so encoded segments can be concatenated.
     row_ids = (fragment.row_ids or b"") + (row_id_range(next_row_id, new) if new else b"")
-    created = (fragment.created_at or b"" if moved else b"") + (version_run(new, version) if new else b"")
     # Moved rows too: a row only moves to a new fragment in an update because it has new values.
     updated = version_run(fragment.physical_rows, version)
+    made = (updated if not moved else version_run(new, version)) if new else b""
+    created = (fragment.created_at or b"" if moved else b"") + made
     return replace(fragment, row_ids=row_ids, created_at=created, updated_at=updated), next_row_id + new
 
 

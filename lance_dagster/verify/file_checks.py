@@ -20,11 +20,10 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.errors import BasePathRefusedError, CorruptFileError, FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
+from lance_dagster.format.arrow_types import BLOB
 from lance_dagster.format.codec import DataFileShape, decode_transaction
 from lance_dagster.format.deletions import decode_offsets
-from lance_dagster.format.file_versions import LEGACY_FILE_VERSION, data_file_version
-from lance_dagster.format.model import BasePath, DataFile, Fragment, IndexMetadata
-from lance_dagster.format.schema import BLOB
+from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile, Fragment, IndexMetadata
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options
@@ -124,7 +123,7 @@ class FileChecks:
             # Files are counted by displayed path, so a file that several versions name counts once.
             self.data_files.add(self._display_path(listing, file.path))
             # Lance recorded wrong sizes for files of the first format, and no reader uses them.
-            size = file.size if data_file_version(file) != LEGACY_FILE_VERSION else 0
+            size = file.size if file.version != LEGACY_FILE_VERSION else 0
             yield from self._compared(listing, file.path, size, fragment.id)
         yield from self._check_deletion(state, fragment)
 
@@ -135,7 +134,7 @@ class FileChecks:
             base = self._base(state, file.base_id)
             listing = None if base is None else self._listed(base, layout.DATA)
             there = listing is not None and file.path in (listing.sizes or ())
-            if base is not None and listing is not None and there and data_file_version(file) != LEGACY_FILE_VERSION:
+            if base is not None and listing is not None and there and file.version != LEGACY_FILE_VERSION:
                 yield NamedFile(
                     uri=f"{listing.uri}/{file.path}",
                     path=self._display_path(listing, file.path),
@@ -325,7 +324,7 @@ class FileChecks:
         # The result is kept, since a branch may have many versions from before it was relocated.
         place = (branch, base)
         if place not in self._present_bases:
-            self._present_bases[place] = self._context.versions.present_base(branch, base)
+            self._present_bases[place] = self._context.present_base(branch, base)
         return self._present_bases[place]
 
     def _listed(self, base: BasePath, folder: str) -> Listing:

@@ -15,7 +15,6 @@ from typing import Literal
 
 from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs
-from lance_dagster.format.file_versions import data_file_version
 from lance_dagster.format.model import (
     TOMBSTONE_FIELD,
     BasePath,
@@ -178,7 +177,7 @@ def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iter
             path=file.path,
             fragment=fragment,
         )
-    version = data_file_version(file)
+    version = file.version
     # Old tables do not record a file version.
     if version != context.file_version != "" and not context.flags & Flag.MIXED_FILE_VERSIONS:
         # Without the flag, one such file makes pylance refuse the whole table.

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.datafiles import DataFileInspector
 from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
 from lance_dagster.format.codec import DataFileShape
-from lance_dagster.format.file_versions import data_file_version, file_version_name
-from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.model import Fragment, Manifest, file_version_name
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.context import TableContext
@@ -284,7 +283,7 @@ def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:
     """Compare the facts that a data file records about itself with those that a fragment records."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
-    own, recorded = file_version_name(found.major, found.minor), data_file_version(file)
+    own, recorded = file_version_name(found.major, found.minor), file.version
     if found.rows != named.rows:
         yield _about(named, f"the file has {found.rows} rows", f"the fragment says {named.rows}")
     if found.columns < columns:

@@ -114,7 +114,7 @@ def test_each_staged_file_costs_one_read(table: LanceTable) -> None:
         return request.send()
 
     target = table.write_target()
-    small = type(target)(data_uri=target.data_uri, schema=target.schema, max_rows=4)
+    small = replace(target, max_rows=4)
     given = StagedFiles(target.schema, write_files(small, entries("c", *range(10)).to_batches()))
     through(table, script).append(given)
     assert sorted(("get_range", f"data/{file.name}") for file in given.files) == sorted(

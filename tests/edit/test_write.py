@@ -1,6 +1,7 @@
 """Appends, overwrites and replacements, and the errors for rows that do not fit."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_staged_files_are_rows(table: LanceTable) -> None:
 def test_large_input_is_split_into_files(table: LanceTable) -> None:
     """No file has more rows than the target says, and all files are in one commit."""
     target = table.write_target()
-    small = type(target)(data_uri=target.data_uri, schema=target.schema, max_rows=4)
+    small = replace(target, max_rows=4)
     files = write_files(small, entries("c", *range(10)).to_batches(max_chunksize=3))
     assert [4, 4, 2] == [file.rows for file in files]
     table.append(StagedFiles(target.schema, files))

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import GarbageReport, InvalidInputError, LanceTable, MergeConflictError, VersionNotFoundError
+from lance_dagster.format.codec import commit_id
 from lance_dagster.gc.retention import SETTING
 from lance_dagster.history.inventory import expired_copy_key
 from lance_dagster.store import open_store
-from lance_dagster.transactions.commit_id import commit_id
 from tests.backdating import DAY, age, files, manifest, say, stored
 from tests.conftest import S3Storage
 from tests.soak import DEEP

@@ -19,7 +19,7 @@ from lance_dagster.format.model import (
     Manifest,
     WriterVersion,
 )
-from lance_dagster.transactions.commit_id import content_id
+from lance_dagster.transactions.content_id import content_id
 
 DELETED = {7: BitMap([1, 3]), 8: BitMap([1, 3]), 9: BitMap([1])}
 FILE = DataFile(path="a.lance", fields=(0, 1), column_indices=(0, 1), major=2, minor=1, size=100)

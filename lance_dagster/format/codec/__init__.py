@@ -8,9 +8,12 @@ from lance_dagster.format.codec.manifest_parts import (
     rebase_index_section,
 )
 from lance_dagster.format.codec.manifests import (
+    COMMIT_ID,
+    COMMIT_PREFIX,
     VersionSummary,
     check_readable,
     check_writable,
+    commit_id,
     decode_manifest_file,
     decode_transaction_of,
     encode_manifest_file,
@@ -35,11 +38,14 @@ from lance_dagster.format.codec.row_sequences import (
 from lance_dagster.format.row_runs import U64Array
 
 __all__ = [
+    "COMMIT_ID",
+    "COMMIT_PREFIX",
     "DataFileShape",
     "U64Array",
     "VersionSummary",
     "check_readable",
     "check_writable",
+    "commit_id",
     "count_row_ids",
     "decode_indices",
     "decode_manifest_file",

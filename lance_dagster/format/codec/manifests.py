@@ -12,9 +12,10 @@ Decoding leaves fragments encoded (`Fragments`). pylance decodes everything, and
 corrupt content. `check_readable` therefore validates a whole manifest before pylance opens that version. It does so on
 protobuf messages, without building values, because a version may have tens of thousands of fragments.
 
-`summarize_manifest` reads only what a log shows of a version.
+`summarize_manifest` reads only what a log shows of a version, and `commit_id` is the digest that names it.
 """
 
+import hashlib
 import re
 import struct
 from collections.abc import Callable, Mapping
@@ -425,3 +426,24 @@ def _to_wire(manifest: Manifest) -> wire.Manifest:
             )
         )
     return message
+
+
+_COMMIT = b"lance_dagster commit 1\n"
+COMMIT_ID = re.compile(r"[0-9a-f]{64}")
+COMMIT_PREFIX = re.compile(r"[0-9a-fA-F]{8,64}")
+"""An abbreviated commit id. Fewer than 8 digits would soon be ambiguous, and may be a word such as 'facade'."""
+
+
+def commit_id(manifest_file: bytes) -> str:
+    """Return the commit id of the version in a manifest file, as 64 hexadecimal digits.
+
+    Users and tools record commit ids, so the definition is fixed for all time; a test pins an example. The id is the
+    SHA-256 of a label and the SHA-256 of the file. A manifest file never changes, so neither does the id. The file
+    contains the name of the branch, the version, the time in nanoseconds and the uuid of the transaction, so no two
+    versions share an id, not even when a branch is deleted and created again.
+
+    Unlike a git commit id, it does not cover the ids of its parents, and so does not authenticate the history: that
+    would require reading all previous versions, some of which may have been cleaned up. Renaming a branch changes the
+    ids of its versions, because their manifest files are rewritten with the new name.
+    """
+    return hashlib.sha256(_COMMIT + hashlib.sha256(manifest_file).digest()).hexdigest()

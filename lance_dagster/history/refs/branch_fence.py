@@ -41,6 +41,7 @@ from lance_dagster.errors import (
     StoreError,
 )
 from lance_dagster.format import layout
+from lance_dagster.format.codec import commit_id
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
@@ -54,7 +55,6 @@ from lance_dagster.history.refs.ref_files import (
 )
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State
-from lance_dagster.transactions.commit_id import commit_id
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
@@ -71,25 +71,23 @@ _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 
 @dataclass(frozen=True, slots=True)
 class BranchFence:
-    """The checks of a branch before and after a manifest is put. `main` is never deleted and needs none."""
+    """The checks of a branch before and after a manifest is put; `main` is never deleted and needs none."""
 
     refs: Refs
     name: str
 
-    def check_before_put(self, head: State, seen: str | None = None) -> str | None:
+    def check_before_put(self, head: State, seen: str = "") -> str:
         """Return the id of the branch; call this after its head was read and before the next version is put.
 
         Args:
             head: The version that was read as the head.
-            seen: The id that the branch had at an earlier attempt of the same commit.
+            seen: The id that the branch had at an earlier attempt of the same commit; empty at the first one.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
             CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being reset or
                 renamed.
         """
-        if self.name == layout.MAIN:
-            return None
         branch = self.refs.branch(self.name)
         if branch is not None and branch.state != READY and RESETTING in branch.metadata:
             # The commit must not be retried automatically: it was made from the branch as it was before the reset.
@@ -97,7 +95,7 @@ class BranchFence:
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
         # A head below the first version was put by a late writer; another id is another branch of the name.
-        if head.number < branch.first or seen not in (None, branch.id):
+        if head.number < branch.first or seen not in ("", branch.id):
             raise self._gone(head)
         target = self._renamed_to(branch)
         if target is not None:
@@ -108,7 +106,7 @@ class BranchFence:
             )
         return branch.id
 
-    def check_after_put(self, branch_id: str | None, put: State, transaction: Transaction, path: str) -> None:
+    def check_after_put(self, branch_id: str, put: State, transaction: Transaction, path: str) -> None:
         """Check that a version that was put belongs to the branch it was meant for.
 
         Args:
@@ -122,8 +120,6 @@ class BranchFence:
             CommitStateUnknownError: The branch is being renamed or is gone, so another branch may hold the version;
                 or the store did not answer.
         """
-        if branch_id is None:
-            return
         problem: StoreError | CorruptFileError | None = None
         failed, until = 0, time.monotonic() + _CLOSING_SECONDS
         while failed < _LOOKS:

@@ -31,7 +31,7 @@ from types import MappingProxyType
 
 from lance_dagster.errors import AlreadyExistsError, Call, ConflictError, InvalidInputError, RefMovedError, Remedy
 from lance_dagster.format import layout
-from lance_dagster.format.codec import check_writable
+from lance_dagster.format.codec import check_writable, commit_id
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
@@ -70,7 +70,6 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork
-from lance_dagster.transactions.commit_id import commit_id
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 

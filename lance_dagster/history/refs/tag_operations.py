@@ -34,6 +34,7 @@ from lance_dagster.errors import (
     Remedy,
     VersionNotFoundError,
 )
+from lance_dagster.format.codec import commit_id
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
@@ -47,7 +48,6 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import HOLDS, TagHold, encoded_holds, given_reason, refuse_held
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import put_once
-from lance_dagster.transactions.commit_id import commit_id
 
 MOVES = "lance_dagster.moves"
 OTHER_PROGRAM = "another program"

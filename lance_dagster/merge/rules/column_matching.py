@@ -24,7 +24,7 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.row_changes import MatchedFragments, match_fragments, present
+from lance_dagster.merge.rules.row_changes import MatchedFragments, match_fragments
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
@@ -202,7 +202,7 @@ def _corresponding(
     # that both have is the only proof: it has the values of one column in one place.
     live = [{field.id for field in state.fields} for state in (base, other)]
     for number, own in matched.anchored.items():
-        one, two = present(base, number), other.fragments.find(own)
+        one, two = base.fragment(number), other.fragments.find(own)
         files = {file.path: file for file in two.files} if two is not None else {}
         for file in one.files:
             same = files.get(file.path)
@@ -398,10 +398,10 @@ def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, froze
         known = old.get(number)
         # Most fragments that changed only lost rows, which shows without decoding them.
         if known != item and (known is None or not after.fragments.same_files(number, before.fragments)):
-            had = backing(present(before, number)) if number in old else {}
+            had = backing(before.fragment(number)) if number in old else {}
             yield (
                 number,
-                frozenset(own for own, path in backing(present(after, number)).items() if had.get(own) != path),
+                frozenset(own for own, path in backing(after.fragment(number)).items() if had.get(own) != path),
             )
 
 

@@ -29,7 +29,6 @@ from lance_dagster.merge.rules.row_changes import (
     RowChanges,
     live_rows,
     match_fragments,
-    present,
 )
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.strategy import Rows, add_rows
@@ -109,7 +108,7 @@ class MergeSide:
         """The rows of the merge base that it does not have any more, by the base's fragments."""
         found: dict[int, BitMap] = {}
         for number in self.fragments.changed:
-            live = live_rows(self.base, present(self.base, number), self.lookups.deleted)
+            live = live_rows(self.base, self.base.fragment(number), self.lookups.deleted)
             add_rows(found, number, live - self.rows.of(number).alive)
         return found
 

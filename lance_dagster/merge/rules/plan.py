@@ -39,7 +39,6 @@ from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, si
 from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
-from lance_dagster.merge.rules.row_changes import present
 from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import (
     CombinedUpdates,
@@ -133,6 +132,9 @@ def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
     Raises:
         InvalidInputError: It is unknown, or about a column that none of the versions has.
     """
+    if strategy is None:
+        # The usual case, in which the columns are not looked up.
+        return ParsedStrategy.NONE
     parsed = ParsedStrategy.parse(strategy)
     parsed.check_columns(columns_among(versions))
     return parsed
@@ -263,7 +265,7 @@ def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
 def _read_deletions_ahead(source: MergeSide, dest: MergeSide) -> None:
     """Read the deletion vectors that decide about what the source changed, all at once."""
     changed = source.fragments.changed
-    places: list[tuple[Manifest, Fragment | None]] = [(source.base, present(source.base, one)) for one in changed]
+    places: list[tuple[Manifest, Fragment | None]] = [(source.base, source.base.fragment(one)) for one in changed]
     for side in (source, dest) if changed else ():
         places += [(side.manifest, side.fragments.place(number)) for number in changed]
     source.lookups.ahead([(state, one) for state, one in places if one is not None and one.deletion is not None])

@@ -37,7 +37,7 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.merge.rules.column_matching import rows_in_place
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, present, rows_out_of_place
+from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, rows_out_of_place
 from lance_dagster.merge.rules.row_origins import (
     NO_ORIGINS,
     NOWHERE,
@@ -101,7 +101,7 @@ def located_by_ids(
     known_below = max(identities.base.end, identities.shared.end)
     found: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
-        fragment = present(side.manifest, number)
+        fragment = side.manifest.fragment(number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
         if lowest is not None and lowest >= known_below:
             # All of its rows came after the merge base. Their ids are not even decoded, so that a merge of appended
@@ -114,7 +114,7 @@ def located_by_ids(
     # An update in place leaves its rows where the base has them, so `rows_out_of_place` does not return them.
     for number in sorted({number for change in side.changes for number in rows_in_place(change)}):
         own = matched.base_of(number)
-        rows = None if own is None else locate.rows_in_place(present(side.manifest, number), own, found.get(number))
+        rows = None if own is None else locate.rows_in_place(side.manifest.fragment(number), own, found.get(number))
         if rows is not None:
             found[number] = rows
     return found
@@ -175,7 +175,7 @@ class _Locator:
         rows of the fragment is not.
         """
         base = self.matched.base
-        live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, present(base, base_id))
+        live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, base.fragment(base_id))
         live &= _ids(fragment, self.side.name).where_in(self.updated).positions
         if not live:
             return known
@@ -233,19 +233,19 @@ class _BaseRows:
 
     def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
         """Return the versions at which rows of fragments of the base were last updated, by address."""
-        stamps = [_stamps(present(self._base, number), "the merge base") for number in numbers]
+        stamps = [_stamps(self._base.fragment(number), "the merge base") for number in numbers]
         return at_addresses(numbers, stamps)
 
     @cached_property
     def _by_address(self) -> RowRuns:
         """The id of each row by its address."""
-        ids = [_ids(present(self._base, number), "the merge base") for number in self._fragments]
+        ids = [_ids(self._base.fragment(number), "the merge base") for number in self._fragments]
         return by_address(self._fragments, ids)
 
     @cached_property
     def _dead(self) -> RowRuns:
         """The addresses of deleted rows."""
-        fragments = [present(self._base, number) for number in self._fragments]
+        fragments = [self._base.fragment(number) for number in self._fragments]
         dead = {one.id: self._deleted(self._base, one) for one in fragments if one.deletion is not None}
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
@@ -294,7 +294,7 @@ def _ids_in_place(change: Change) -> Iterator[RowRuns]:
     after = change.after
     for number, offsets in rows_in_place(change).items():
         if after is not None:
-            yield _ids(present(after, number), change.version).restricted(offsets)
+            yield _ids(after.fragment(number), change.version).restricted(offsets)
 
 
 def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
@@ -304,7 +304,7 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
         # A line never gives a fragment id twice, so a fragment with a known id was not written by this version.
         if number in had:
             continue
-        fragment = present(after, number)
+        fragment = after.fragment(number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
         # Only new rows are in such a fragment: none of its ids was assigned before. The smallest id shows that without
         # decoding all.
@@ -361,7 +361,7 @@ def located_by_replay(
     rows = _replayed(side, matched, deleted) if side.complete else _Rows()
     found: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
-        fragment = present(side.manifest, number)
+        fragment = side.manifest.fragment(number)
         own = matched.base_of(number)
         addresses = rows.addresses.get(number, NOWHERE) if own is None else addresses_of(fragment, own)
         back, origins = BitMap() if own is None else live, Origins(base=addresses)
@@ -381,7 +381,7 @@ def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Delete
     found: dict[int, BitMap] = {}
     state = side.anchor or side.manifest
     for number, own in matched.anchored.items():
-        then, there = present(matched.base, number), present(state, own)
+        then, there = matched.base.fragment(number), state.fragment(own)
         gone = deleted(state, there) - deleted(matched.base, then)
         if gone:
             found[number] = gone
@@ -510,7 +510,7 @@ class _Replay:
 
     def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""
-        old, new = present(before, number), after.fragments.find(number)
+        old, new = before.fragment(number), after.fragments.find(number)
         # Deletion files are never overwritten: the same file shows, without being read, that no row was taken out.
         if new is not None and new.deletion == old.deletion:
             return {}

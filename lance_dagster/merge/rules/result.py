@@ -26,7 +26,7 @@ from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, RowChanges, live_rows, present
+from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, RowChanges, live_rows
 from lance_dagster.merge.rules.row_decisions import Decision, Situation
 from lance_dagster.merge.rules.row_origins import (
     OFFSET_BITS,
@@ -141,7 +141,7 @@ class FragmentBuilder:
         changed: dict[int, MergedFragment] = {}
         removed: list[int] = []
         for number in sorted({*self.edits.masked, *self.edits.revived, *self.edits.columns}):
-            fragment = present(self.dest.side, number)
+            fragment = self.dest.side.fragment(number)
             before = self.deleted(self.dest.side, fragment)
             after = self.edits.deleted(number, before)
             if len(after) == fragment.physical_rows:
@@ -170,7 +170,7 @@ class FragmentBuilder:
             alive = self.edits.taken.get(number)
             if alive is None:
                 continue
-            fragment = present(self.source.side, number)
+            fragment = self.source.side.fragment(number)
             # Both lines give the same field ids to different columns. Only the manifest names field ids, so the data
             # files need not be rewritten.
             files = tuple(self._renumbered(file) for file in fragment.files)
@@ -209,13 +209,13 @@ class FragmentBuilder:
         # Only these fragments of the dest can have a row of an added fragment: those not in the base, those in the
         # place of base fragments that the source changed, and those with revived rows.
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
-        ids = [_ids(present(self.dest.side, number), "the dest") for number in there]
+        ids = [_ids(self.dest.side.fragment(number), "the dest") for number in there]
         # Only rows with these ids are checked for being alive, in the few fragments that have them.
         found = offsets_by_fragment(by_address(there, ids).where_in(known))
         return twice + sum(len(offsets - self._deleted_in_result(number)) for number, offsets in found.items())
 
     def _deleted_in_result(self, number: int) -> BitMap:
-        fragment = present(self.dest.side, number)
+        fragment = self.dest.side.fragment(number)
         return self.edits.deleted(number, self.deleted(self.dest.side, fragment))
 
     def _in_same_files(self, added: Sequence[MergedFragment]) -> int:
@@ -226,7 +226,7 @@ class FragmentBuilder:
             for merged_fragment in map(holders.get, self.dest.side.fragments.paths(number)):
                 if merged_fragment is not None:
                     dead = self._deleted_in_result(number) | (merged_fragment.deleted or BitMap())
-                    twice += present(self.dest.side, number).physical_rows - len(dead)
+                    twice += self.dest.side.fragment(number).physical_rows - len(dead)
         return twice
 
     def _with_columns(self, fragment: Fragment) -> tuple[Fragment, tuple[DataFile, ...]]:
@@ -342,7 +342,7 @@ class FragmentBuilder:
         return self._known_versions[key]
 
     def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
-        return bool(set(backing(fragment).values()) - set(backing(present(self.source.base, base_id)).values()))
+        return bool(set(backing(fragment).values()) - set(backing(self.source.base.fragment(base_id)).values()))
 
     def _versions_on_dest(self, origins: Origins) -> Iterator[tuple[VersionRuns, VersionRuns]]:
         """Return when rows were created and last updated on the dest, by position, for the rows that it has."""
@@ -425,7 +425,7 @@ class ResultBuilder:
         """Take rows from a fragment of the source; or from the dest's in the same place, where it has the files."""
         own = self.source.base_of(holder)
         place = None if own is None else self.dest.place(own)
-        fragment = present(self.source.side, holder)
+        fragment = self.source.side.fragment(holder)
         # The dest has the same files with the row deleted in them. Reviving it there avoids a second fragment of the
         # same files.
         if place is not None and place.file_names == fragment.file_names:
@@ -441,7 +441,7 @@ class ResultBuilder:
 
     def _alive(self, number: int) -> BitMap:
         """Return the offsets of the rows of a fragment of the dest that live on in it."""
-        fragment = present(self.dest.side, number)
+        fragment = self.dest.side.fragment(number)
         before = self.deleted(self.dest.side, fragment)
         return BitMap(range(fragment.physical_rows)) - self.edits.deleted(number, before)
 

@@ -127,14 +127,6 @@ def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]
     return ids, differing
 
 
-def present(manifest: Manifest, number: int) -> Fragment:
-    """Return a fragment that has to be there."""
-    fragment = manifest.fragments.find(number)
-    if fragment is None:
-        raise LookupError(f"version {manifest.version} has no fragment {number}")
-    return fragment
-
-
 @dataclass(frozen=True, kw_only=True)
 class RelocatedRows:
     """Rows of a fragment that are not where the base has them.
@@ -264,13 +256,13 @@ class RowChanges:
             stays = live_rows(self.matched.side, place, self.deleted)
             # A row that the base has deleted and the side has alive was brought back: it counts among the relocated
             # rows.
-            stays -= self.deleted(self.matched.base, present(self.matched.base, key))
+            stays -= self.deleted(self.matched.base, self.matched.base.fragment(key))
         in_place = stays & updated
         stays -= in_place
         # A row that was located did not go to an unknown place.
         rewritten = self.rewritten.get(key, BitMap()) - stays - moved - updated
         if rewritten:
-            rewritten -= self.deleted(self.matched.base, present(self.matched.base, key))
+            rewritten -= self.deleted(self.matched.base, self.matched.base.fragment(key))
         return FragmentRowChanges(
             place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten, in_place=in_place
         )
@@ -321,9 +313,9 @@ class RowChanges:
 def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
     """Return, by fragment of the side, the offsets of live rows that are not where the base has them."""
     for number in matched.unmatched:
-        yield number, live_rows(matched.side, present(matched.side, number), deleted)
+        yield number, live_rows(matched.side, matched.side.fragment(number), deleted)
     for base_id in sorted(matched.changed):
-        before = present(matched.base, base_id)
+        before = matched.base.fragment(base_id)
         # Only rows that the base has deleted can be back, and most fragments have none: their vectors on the side, one
         # file each, need not be read here.
         place = None if before.deletion is None else matched.place(base_id)

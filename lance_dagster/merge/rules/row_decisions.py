@@ -30,7 +30,7 @@ from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.merge.rules.column_matching import backing
 from lance_dagster.merge.rules.merge_input import Cells, ComparedCells
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide, picked_rows
-from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows, present
+from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, Absence, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.schema_merge import MergedSchema
 from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Winner, add_rows
@@ -154,7 +154,7 @@ class RowRules:
             number: The fragment, or the key of rows that the merge base does not have.
         """
         absence = number.why if isinstance(number, AbsentRows) else None
-        fragment = None if isinstance(number, AbsentRows) else present(self.source.base, number)
+        fragment = None if isinstance(number, AbsentRows) else self.source.base.fragment(number)
         both = source, dest = self._compared(number)
         # Rows that reached both sides through other branches count as live in the base, as they would be in a merge
         # base that contains these branches. Rows that the base has deleted do not. Where the dest took back the version
@@ -355,7 +355,7 @@ def combine_updates(
             for known in (rules.equal_updates, rules.source_only_moved, rules.dest_only_moved):
                 both -= known.get(key, BitMap())
             both -= rules.source_undone.get(key, BitMap()) | rules.dest_undone.get(key, BitMap())
-            add_rows(candidates, key, both & live_rows(base, present(base, key), source.lookups.deleted))
+            add_rows(candidates, key, both & live_rows(base, base.fragment(key), source.lookups.deleted))
     # A branch may have made thousands of claims, so they are looked at only where there is a row to combine.
     if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED or (columns := claimed()) is None:
         return NO_COMBINED_UPDATES

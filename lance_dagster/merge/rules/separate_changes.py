@@ -14,7 +14,6 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.row_changes import present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ def _gone(source: MergeSide, dest: MergeSide, number: int, *, untouched: bool) -
 
     `untouched` says that neither side changed columns.
     """
-    fragment, there, here = present(source.base, number), source.fragments.place(number), dest.fragments.place(number)
+    fragment, there, here = source.base.fragment(number), source.fragments.place(number), dest.fragments.place(number)
     if here is None:
         return None
     if there is None:

@@ -27,6 +27,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     VersionNotFoundError,
 )
+from lance_dagster.format.codec import COMMIT_PREFIX
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.refs.ref_files import Tag
@@ -65,7 +66,6 @@ from lance_dagster.repository import (
     VersionToPublish,
 )
 from lance_dagster.repository.publish.staging import NEVER
-from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 # The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20

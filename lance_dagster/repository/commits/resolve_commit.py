@@ -19,12 +19,12 @@ from contextlib import suppress
 from itertools import islice, takewhile
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
+from lance_dagster.format.codec import COMMIT_PREFIX
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
 from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
 from lance_dagster.repository.commits.release_tags import read_tag
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
-from lance_dagster.transactions.commit_id import COMMIT_PREFIX
 
 MAIN = "main"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")

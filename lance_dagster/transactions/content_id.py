@@ -1,11 +1,10 @@
-"""Digests of versions: the content id, equal for equal content, and the commit id, unique per version.
+"""The content id of a version, a digest that is equal for equal content.
 
-Commit ids are recorded by users and tools, so both definitions are fixed for all time; a test pins an example of each.
+Users and tools record content ids, so the definition is fixed for all time; a test pins an example.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -89,23 +88,3 @@ def _row_ids(fragment: Fragment, path: str) -> str:
 
 def _line(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
-
-
-_COMMIT = b"lance_dagster commit 1\n"
-COMMIT_ID = re.compile(r"[0-9a-f]{64}")
-COMMIT_PREFIX = re.compile(r"[0-9a-fA-F]{8,64}")
-"""An abbreviated commit id. Fewer than 8 digits would soon be ambiguous, and may be a word such as 'facade'."""
-
-
-def commit_id(manifest_file: bytes) -> str:
-    """Return the commit id of the version in a manifest file, as 64 hexadecimal digits.
-
-    It is the SHA-256 of a label and the SHA-256 of the file. A manifest file never changes, so neither does the id. The
-    file contains the name of the branch, the version, the time in nanoseconds and the uuid of the transaction, so no
-    two versions share an id, not even when a branch is deleted and created again.
-
-    Unlike a git commit id, it does not cover the ids of its parents, and so does not authenticate the history: that
-    would require reading all previous versions, some of which may have been cleaned up. Renaming a branch changes the
-    ids of its versions, because their manifest files are rewritten with the new name.
-    """
-    return hashlib.sha256(_COMMIT + hashlib.sha256(manifest_file).digest()).hexdigest()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lance_dagster.transactions.commit_id import COMMIT_ID, COMMIT_PREFIX, commit_id
+from lance_dagster.format.codec import COMMIT_ID, COMMIT_PREFIX, commit_id
 
 
 def test_an_id_is_the_same_for_ever() -> None:
