@@ -115,9 +115,9 @@ BUGS = (
     ),
     Bug(
         "a commit does not look at its branch again",
-        "history/refs/branch_fence.py",
-        "        if branch_id is None:\n            return\n",
-        "        return\n",
+        "history/commit.py",
+        "    if fence is not None:\n        fence.check_after_put(",
+        "    if fence is not None and not branch_id:\n        fence.check_after_put(",
         ("append to a branch", "rename a branch"),
     ),
     Bug(

@@ -5,7 +5,7 @@ merge can be predicted: a row that only one side has stays, unless the other sid
 a token, not by its name: a writer that did not see a rename still means the same column.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -215,19 +215,24 @@ class Line:
         return self.versions[self.number]
 
 
-def merged(source: Snapshot, dest: Snapshot, found: Collection[int]) -> Snapshot:
+def merged(source: Snapshot, dest: Snapshot, found: Mapping[int, tuple[Cell, ...]]) -> Snapshot:
     """The expected result of a merge of the first into the second, unless it is refused; both have the same columns.
 
     A row that was deleted on both sides and restored on one stays; a row that the other side deleted only later is
-    deleted. Stamps do not distinguish these cases, so the model takes what was `found`. A restored row that the source
-    changed is replaced by the source's row. Rows that a restore lost may count as never merged.
+    deleted. Stamps do not distinguish these cases, so the model takes the values that were `found`, by key. A restored
+    row that the source changed is replaced by the source's row. Rows that a restore lost may count as never merged.
+    Values that a restore of the dest took back stay taken back where both sides had them before the fork.
     """
     on_source = {row.stamp: key for key, row in source.rows.items()}
     born = {row.born for row in source.rows.values()}
+    older = {key: cells for key, cells in dest.values().items() if dest.rows[key].stamp in source.ever}
+    lost = {key for stamp, key in on_source.items() if stamp in dest.lost}
+    taken_back = {key for key in lost if key in older and older[key] == found.get(key)}
     rows = {
         key: row
         for key, row in dest.rows.items()
         if row.stamp in on_source
+        or key in taken_back
         or row.stamp not in source.ever
         or (row.stamp in dest.risen and row.born not in born and key in found)
         or (row.stamp in source.lost and key in found)

@@ -290,8 +290,10 @@ class Together(Machine):
         ):
             for key in {*found, *on_source, *on_dest}:
                 assert found.get(key) in (on_source.get(key), on_dest.get(key))
-        keys = {row[KEY] for row in dataset.to_table(columns=[KEY]).to_pylist()}
-        after = merged(source_head, dest_head, keys) if dataset.version > self.lines[dest].number else dest_head
+        names = [KEY, *(column.name for column in dest_head.columns)]
+        rows = zip(*dataset.to_table(columns=names).to_pydict().values(), strict=True)
+        values = {row[0]: row[1:] for row in rows}
+        after = merged(source_head, dest_head, values) if dataset.version > self.lines[dest].number else dest_head
         # An index that one side dropped since the fork is dropped on the other one.
         known = {**source_head.indices, **dest_head.indices}
         indices = {index.name: known[index.name] for index in dataset.describe_indices()}
