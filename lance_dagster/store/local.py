@@ -273,6 +273,8 @@ class LocalStore:
         with self._compared(key, tag) as unchanged:
             if unchanged:
                 self.delete(key)
+                # What is deleted under a condition is a name that somebody was told is gone.
+                self.sync_folder(key.rpartition("/")[0])
             return unchanged
 
     def deletes_conditionally(self) -> bool:

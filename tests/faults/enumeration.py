@@ -364,8 +364,24 @@ class Enumeration:
         self._judge(plan, ended, found)
         self._repeat(plan, ended, found)
 
-    def _judge(self, plan: Mapping[int, Fault], ended: Ended, found: Found) -> None:
-        short = len(plan) == 1 and not LASTING & set(plan.values())
+    def survive(self, cut: str, *, done: bool) -> None:
+        """Check the folder that a power cut left, then repeat the operation unless it was done, and check again.
+
+        Args:
+            cut: Says when the power was cut and what was lost, for messages.
+            done: Whether the operation had returned.
+
+        Raises:
+            Violation: A guarantee does not hold.
+        """
+        self.runs += 1
+        ended = Ended(error=None if done else PlugPulledError(), rival=None, requests=())
+        found = self.held(cut, self.template.look)
+        self._judge(cut, ended, found)
+        self._repeat(cut, ended, found)
+
+    def _judge(self, plan: Mapping[int, Fault] | str, ended: Ended, found: Found) -> None:
+        short = not isinstance(plan, str) and len(plan) == 1 and not LASTING & set(plan.values())
         if ended.error is None:
             self.expect(found.refs == self.after.refs, "it returned and is not done", plan, ended, found)
         elif ended.unknown or ended.died or not self.operation.atomic or self._open(ended):
@@ -386,7 +402,7 @@ class Enumeration:
         names = (self.before.refs.keys() | self.after.refs.keys() | found.refs.keys()) - {*self.operation.drafts}
         return all(found.refs.get(name) in (self.before.refs.get(name), self.after.refs.get(name)) for name in names)
 
-    def _repeat(self, plan: Mapping[int, Fault], ended: Ended, found: Found) -> None:
+    def _repeat(self, plan: Mapping[int, Fault] | str, ended: Ended, found: Found) -> None:
         folder, done = self.template.place, found.refs == self.after.refs
         if isinstance(ended.error, CommitStateUnknownError) and self.operation.resumes:
             table, transaction = LanceTable.open(folder / "table"), ended.error.transaction

@@ -1,0 +1,55 @@
+"""Power cuts at every sync of every operation: what was acknowledged is there, and what was not is whole or absent."""
+
+import random
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults import operations
+from tests.faults.catalogue import PUBLISHERS, REPOSITORY, Catalogue
+from tests.faults.enumeration import Enumeration, do
+from tests.faults.operations import MOVED, OPERATIONS
+from tests.faults.power_cuts import Recorder, put_back
+from tests.repository import scripted_repository
+from tests.soak import FACTOR
+
+pytestmark = pytest.mark.scaled
+
+_FEW = 6
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    """The enumerations of the operations, on copies of the same folders."""
+    return Catalogue(tmp_path_factory.mktemp("cut"))
+
+
+def recorded(found: Enumeration) -> Recorder:
+    """Do an operation durably, and note its syncs."""
+    recorder = Recorder(found.template.fresh())
+    with pytest.MonkeyPatch.context() as patch:
+        for options in (operations._UNSYNCED, scripted_repository.FAST):  # noqa: SLF001 - tests are durable nowhere else
+            patch.delitem(options, "durability")
+        with recorder.watching():
+            ended = do(found.operation, found.template.place, {})
+    if ended.error is not None:
+        raise ended.error
+    return recorder
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *MOVED, *PUBLISHERS, *REPOSITORY])
+def test_a_power_cut_at_every_sync(
+    catalogue: Catalogue, name: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Nothing acknowledged is lost, nothing is there by half, and the operation can be repeated."""
+    found, chance = catalogue.of(name), random.Random(name)
+    moments = recorded(found).moments
+    states = [(number, state, moment.done) for number, moment in enumerate(moments) for state in moment.states(chance)]
+    chosen = states if FACTOR else chance.sample(states, min(_FEW, len(states)))
+    for number, state, done in chosen:
+        shutil.rmtree(found.template.place)
+        found.template.place.mkdir()
+        put_back(found.template.place, state)
+        found.survive(f"a power cut at sync {number} of {len(moments)}", done=done)
+    record_property("power cuts", len(chosen))
