@@ -154,7 +154,7 @@ def copy_event(source: dg.DagsterInstance, dest: dg.DagsterInstance, key: dg.Ass
     if not dest.has_run(entry.run_id):
         dest.add_run(dg.DagsterRun(job_name=entry.job_name or "", run_id=entry.run_id))
     dest.handle_new_event(
-        dg.EventLogEntry(
+        dg.EventLogEntry(  # type: ignore[no-untyped-call]
             error_info=None,
             level=entry.level,
             user_message=entry.user_message,

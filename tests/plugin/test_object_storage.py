@@ -20,6 +20,7 @@ from lance_dagster import (
 )
 from tests.conftest import S3Storage
 from tests.plugin.leaks import leaks
+from tests.plugin.test_repository_publish import ids_of
 
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue"])
 
@@ -86,7 +87,7 @@ class Locations:
 
         @dg.asset(key=["shop", "report"], ins={"orders": dg.AssetIn(upstream.key)})
         def report(orders: pa.Table) -> pa.Table:
-            self.read = sorted(orders["id"].to_pylist())
+            self.read = ids_of(orders)
             return pa.table({"orders": [orders.num_rows]})
 
         return self._run([upstream, report], tags, selection=[report])
