@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
@@ -108,12 +108,12 @@ def daemon_on(home: Path, location: Path) -> Iterator[Path]:
         yield log
     finally:
         process.send_signal(signal.SIGINT)  # then it takes its code server with it
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            # Dagster sometimes waits for its code server for ever.
+        # Dagster sometimes waits for its code server for ever, and a code server for a run that was killed.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def runs_of(instance: dg.DagsterInstance, job: str) -> Sequence[dg.DagsterRun]:
