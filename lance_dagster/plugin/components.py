@@ -124,8 +124,8 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
             given[_DURATION] = timedelta(hours=hours)
         try:
             made: TableCheck = _KINDS[self.kind](**given)
-        except TypeError as error:
-            # The constructor names the argument that is unknown or missing.
+        except (TypeError, InvalidInputError) as error:
+            # The constructor names the argument that is unknown, missing or wrong.
             raise InvalidInputError(f"the settings {self.settings} do not fit the check {self.kind}: {error}") from None
         return made
 

@@ -11,6 +11,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.history.context import Ref
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.table import Diff, LanceTable, RowCounts
@@ -22,6 +23,30 @@ _MOST_FRAGMENTS = 1_000
 _COLUMNS, _CHARACTERS = 10, 40
 _SCHEMA_CHANGES = 5
 Entry = dg.MetadataValue | int
+
+
+def since_tags(table: LanceTable, version: Version, tags: Iterable[Tag]) -> dict[str, Ref]:
+    """Return the versions with which a candidate is compared because tags name them, by their labels for people.
+
+    A tag may name a version that the candidate does not contain, because another run was published after the candidate
+    was forked. Rows that only that version has are not rows that the candidate removed, so the candidate is compared
+    with the merge base then, and the label says so.
+
+    Args:
+        table: The table.
+        version: The version of the candidate.
+        tags: The tags.
+    """
+    found: dict[str, Ref] = {}
+    for tag in tags:
+        # Expired, or without anything in common.
+        with suppress(LanceDagsterError):
+            base = table.branches.merge_base(tag.ref, version)
+            if str(base) == tag.ref:
+                found[f"{tag.name} ({tag.ref})"] = tag.ref
+            else:
+                found[f"{base} (merge base with {tag.name}, which is at {tag.ref} by now)"] = base
+    return found
 
 
 def change_entries(

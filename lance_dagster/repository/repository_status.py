@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import NotFoundError
 from lance_dagster.format.layout import MAIN, PUBLISHED, RUNS
@@ -14,6 +14,7 @@ from lance_dagster.repository.projection import names_of
 from lance_dagster.repository.publish.forks import touched_tables
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.superseded import maintenance_since, superseded_branches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class TableState:
         main: The newest version of the table's own `main`; None when there is no longer a table at its place.
         ahead: How many versions other programs committed to `main` since; the next publication of the table, or
             `commit`, adds them to the repository.
+        maintenance: How many of these change no row, such as compactions; None where there are more than a hundred.
         lagging: Whether `main` does not have the version of the repository yet; `repair` brings it there.
         replaced: Whether another program deleted the table and created one of its name. `remove_table` drops it from
             the repository, and then `adopt` adds the new one; the table can no longer be read at older commits.
@@ -40,6 +42,19 @@ class TableState:
     lagging: bool
     replaced: bool
     moved_tags: Mapping[str, str]
+    maintenance: int | None = 0
+
+    @property
+    def commits_ahead(self) -> str:
+        """The versions of `main` that the repository does not have, as text: maintenance, and others."""
+        if self.maintenance is None:
+            return f"{self.ahead} of any kind"
+        others = self.ahead - self.maintenance
+        kinds = [
+            *([f"{self.maintenance} of maintenance, which changes no row"] if self.maintenance else []),
+            *([f"{others} that {'changes' if others == 1 else 'change'} the table"] if others else []),
+        ]
+        return " and ".join(kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +80,8 @@ class RepositoryStatus:
         channels: The channels.
         waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
             that were made in the tables themselves. A table that was removed since is written `orders (removed)`.
+        superseded: Those of them that replace rows which `main` has replaced since they were forked, so that they can
+            no longer be published: by branch, for each such table the version of `main`.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
         held_versions: How many branches of tables hold versions for commits; they are deleted with their commits.
     """
@@ -73,6 +90,7 @@ class RepositoryStatus:
     tables: tuple[TableState, ...]
     channels: tuple[ChannelState, ...]
     waiting: Mapping[str, tuple[str, ...]]
+    superseded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     collectable: int = 0
     held_versions: int = 0
 
@@ -88,13 +106,18 @@ class RepositoryStatus:
                 *(["the table no longer exists"] if table.main is None else []),
                 *(["another table has its place"] if table.replaced else []),
                 *(["never committed"] if table.at is None else []),
-                *([f"main has {table.ahead} versions that are not committed"] if table.ahead else []),
+                *([f"main has versions that are not committed: {table.commits_ahead}"] if table.ahead else []),
                 *(["main lags behind"] if table.lagging else []),
                 *(f"tag {tag} names {version}" for tag, version in table.moved_tags.items()),
             ]
             if said:
                 lines.append(f"table {table.name}: {'; '.join(said)}")
-        lines += [f"branch {name} waits: {', '.join(tables)}" for name, tables in self.waiting.items()]
+        for name, tables in self.waiting.items():
+            newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
+            lines.append(
+                f"branch {name} waits: {', '.join(tables)}"
+                + (f"; superseded by {', '.join(newer)}: discard it" if newer else "")
+            )
         if self.collectable:
             lines.append(
                 f"{self.collectable} old commits wait for `collect`; tables hold {self.held_versions} branches"
@@ -123,10 +146,13 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     # published; until then only the tables know.
     branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
     waiting = _forked(repository, head)
-    for name, found in branches.items():
+    of_runs = {name: [branch for branch in found if branch.startswith(RUNS)] for name, found in branches.items()}
+    for name, found in of_runs.items():
         for branch in found:
-            if branch.startswith(RUNS):
-                waiting.setdefault(branch, set()).add(name)
+            waiting.setdefault(branch, set()).add(name)
+    # Nothing is read for a table without such branches.
+    waits = [name for name, found in of_runs.items() if found]
+    newer = for_each_table(lambda name: superseded_branches(repository.table(name), of_runs[name]), waits)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
@@ -140,6 +166,10 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
             for name, entry in channels.items()
         ),
         waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
+        superseded={
+            branch: {name: newer[name][branch] for name in sorted(waits) if branch in newer[name]}
+            for branch in sorted({branch for found in newer.values() for branch in found})
+        },
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
         held_versions=sum(branch.startswith(PUBLISHED) for found in branches.values() for branch in found),
     )
@@ -184,12 +214,14 @@ def _table_state(
         tag = context.refs.tag(channel) if name in commit.tables else None
         if tag is not None and tag.ref not in names_of(context, commit.tables[name]):
             moved[channel] = tag.ref
+    # Where `main` lags behind, its versions cannot be told from those that the commit contains already.
+    ahead = [] if landed is None else [n for n in context.versions.numbers(MAIN) if n > landed.number]
     return TableState(
         name=name,
         at=at,
         main=str(newest),
-        # Where `main` lags behind, its versions cannot be told from those that the commit contains already.
-        ahead=0 if landed is None else len([n for n in context.versions.numbers(MAIN) if n > landed.number]),
+        ahead=len(ahead),
+        maintenance=maintenance_since(context, ahead),
         lagging=at is not None and landed is None,
         replaced=False,
         moved_tags=moved,

@@ -114,9 +114,9 @@ def test_tables_at_a_ref_and_what_differs(repository: str) -> None:
     """`tables`, `show` and `diff` name versions as their tables do."""
     publish(repository, 2, "--channel", "production")
     table(repository, ORDERS).append(rows(9))
-    assert f"{ORDERS}: 1 version on main that the repository does not have, up to main@4" in lines_of(
-        "repository", "status", repository
-    )
+    ahead = f"{ORDERS}: 1 version on main that the repository does not have, up to main@4: 1 that changes the table; "
+    brought = "`lance-dagster repository commit` brings the repository up to it"
+    assert f"{ahead}{brought}" in lines_of("repository", "status", repository)
     lines_of("repository", "commit", repository, "--message", "by hand")
     assert [f"{LINES}   main@3  2 rows", f"{ORDERS}  main@3  2 rows"] == lines_of(
         "repository", "tables", repository, "--ref", "production"
@@ -126,6 +126,42 @@ def test_tables_at_a_ref_and_what_differs(repository: str) -> None:
     )
     assert [f"{LINES}   main@3", f"{ORDERS}  main@4  changed"] == lines_of("repository", "show", repository)[-2:]
     assert lines_of("repository", "log", repository)[1].endswith(" publish run/2 (production)")
+
+
+def test_the_status_tells_maintenance_from_changes(repository: str) -> None:
+    """A compaction of main is named as maintenance, which nobody has to act on, also beside a change of rows."""
+    for number in (7, 8):
+        table(repository, ORDERS).append(rows(number))
+    lines_of("repository", "commit", repository, "--message", "by hand")
+    table(repository, ORDERS).maintenance.compact()
+    ahead = f"{ORDERS}: 2 versions on main that the repository does not have, up to {table(repository, ORDERS).head()}"
+    status = lines_of("repository", "status", repository)
+    assert f"{ahead}: 2 of maintenance, which changes no row" in status
+    table(repository, ORDERS).append(rows(9))
+    (line,) = [line for line in lines_of("repository", "status", repository) if line.startswith(ORDERS)]
+    assert ": 2 of maintenance, which changes no row and 1 that changes the table; " in line
+    (state,) = [each for each in document_of("repository", "status", repository)["tables"] if each["name"] == ORDERS]
+    assert (3, 2) == (state["ahead"], state["maintenance"])
+
+
+def test_the_status_names_branches_that_were_superseded(repository: str) -> None:
+    """A branch that replaces rows, which main has replaced since, is shown as superseded with what to do."""
+    for number in (2, 3, 4):
+        lines_of("repository", "fork", repository, f"run/{number}", ORDERS)
+    for number in (2, 3):
+        table(repository, ORDERS).overwrite(rows(number), branch=f"run/{number}")
+    table(repository, ORDERS).append(rows(4), branch="run/4")
+    waiting = lines_of("repository", "status", repository)[1:]
+    assert [f"not published: run/{number} ({ORDERS})" for number in (2, 3, 4)] == waiting
+    lines_of("repository", "publish", repository, "run/3")
+    head = table(repository, ORDERS).head()
+    superseded = f"superseded: run/2 ({ORDERS}); {head} of {ORDERS} replaced the same rows since; set `discard: run/2` "
+    assert [
+        f"{superseded}in the config of the publisher, or execute the run again",
+        f"not published: run/4 ({ORDERS})",
+    ] == lines_of("repository", "status", repository)[1:]
+    assert {"run/2": {ORDERS: str(head)}} == document_of("repository", "status", repository)["superseded"]
+    assert 1 == run("repository", "publish", repository, "run/2").exit_code
 
 
 def test_a_release_tag_stays(repository: str) -> None:

@@ -62,8 +62,9 @@ class Shop:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """All definitions, with a job that runs in one process, one that runs in several, and a short one."""
+        """All definitions, with jobs that run in one process or in several, for all nodes or for some."""
         short = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)
+        one_promoted = dg.AssetSelection.assets(ORDERS, CUSTOMERS, PRODUCTION_ORDERS)
         return dg.Definitions(
             assets=[one for one in self.assets if not isinstance(one, dg.AssetChecksDefinition)],
             asset_checks=[one for one in self.assets if isinstance(one, dg.AssetChecksDefinition)],
@@ -72,6 +73,7 @@ class Shop:
                 dg.define_asset_job("everything", selection="*", executor_def=dg.in_process_executor),
                 dg.define_asset_job("everything_in_processes", selection="*", executor_def=MANY),
                 dg.define_asset_job("in_processes", selection=short, executor_def=MANY),
+                dg.define_asset_job("one_promoted", selection=one_promoted, executor_def=dg.in_process_executor),
             ],
         )
 

@@ -1,4 +1,6 @@
+# ruff: noqa: ANN401 - arguments are handed on as they come
 import datetime as dt
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -201,6 +203,35 @@ def test_check_that_makes_no_sense(make: Callable[[], TableCheck]) -> None:
     """A check with contradictory arguments is refused when it is created."""
     with pytest.raises(InvalidInputError):
         make()
+
+
+@pytest.mark.parametrize(
+    "kind,given,said",
+    [
+        (
+            RowCount,
+            {"min": 1},
+            "RowCount has no argument 'min'; did you mean 'minimum'? It takes minimum, maximum, scope",
+        ),
+        (NotNull, {"col": "id"}, "NotNull has no argument 'col'; did you mean 'column'?"),
+        (InRange, {"column": "id", "max": 2}, "InRange has no argument 'max'; did you mean 'maximum'?"),
+        (Unique, {"column": "id"}, "Unique has no argument 'column'; did you mean 'columns'?"),
+        (Freshness, {"column": "at", "max_age": 1}, "Freshness has no argument 'max_age'; did you mean 'maximum_age'?"),
+        (NoSchemaChange, {"other": 1}, "NoSchemaChange has no argument 'other'; it takes scope"),
+    ],
+)
+def test_misspelt_argument_of_a_check(kind: Any, given: dict[str, Any], said: str) -> None:
+    """An unknown argument of any built-in check is refused with the nearest one and all that the check takes."""
+    with pytest.raises(InvalidInputError) as error:
+        kind(**given)
+    assert said in str(error.value)
+
+
+def test_checks_are_copied() -> None:
+    """A check survives pickling, and a copy with another argument is a check of its own."""
+    check = InRange("id", minimum=1)
+    assert check == pickle.loads(pickle.dumps(check))  # noqa: S301
+    assert InRange("id", minimum=2) == replace(check, minimum=2)
 
 
 def test_checks_block_and_name_the_version(shop: Shop, instance: dg.DagsterInstance) -> None:

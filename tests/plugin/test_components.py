@@ -94,7 +94,10 @@ def test_definitions_of_components_are_validated_as_a_whole(tmp_path: Path) -> N
     "contents,text",
     [
         (tables({"kind": "uniqe"}), "kind"),
-        (tables({"kind": "unique", "settings": {"column": "id"}}), "unexpected keyword argument 'column'"),
+        (
+            tables({"kind": "unique", "settings": {"column": "id"}}),
+            "Unique has no argument 'column'; did you mean 'columns'?",
+        ),
         (tables(watches=True), "watches"),
         ({"type": "lance_dagster.LanceTablesComponent", "attributes": {"tables": []}}, "needs at least one table"),
     ],

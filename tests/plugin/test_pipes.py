@@ -22,6 +22,7 @@ from lance_dagster import (
     pipes_table,
 )
 from lance_dagster.plugin.io.partitions import PartitionPoints, partition_filter
+from tests.conftest import S3Storage
 from tests.forked_program import run_program
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, recorded
 from tests.soak import FACTOR
@@ -292,6 +293,25 @@ def test_partitions_of_another_process(keys: list[str], definition: Any, express
     wanted = partition_filter(keys, SCHEMA, definition=definition, partition_expr=expression, asset="orders")
     assert wanted.predicate == found.predicate
     assert str(wanted.expression) == str(found.expression)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["append", "replace_partitions"])
+def test_a_retry_of_two_partitions_on_object_storage(
+    s3_storage: S3Storage, instance: dg.DagsterInstance, mode: str
+) -> None:
+    """A process writes two partitions on S3 and breaks; the retry leaves each row once, and is published."""
+    lake = LanceResource(root=f"{s3_storage.uri}/lake", storage_options=dict(s3_storage.storage_options))
+    given: dict[str, Any] = {"partitions": dg.StaticPartitionsDefinition(["asia", "eu", "us"]), "mode": mode}
+    assert run(lake, instance, partition="asia", ids=[9], regions=["asia"], **given).success
+    both = {"dagster/asset_partition_range_start": "eu", "dagster/asset_partition_range_end": "us"}
+    result = run(lake, instance, tags=both, ids=[1, 2], regions=["eu", "us"], fails=True, retries=1, **given)
+    assert result.success
+    assert any(event.is_step_up_for_retry for event in result.all_events)
+    assert [1, 2, 9] == ids(lake) == ids(lake, "main")
+    assert {} == lake.table(ORDERS).branches.list("run/*")
+    made = [event.partition for event in result.asset_materializations_for_node("shop__orders")]
+    assert ["eu", "us"] == sorted(map(str, made))
 
 
 def test_partitions_without_an_expression(lake: LanceResource, instance: dg.DagsterInstance) -> None:

@@ -23,7 +23,16 @@ from lance_dagster.plugin.publish.publication import (
     retire_all,
 )
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
+from tests.plugin.shop import (
+    CUSTOMERS,
+    ORDERS,
+    PRODUCTION_CUSTOMERS,
+    PRODUCTION_ORDERS,
+    Shop,
+    failure,
+    recorded,
+    shop_at,
+)
 
 CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
 PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
@@ -427,3 +436,52 @@ def test_failed_check_beside_a_skipped_output(lake: LanceResource) -> None:
     result = dg.materialize(made, resources=resources, raise_on_error=False)
     assert not result.success
     assert {} == lake.table("a").tags.list()
+
+
+def test_a_run_that_selects_one_of_its_promoted_nodes(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """In a repository the publication is refused and names the node left out; then one button publishes the run."""
+    one = CANDIDATES | dg.AssetSelection.checks_for_assets(ORDERS) | dg.AssetSelection.assets(PRODUCTION_ORDERS)
+    refused = reasons(shop.run(instance, selection=one))
+    assert "the run also writes shop/customers" in refused
+    assert "select production/shop/customers too" in refused
+    assert (None, [1]) == (shop.tag(), shop.table().branches.version_numbers())
+    assert shop.publish(instance).success
+    assert ("main@2", "main@2") == (shop.tag(), shop.tag(CUSTOMERS))
+
+
+def test_a_continued_run_selects_one_of_the_promoted_nodes(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A re-execution does not publish a part of what it continues, until the other part is published."""
+    shop.play(check_raises=True)
+    broken = shop.execute(stored_instance, job="one_promoted")
+    shop.play()
+    options = dg.ReexecutionOptions.from_failure(broken.run_id, stored_instance)
+    again = shop.execute(stored_instance, options, job="one_promoted")
+    assert "the run also writes shop/customers" in failure(again)
+    assert shop.publish(stored_instance, *PROMOTED).success
+    assert ("main@2", "main@2") == (shop.tag(), shop.tag(CUSTOMERS))
+    options = dg.ReexecutionOptions.from_failure(again.run_id, stored_instance)
+    assert shop.execute(stored_instance, options, job="one_promoted").success
+
+
+def test_a_run_without_a_repository_selects_one_of_its_promoted_nodes(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Without a repository the selected table is published by itself, and the other one waits."""
+    shop = shop_at(lake.root, repository=False)
+    one = CANDIDATES | dg.AssetSelection.checks_for_assets(ORDERS) | dg.AssetSelection.assets(PRODUCTION_ORDERS)
+    assert shop.run(instance, selection=one).success
+    assert ("main@2", None) == (shop.tag(), shop.tag(CUSTOMERS))
+    assert shop.publish(instance, PRODUCTION_CUSTOMERS).success
+    assert "main@2" == shop.tag(CUSTOMERS)
+
+
+def test_the_status_of_the_repository_names_superseded_runs(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """The branch of a run that failed its checks is superseded when a later run has published the same rows."""
+    shop.play(orders=[-1])
+    broken = shop.run(instance)
+    shop.play()
+    assert shop.run(instance).success
+    newer = {"shop/customers": "main@2", "shop/orders": "main@2"}
+    status = LanceRepository.open(shop.lance.root).status()
+    assert {f"run/{broken.run_id}": newer} == status.superseded
+    assert "superseded by shop/customers main@2, shop/orders main@2: discard it" in str(status)

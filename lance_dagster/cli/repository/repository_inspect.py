@@ -1,6 +1,6 @@
 """`lance-dagster repository tables`, `status`, `log`, `show`, `diff`, `channels` and `tags`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -83,18 +83,31 @@ def status(repository: "LanceRepository", output: Output) -> None:
         "channels": [_channel_state_document(each) for each in found.channels],
         "tables": [_table_state_document(each) for each in found.tables],
         "waiting": {name: list(names) for name, names in found.waiting.items()},
+        "superseded": {name: dict(versions) for name, versions in found.superseded.items()},
         "collectable": found.collectable,
         "held_versions": found.held_versions,
     }
     lines = [f"main: {commit_line(found.commit)}, {counted(len(found.commit.tables), 'table')}"]
     lines += [_channel_state_line(each) for each in found.channels]
     lines += [line for each in found.tables for line in _table_state_lines(each)]
-    lines += [f"not published: {name} ({', '.join(names) or 'no table'})" for name, names in found.waiting.items()]
+    lines += [_waiting_line(name, names, found.superseded.get(name, {})) for name, names in found.waiting.items()]
     if found.collectable:
         old, branches = counted(found.collectable, "old commit"), counted(found.held_versions, "branch")
         command = command_line("repository collect", repository.root, "--delete")
         lines.append(f"not collected: {old}, {branches} of tables for commits; {command} deletes what is not needed")
     output.write(document, [printable(line) for line in lines])
+
+
+def _waiting_line(branch: str, tables: Sequence[str], superseded: Mapping[str, str]) -> str:
+    named = f"{branch} ({', '.join(tables) or 'no table'})"
+    if not superseded:
+        return f"not published: {named}"
+    # A run is published whole, so one table that cannot be merged keeps its other tables back too.
+    newer = ", ".join(f"{version} of {table}" for table, version in superseded.items())
+    return (
+        f"superseded: {named}; {newer} replaced the same rows since; set `discard: {branch}` in the config of the "
+        "publisher, or execute the run again"
+    )
 
 
 def _channel_state_line(found: "ChannelState") -> str:
@@ -114,7 +127,14 @@ def _table_state_lines(found: "TableState") -> Iterator[str]:
         yield f"{found.name}: main lags behind; `lance-dagster repository repair` brings it up"
     elif found.ahead:
         versions = counted(found.ahead, "version")
-        yield f"{found.name}: {versions} on main that the repository does not have, up to {found.main}"
+        line = f"{found.name}: {versions} on main that the repository does not have, up to {found.main}"
+        # The next publication of the table has them too; until then readers of `main` in the repository miss changes.
+        advice = (
+            ""
+            if found.ahead == found.maintenance
+            else "; `lance-dagster repository commit` brings the repository up to it"
+        )
+        yield f"{line}: {found.commits_ahead}{advice}"
     for tag, version in found.moved_tags.items():
         yield f"{found.name}: tag {tag} names {version} and does not follow the channel; `repair` brings it back"
 
@@ -134,6 +154,7 @@ def _table_state_document(found: "TableState") -> dict[str, Any]:
         "version": None if found.at is None else str(found.at),
         "main": found.main,
         "ahead": found.ahead,
+        "maintenance": found.maintenance,
         "lagging": found.lagging,
         "replaced": found.replaced,
         "moved_tags": dict(found.moved_tags),

@@ -9,10 +9,11 @@ manager, which cannot know the columns that a check needs and would read all of 
 a filter, or the columns that it compares.
 """
 
+import difflib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import dagster as dg
 
@@ -33,6 +34,22 @@ class BuiltInCheck:
 
     scope: Scope = "partitions"
     row_wise: ClassVar[bool] = False
+
+    # Before `__init__`, whose error for an unknown argument names no other one. mypy takes the signature of `__init__`.
+    def __new__(cls, *_: object, **given: object) -> Self:
+        """Refuse unknown arguments.
+
+        Raises:
+            InvalidInputError: An argument is unknown. The message suggests the nearest one.
+        """
+        known = sorted((one.name for one in fields(cls)), key="scope".__eq__)
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                meant = f"did you mean {near[0]!r}? It" if near else "it"
+                raise InvalidInputError(f"{cls.__name__} has no argument {name!r}; {meant} takes {', '.join(known)}")
+        # Not `super()`: a dataclass with slots is another class than the one that this function was defined in.
+        return object.__new__(cls)
 
     @property
     def reads(self) -> tuple[dg.AssetKey, ...]:

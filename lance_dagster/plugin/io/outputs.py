@@ -39,7 +39,7 @@ from lance_dagster.plugin.publish.publication import appended_before
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress
-from lance_dagster.plugin.version_report import change_entries, content_entries
+from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
 from lance_dagster.table import LanceTable
 
 # The tags that a new version is compared with; more would fill its page.
@@ -95,7 +95,7 @@ class OutputWriter:
         add_row_counts(context, write.keys, tally)
         (before, *_) = version.parents
         since: dict[str, Ref] = {"the version before": head if before == str(head) else before}
-        since |= {f"{tag.name} ({tag.ref})": tag.ref for tag in table.tags.list(limit=_MOST_TAGS).values()}
+        since |= since_tags(table, version, table.tags.list(limit=_MOST_TAGS).values())
         context.add_output_metadata(
             {
                 **change_entries(table, version, since, write.on),

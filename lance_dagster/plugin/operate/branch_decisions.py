@@ -34,11 +34,17 @@ class BranchDecision:
     """The action of the sweeper on a branch, and its reason.
 
     For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
+    `ended` is the end of the run that succeeded, for a branch that waits.
     """
 
     action: Action
     reason: str
     unmerged: Action | None = None
+    ended: datetime | None = None
+
+    def waits_since(self, age: timedelta) -> bool:
+        """Return whether the branch waits to be published, and its run ended at least some time ago."""
+        return self.action is Action.WAITING and self.ended is not None and datetime.now(UTC) - self.ended >= age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +109,9 @@ def decide(
     # The daemon starts the retry later, so no run of the root is unfinished until then.
     if run.is_complete_and_waiting_to_retry:
         return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
-    found = (
-        BranchDecision(Action.WAITING, "the run succeeded") if run.is_success else _decide_failed(record, runs, keep)
-    )
+    # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
+    waits = BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
+    found = waits if run.is_success else _decide_failed(record, runs, keep)
     return BranchDecision(Action.DELETE, "main contains it", found.action) if is_merged else found
 
 
@@ -147,11 +153,27 @@ def _past(run: dg.DagsterRun) -> str:
 
 
 def _ended(record: dg.RunRecord) -> datetime:
-    if record.end_time is not None:
-        return datetime.fromtimestamp(record.end_time, UTC)
-    # A run that was cancelled in the queue never started.
-    updated = record.update_timestamp
-    return updated if updated.tzinfo else updated.replace(tzinfo=UTC)
+    """Return when a run ended, at the earliest by the clock of Dagster's database.
+
+    The start and the end are times of the worker's clock. Dagster recorded the run before it started, so a start that
+    looks earlier shows that this clock is behind, and by how much at least. With a clock that is ahead the run looks
+    younger, and its branch is kept for longer.
+    """
+    created = _aware(record.create_timestamp)
+    if record.end_time is None:
+        # A run that was cancelled in the queue never started.
+        return max(created, _aware(record.update_timestamp))
+    behind = max(0.0, created.timestamp() - record.start_time) if record.start_time is not None else 0.0
+    return max(created, datetime.fromtimestamp(record.end_time + behind, UTC))
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def age_text(moment: datetime) -> str:
+    """Return how long ago a moment was, such as `3 hours`."""
+    return _days(datetime.now(UTC) - moment)
 
 
 def _days(age: timedelta) -> str:

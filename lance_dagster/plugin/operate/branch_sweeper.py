@@ -44,7 +44,7 @@ class SweeperOptions(TypedDict, total=False):
     deployment writes the tables, and old runs are deleted from the instance.
 
     `keep_previews` is the age from which a preview is deleted, a day by default: longer than a publisher needs
-    it. `waiting_after` is the age of an unpublished version from which the policy `waiting` applies to it, an
+    it. `waiting_after` is how long after the end of its run the policy `waiting` applies to an unpublished version, an
     hour by default: the publisher of a backfill runs after its last run.
 
     `dry_run` only reports. `minimum_interval_seconds` (an hour by default), `default_status` and `description` are
@@ -244,7 +244,7 @@ class _Sweep:
         if made.action is Action.WAITING:
             swept = _Swept(one, branch.name, str(head), made.reason)
             self.waiting.append(swept)
-            if datetime.now(UTC) - head.committed_at >= self.options.get("waiting_after", timedelta(hours=1)):
+            if made.waits_since(self.options.get("waiting_after", timedelta(hours=1))):
                 self.late.append(swept)
 
     def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:

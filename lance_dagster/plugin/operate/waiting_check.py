@@ -6,14 +6,14 @@ it is executed; it never blocks, and reads no rows.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide
+from lance_dagster.plugin.operate.branch_decisions import KeepFor, RunsOfBranches, age_text, decide
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_written, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
@@ -37,7 +37,7 @@ def build_waiting_checks(
 
     Args:
         tables: The candidates, as definitions or keys.
-        after: How long a version may wait.
+        after: How long a version may wait after the end of its run.
         automation_condition: When the check is executed automatically, such as
             `dg.AutomationCondition.cron_tick_passed("0 * * * *")`.
         resource_key: The key of the `LanceResource`.
@@ -102,6 +102,6 @@ def _waiting(one: WatchedTable, lance: LanceResource, instance: dg.DagsterInstan
             continue
         run_id = run_of(branch.name) or ""
         made = decide(branch.name, run_id, runs, keep=keep, is_merged=is_merged, created_at=branch.created_at)
-        if made.action is Action.WAITING and datetime.now(UTC) - head.committed_at >= after:
-            late.append(f"{head}, written {head.committed_at.diff_for_humans()}")
+        if made.ended is not None and made.waits_since(after):
+            late.append(f"{head}, whose run ended {age_text(made.ended)} ago")
     return late

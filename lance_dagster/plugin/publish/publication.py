@@ -144,6 +144,23 @@ class Search:
     refused: list[str] = field(default_factory=list)
     nothing_new: bool = False
 
+    def refuse_part(self, left: Sequence[dg.AssetKey], nodes: Sequence[dg.AssetKey]) -> None:
+        """Refuse all tables that were found, because the run writes others whose promoted nodes it does not select.
+
+        Args:
+            left: The candidates that are left out.
+            nodes: Their promoted nodes.
+        """
+        others, missing = (", ".join(key.to_user_string() for key in keys) for keys in (left, nodes))
+        self.missing += [
+            f"{one.name}: the run also writes {others}, and what a run writes is published as a whole: select "
+            f"{missing} too. When the run is over, {one.promoted.to_user_string()} materialized by itself publishes "
+            "all of it"
+            for one in self.found
+        ]
+        self.refused += [one.name for one in self.found]
+        self.found.clear()
+
     def refusal(self, tag: str, *, chosen: bool) -> PublishRefusedError:
         """Return the error that says why nothing is published; `chosen` says that a person named what to publish."""
         if self.held and not self.wrong:

@@ -42,6 +42,7 @@ from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons
 from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_reasons
 from lance_dagster.plugin.publish.rollback import (
+    about_rollback,
     audited_behind,
     hold_at,
     is_rollback,
@@ -56,6 +57,7 @@ from lance_dagster.plugin.publish.waiting import (
     find_by_backfill,
     find_waiting,
     keep_whole,
+    left_out,
     publisher_of,
     resolve_run,
     wait,
@@ -251,11 +253,16 @@ class PublishStep:
         search.found.clear()
 
     def _keep_together(self, search: Search) -> None:
-        """Leave out all tables of a run when one of them is held: a repository publishes all of them or none."""
+        """Leave out all tables of a run when one of them is held or not selected: they are published together."""
         # With `ref` a person chose the tables. In a run of the publisher alone, `_held_back` has decided already.
-        if self.lance.repository and search.held and not (self.config.ref or self._is_alone):
+        if not (self.lance.repository and search.found) or self.config.ref or self._is_alone:
+            return
+        selected = self.context.selected_asset_keys
+        if search.held:
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
+        elif left := left_out(self.nodes, selected, self.chain, self.log, open_table=self._try_open):
+            search.refuse_part([node.candidate for node in left], [node.promoted for node in left])
 
     def _keep_dependent_back(self, search: Search) -> None:
         """Leave out rows that were computed from unpublished versions of other runs of the same backfill."""
@@ -435,7 +442,10 @@ class PublishStep:
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if withdrawn:
             require_reason(self.config.reason, "a rollback")
-            found = [self._about_rollback(one, withdrawn.get(one.name)) for one in found]
+            describe = partial(about_rollback, kind=self.config.rollback.name, partitioned=self.partitioned)
+            found = [describe(one, withdrawn[one.name]) if one.name in withdrawn else one for one in found]
+            if self.partitioned:
+                self.context.log.warning("the rollback of %s moves all partitions, not one", ", ".join(withdrawn))
         reverts = self.config.rollback is Rollback.revert
         together = self._begin(found)
         if together is not None:
@@ -467,16 +477,6 @@ class PublishStep:
             root = together.repository.root
             self.context.log.info("%s of the repository %s begins with what the tags name: %s", self.tag, root, named)
         return together
-
-    def _about_rollback(self, one: Publication, withdrawn: list[str] | None) -> Publication:
-        """Return a publication with the metadata of a rollback for the promoted node's page."""
-        if withdrawn is None:
-            return one
-        about: dict[str, object] = {"lance/rollback": self.config.rollback.name, "lance/withdrawn": withdrawn}
-        if self.partitioned:
-            about["lance/scope"] = "all partitions: a tag names one version of the whole table"
-            self.context.log.warning("%s: the rollback moves all partitions, not one", one.name)
-        return replace(one, about=about)
 
     def _together(self, repository: LanceRepository | None) -> Together | None:
         if repository is None:

@@ -52,6 +52,21 @@ def withdrawn_by(publication: Publication) -> list[str]:
     return [f"{version}: {version.message or version.operation}" for version in versions]
 
 
+def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str, partitioned: bool) -> Publication:
+    """Return a publication with the metadata of a rollback for the promoted node's page.
+
+    Args:
+        publication: The table.
+        withdrawn: What `withdrawn_by` returned.
+        kind: The kind of the rollback.
+        partitioned: Whether the promoted node has partitions, all of which the rollback moves.
+    """
+    about: dict[str, object] = {"lance/rollback": kind, "lance/withdrawn": withdrawn}
+    if partitioned:
+        about["lance/scope"] = "all partitions: a tag names one version of the whole table"
+    return replace(publication, about=about)
+
+
 def revert_to(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> Publication:
     """Commit the content of the chosen version to `main`, and return the publication of that commit.
 

@@ -7,19 +7,19 @@ a broken one. A re-execution of all steps that succeeded supersedes the run that
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import dagster as dg
 
-from lance_dagster.errors import ConflictError, InvalidInputError, TableNotFoundError
+from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
 from lance_dagster.plugin.publish.promoted_asset import Node
-from lance_dagster.plugin.publish.publication import Publication, landed_as, runs_of
+from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,
@@ -158,6 +158,40 @@ def written_with(
         left = [one for one in left if one not in more]
         runs = runs.union(*map(runs_of_branches, more))
     return found
+
+
+def left_out(
+    nodes: Iterable[Node],
+    selected: Container[dg.AssetKey],
+    chain: RunChain,
+    log: AuditLog,
+    *,
+    open_table: Callable[[Node], Opened | NotFoundError],
+) -> list[Node]:
+    """Return the promoted nodes that a run does not select, although it or a run that it continues writes their tables.
+
+    Such a table cannot come along: Dagster does not let the publisher's step wait for it, so it may not be written yet.
+    Tables that are published already are not returned.
+
+    Args:
+        nodes: The nodes of the publisher.
+        selected: The keys of the promoted nodes that the run selects.
+        chain: The run that publishes, and the runs that it continues.
+        log: The event log, which has the candidates that each run was to write.
+        open_table: Returns the table of a node, or the error that says that it does not exist.
+    """
+
+    def is_unpublished(node: Node) -> bool:
+        opened = open_table(node)
+        # Without a branch the table was published, or the run has yet to write it, or failed before it did.
+        if isinstance(opened, NotFoundError) or opened.head is None:
+            return not any(log.was_materialized(node.candidate, run) for run in chain.run_ids)
+        return opened.table.branches.is_merged(opened.head) is None
+
+    deselected = [node for node in nodes if node.promoted not in selected]
+    # Storage is read only for tables that the runs planned to write.
+    planned = [node for node in deselected if any(log.plans([node.candidate], run) for run in chain.run_ids)]
+    return list(filter(is_unpublished, planned))
 
 
 def find_waiting(

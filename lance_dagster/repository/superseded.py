@@ -1,0 +1,82 @@
+"""Tell what the commits are that a repository does not have: branches that were superseded, and maintenance of `main`.
+
+A run branch that replaces rows, and that waits while `main` gets a commit that replaces all of these rows too, cannot
+be published any more: the merge has a conflict. The claims of both sides tell this without a merge and without a clock.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from lance_dagster.errors import InvalidInputError, NotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.versions import Version
+from lance_dagster.table.version_log import first_parent_log
+from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
+
+# The most versions of `main` that are read for a table.
+_MOST_READ = 100
+# Operations that change no row: compaction, indices, reserved fragment ids, settings.
+_MAINTENANCE = frozenset({"CreateIndex", "ReserveFragments", "Rewrite", "UpdateConfig"})
+# The first version of a branch records the fork.
+_WITHOUT_ROWS = _MAINTENANCE | {"Clone"}
+
+
+def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[str, str]:
+    """Return the branches of a table whose rows `main` has replaced since the fork, each with the newest such version.
+
+    Args:
+        context: The table.
+        branches: The names of branches; one that was deleted meanwhile is left out.
+    """
+    found = {}
+    for branch in branches:
+        try:
+            own = _log(context, branch, MAIN)
+            replaced = _replaced(own)
+            # The oldest of its own versions has the version that the branch was forked from as its parent.
+            since = [] if replaced is None else _log(context, MAIN, own[-1].parents[0])
+        except (NotFoundError, InvalidInputError):
+            continue
+        newer = next((one for one in since if _covers(_replaced([one]), replaced)), None)
+        if newer is not None:
+            found[branch] = str(newer)
+    return found
+
+
+def maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | None:
+    """Return how many of the newest versions of `main` change no row; None for more versions than are read.
+
+    Args:
+        context: The table.
+        numbers: The numbers of these versions.
+    """
+    if len(numbers) > _MOST_READ:
+        return None
+    newest = _log(context, MAIN, None)[: len(numbers)] if numbers else []
+    return sum(version.operation in _MAINTENANCE for version in newest)
+
+
+def _log(context: TableContext, ref: str, after: str | None) -> list[Version]:
+    return first_parent_log(context, ref, after=after, limit=_MOST_READ, only=None)
+
+
+def _replaced(commits: Iterable[Version]) -> frozenset[str] | None:
+    """Return the partitions whose rows commits replaced; empty for the whole table, None if they did anything else."""
+    keys: set[str] = set()
+    is_whole = is_other = False
+    for commit in commits:
+        claims = decode_claims(commit.properties)
+        # A change of rows without a claim may be in any partition.
+        is_other |= not claims and commit.operation not in _WITHOUT_ROWS
+        is_other |= any(claim.mode not in (OVERWRITE, REPLACE) for claim in claims)
+        is_whole |= any(not claim.partitions for claim in claims)
+        keys |= {key for claim in claims for key in claim.partitions}
+    if is_other or not (is_whole or keys):
+        return None
+    return frozenset() if is_whole else frozenset(keys)
+
+
+def _covers(newer: frozenset[str] | None, older: frozenset[str] | None) -> bool:
+    if newer is None or older is None:
+        return False
+    return not newer or (bool(older) and older <= newer)
