@@ -424,15 +424,18 @@ class ConditionalPutUnsupportedError(StoreError):
 class PermissionRefusedError(StoreError):
     """Report that the storage refused a request because the credentials may not make it; nothing was changed."""
 
-    def __init__(self, what: str, answer: str) -> None:
-        """Keep what was refused, such as "write s3://lake/orders/x", and the answer of the server."""
+    def __init__(self, what: str, answer: str, *, known: bool = True) -> None:
+        """Keep what was refused ("write s3://lake/orders/x"), the answer, and whether the credentials are known."""
         super().__init__(what, answer)
         self.what = what
         self.answer = answer
+        self.known = known
 
     @property
     def hint(self) -> str:
-        """The permission that is missing."""
+        """The permission that is missing, or what is wrong with the credentials."""
+        if not self.known:
+            return "the credentials are wrong or have expired: correct the key and its secret, or renew the token"
         verb = self.what.partition(" ")[0]
         return f"the credentials need the permission to {verb} there; otherwise leave this to a role that has it"
 

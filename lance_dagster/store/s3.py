@@ -26,6 +26,7 @@ from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
+_WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
 _CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
 # The limit of S3 for one DeleteObjects request.
@@ -244,6 +245,12 @@ def _status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
+def _code(error: Exception) -> str:
+    """Return the code by which the server names its reason; empty where there was no answer."""
+    response = getattr(error.__cause__, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
     try:
@@ -256,5 +263,5 @@ def _error(what: str, error: Exception) -> StoreError:
     """Return the error of this package for one of the client's."""
     # s3fs reports 403 as PermissionError, as it does a refused clock or signature.
     if isinstance(error, PermissionError):
-        return PermissionRefusedError(what, str(error))
+        return PermissionRefusedError(what, str(error), known=_code(error) not in _WRONG_CREDENTIALS)
     return StoreError(f"cannot {what}: {error}")

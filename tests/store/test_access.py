@@ -1,6 +1,7 @@
 """The policies of docs/guides/access.md, enforced by a server: the rights of each role, and the errors of refusals."""
 
 import json
+import pickle
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -177,3 +178,12 @@ def test_a_reader_writes_nothing(role: Role, uri: str, tmp_path: Path) -> None:
     with pytest.raises(PermissionRefusedError):
         LanceTable.open(uri, role("reader")).branches.create("run/1")
     assert {} == publisher.branches.list()
+
+
+@pytest.mark.parametrize("wrong", [{"access_key_id": "nobody"}, {"secret_access_key": "misspelt"}])
+def test_wrong_credentials_are_told_from_missing_permissions(role: Role, uri: str, wrong: dict[str, str]) -> None:
+    """Whoever reads the error corrects the key, and does not ask for a permission."""
+    with pytest.raises(PermissionRefusedError, match="correct the key and its secret") as caught:
+        LanceTable.open(uri, role("admin") | wrong)
+    assert "permission" not in caught.value.hint
+    assert caught.value.hint == pickle.loads(pickle.dumps(caught.value)).hint  # noqa: S301 - its own bytes
