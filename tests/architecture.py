@@ -6,11 +6,13 @@ A rule reads source text with `ast` and never imports what it judges, so
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import PurePosixPath
+from typing import TypeVar, cast
 
 PACKAGE = "lance_dagster"
 GENERATED = f"{PACKAGE}/format/_proto/"
@@ -98,6 +100,7 @@ MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 600, 50, 6, 4
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[str, str], list[str]]
+Node = TypeVar("Node", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +111,46 @@ class Imported:
     line: int
 
 
-def imports(path: str, source: str) -> Iterator[Imported]:
-    """Every import of a module, those inside functions included, relative ones resolved."""
+@cache
+def imports(path: str, source: str) -> Sequence[Imported]:
+    """Every import of a module, those inside functions included, relative ones resolved; cached for each module."""
     package = PurePosixPath(path).parent.parts
-    for node in nodes(path, source):
-        if isinstance(node, ast.Import):
-            yield from (Imported(alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+    found = []
+    statements: Iterator[ast.Import | ast.ImportFrom] = chain(
+        nodes(path, source, ast.Import), nodes(path, source, ast.ImportFrom)
+    )
+    for node in statements:
+        above: Sequence[str] = ()
+        if isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
-            parts = [*above, *([node.module] if node.module else [])]
-            yield from (Imported(".".join([*parts, alias.name]), node.lineno) for alias in node.names)
+            above = [*above, *([node.module] if node.module else [])]
+        found += [Imported(".".join([*above, alias.name]), node.lineno) for alias in node.names]
+    return found
+
+
+def nodes(path: str, source: str, kind: type[Node]) -> Iterator[Node]:
+    """Every node of a module that is of this type."""
+    return cast("Iterator[Node]", iter(tree(path, source).get(kind, ())))
 
 
 @lru_cache(maxsize=1)
-def nodes(path: str, source: str) -> tuple[ast.AST, ...]:
-    """Every node of a module, the module first; cached for the next rule that is applied to the same file."""
-    return tuple(ast.walk(ast.parse(source, path)))
+def tree(path: str, source: str) -> Mapping[type[ast.AST], list[ast.AST]]:
+    """Every node of a module by its type; cached for the next rule that is applied to the same file."""
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    waiting: list[ast.AST] = [ast.parse(source, path)]
+    while waiting:
+        node = waiting.pop()
+        found.setdefault(type(node), []).append(node)
+        for name in node._fields:
+            # `ast.iter_child_nodes` gives the same, and took most of the time of all rules.
+            match getattr(node, name, None):
+                case list() as several:
+                    waiting += [item for item in several if isinstance(item, ast.AST)]
+                case ast.expr_context():
+                    pass
+                case ast.AST() as child:
+                    waiting.append(child)
+    return found
 
 
 def within(name: str, module: str) -> bool:
@@ -138,11 +165,11 @@ def in_package(path: str) -> bool:
 
 def functions(path: str, source: str) -> Iterator[tuple[FunctionNode, ast.ClassDef | None]]:
     """Every function with the class it is a method of, if it is one."""
-    classes = [node for node in nodes(path, source) if isinstance(node, ast.ClassDef)]
-    owners = {id(item): node for node in classes for item in node.body}
-    for node in nodes(path, source):
-        if isinstance(node, FunctionNode):
-            yield node, owners.get(id(node))
+    owners = {id(item): node for node in nodes(path, source, ast.ClassDef) for item in node.body}
+    defined: Iterator[FunctionNode] = chain(
+        nodes(path, source, ast.FunctionDef), nodes(path, source, ast.AsyncFunctionDef)
+    )
+    return ((node, owners.get(id(node))) for node in defined)
 
 
 def layers(path: str, source: str) -> list[str]:
@@ -183,8 +210,8 @@ def doors(path: str, source: str) -> list[str]:
 
 def calls(path: str, source: str) -> Iterator[tuple[str, int]]:
     """The dotted name and the line of every call."""
-    for node in nodes(path, source):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+    for node in nodes(path, source, ast.Call):
+        if isinstance(node.func, ast.Name | ast.Attribute):
             yield dotted(node.func), node.lineno
 
 
@@ -279,10 +306,9 @@ def documented(path: str, source: str) -> list[str]:
     """Every public module, class and function has a docstring."""
     if not in_package(path):
         return []
-    tree = nodes(path, source)[0]
-    assert isinstance(tree, ast.Module)
-    found = [] if ast.get_docstring(tree) else [f"{path}:1: the module has no docstring"]
-    bare = (node for node in public(tree) if undocumented(node))
+    module = next(nodes(path, source, ast.Module))
+    found = [] if ast.get_docstring(module) else [f"{path}:1: the module has no docstring"]
+    bare = (node for node in public(module) if undocumented(node))
     return found + [f"{path}:{node.lineno}: {node.name} has no docstring" for node in bare]
 
 
@@ -311,9 +337,7 @@ def homeless(path: str, source: str) -> list[str]:  # noqa: ARG001 - a rule take
 def broad_except(path: str, source: str) -> list[str]:
     """Errors are caught by name; `BaseException` only to clean up and raise again."""
     found = []
-    for node in nodes(path, source):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
+    for node in nodes(path, source, ast.ExceptHandler):
         raises = any(isinstance(item, ast.Raise) and item.exc is None for item in ast.walk(node))
         caught = [] if node.type is None else [ast.unparse(item) for item in listed(node.type)]
         if node.type is None or "Exception" in caught or ("BaseException" in caught and not raises):
@@ -330,8 +354,7 @@ def assertions(path: str, source: str) -> list[str]:
     """The package does not use `assert`: the error for a user's mistake must survive `python -O`."""
     if not in_package(path):
         return []
-    found = (node for node in nodes(path, source) if isinstance(node, ast.Assert))
-    return [f"{path}:{node.lineno}: assert" for node in found]
+    return [f"{path}:{node.lineno}: assert" for node in nodes(path, source, ast.Assert)]
 
 
 def mocks(path: str, source: str) -> list[str]:
@@ -344,19 +367,23 @@ def mocks(path: str, source: str) -> list[str]:
 
 def words(path: str, source: str) -> list[str]:
     """Names use the standard terms, so that a reader finds them in other code and in the documentation."""
-    found = []
-    for node in nodes(path, source):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name):
-                pass
-            case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
-                pass
-            case _:
-                continue
-        # A name is a word, words with `_` between them, or words that each begin with a capital letter.
-        parts = {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
-        found += [f"{path}:{node.lineno}: {name}: say {WORDS[word]}" for word in sorted(parts & WORDS.keys())]
-    return found
+    named = chain(
+        ((node.name, node.lineno) for node in nodes(path, source, ast.FunctionDef)),
+        ((node.name, node.lineno) for node in nodes(path, source, ast.ClassDef)),
+        ((node.id, node.lineno) for node in nodes(path, source, ast.Name)),
+        ((node.attr, node.lineno) for node in nodes(path, source, ast.Attribute)),
+        ((node.arg, node.lineno) for node in nodes(path, source, ast.arg)),
+        ((node.arg, node.lineno) for node in nodes(path, source, ast.keyword) if node.arg),
+    )
+    return [f"{path}:{line}: {name}: say {WORDS[word]}" for name, line in named for word in rejected(name)]
+
+
+@cache
+def rejected(name: str) -> Sequence[str]:
+    """The words of a name that say too little."""
+    # A name is a word, words with `_` between them, or words that each begin with a capital letter.
+    parts = {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
+    return sorted(parts & WORDS.keys())
 
 
 RULES: tuple[Rule, ...] = (

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 SERVER_START_SECONDS = 60
+# Short queries gain nothing from the optimising compiler and a parallel collector.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30  # noqa: S108 - the folders of tests are private to the user
 
 
@@ -41,11 +43,15 @@ def pytest_configure() -> None:
 
     Without bytecode, every worker and every program that a test starts would compile the package and the tests again.
 
+    Every Java that a test starts takes `JAVA_OPTIONS`, the ones of programs and pages included.
+
     A test may run a program that it wrote, so a file system mounted `noexec` is not used.
     """
     os.environ["LANCE_DAGSTER_COMMITTER"] = ""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+        os.environ.setdefault(variable, JAVA_OPTIONS)
     if "TMPDIR" in os.environ or not os.access(MEMORY_DISK, os.W_OK | os.X_OK):
         return
     state = os.statvfs(MEMORY_DISK)
@@ -61,6 +67,13 @@ def pytest_collection() -> None:
 
     settings.register_profile("tests", deadline=None)
     settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Collect the garbage of tests without visiting the tests and the libraries themselves each time."""
+    from tests import settled_memory
+
+    settled_memory.settle()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,8 +121,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     from lance_dagster.spark.session import local_session
 
     config = {
-        # Short queries gain nothing from the optimising compiler and a parallel collector.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),

@@ -30,6 +30,8 @@ _LOADED = [
     "lance_dagster.cli.main",
     "s3fs",
     "tests.faults.killed_operations",
+    # The last one, because it is about the objects of all others.
+    "tests.settled_memory",
 ]
 
 

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Set as AbstractSet
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -43,8 +45,9 @@ def declared() -> dict[NormalizedName, Requirement]:
     return {canonicalize_name(item.name): item for item in found if item.name != PROJECT["name"]}
 
 
-def imported() -> set[NormalizedName]:
-    """The distributions from which the package imports."""
+@cache
+def imported() -> AbstractSet[NormalizedName]:
+    """The distributions from which the package imports; cached, because all modules are parsed."""
     owners = packages_distributions()
     own = {architecture.PACKAGE, *sys.stdlib_module_names}
     return {

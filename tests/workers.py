@@ -25,6 +25,7 @@ GROUPS = {
     "tests/spark/streaming/test_stream_sink.py": "spark",
     "tests/cli/test_reference.py": "reference of the command",
     "tests/compat/test_conflicts.py": "conflicts with pylance",
+    "tests/compat/test_indices_of_changed_rows.py": "indices of changed rows",
     "tests/compat/test_indices_survive.py": "indices",
     "tests/examples/test_demo.py": "demo",
     "tests/faults/test_corrupt.py": "damaged files",

@@ -1,5 +1,6 @@
 """Indices made by pylance give right answers after the package updated, upserted and deleted rows."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,10 @@ def rows(*ids: int, word: str | None = None) -> pa.Table:
     )
 
 
-@pytest.fixture(params=[True, False], ids=["stable", "addresses"])
-def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
+@pytest.fixture(scope="module", params=[True, False], ids=["stable", "addresses"])
+def template(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Three fragments, the last of which no index covers, with an index of every kind."""
-    uri = str(tmp_path / "indexed")
+    uri = str(tmp_path_factory.mktemp("indexed") / "template")
     dataset = lance.write_dataset(
         rows(*range(SIZE)), uri, max_rows_per_file=150, enable_stable_row_ids=bool(request.param)
     )
@@ -49,7 +50,14 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
     dataset.create_scalar_index("text", "INVERTED")
     dataset.create_index("vector", "IVF_FLAT", num_partitions=2)
     dataset.insert(rows(*range(SIZE, SIZE + 20)))
-    return LanceTable.open(uri)
+    return Path(uri)
+
+
+@pytest.fixture
+def table(template: Path, tmp_path: Path) -> LanceTable:
+    """A copy for each test, because pylance caches indices by path."""
+    shutil.copytree(template, tmp_path / "indexed")
+    return LanceTable.open(tmp_path / "indexed")
 
 
 def assert_exact(dataset: lance.LanceDataset) -> None:
