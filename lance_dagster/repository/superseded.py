@@ -68,7 +68,9 @@ def _replaced(commits: Iterable[Version]) -> frozenset[str] | None:
         claims = decode_claims(commit.properties)
         # A change of rows without a claim may be in any partition.
         is_other |= not claims and commit.operation not in _WITHOUT_ROWS
-        is_other |= any(claim.mode not in (OVERWRITE, REPLACE) for claim in claims)
+        # Of two predicates nothing tells whether one covers the other.
+        comparable = (claim.mode == OVERWRITE or (claim.mode == REPLACE and claim.partitions) for claim in claims)
+        is_other |= not all(comparable)
         is_whole |= any(not claim.partitions for claim in claims)
         keys |= {key for claim in claims for key in claim.partitions}
     if is_other or not (is_whole or keys):
