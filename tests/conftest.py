@@ -5,6 +5,7 @@ Heavy libraries are imported inside the fixtures, so tests of pure modules start
 
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -46,7 +47,12 @@ def pytest_configure() -> None:
     Every Java that a test starts takes `JAVA_OPTIONS`, the ones of programs and pages included.
 
     A test may run a program that it wrote, so a file system mounted `noexec` is not used.
+
+    A job that a shell starts in the background ignores SIGINT. Dagster lets SIGTERM do what SIGINT does, so pools of
+    processes could not be ended.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["LANCE_DAGSTER_COMMITTER"] = ""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
