@@ -45,16 +45,16 @@ class WriteTarget:
     """Everything a process needs to write data files for a table; it is sent to executors.
 
     It contains the storage options of the table, which its repr omits because they hold secrets. The names of its files
-    begin with `prefix`, by which the files of an interrupted write are recognised. `base` is the name of
-    the base path of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files
-    that the table has; 0 when it has none. `synced_by_commit` leaves the sync of small files to the append of this
-    process that names them next. `records_digests` says that each file is read again, to record its digest.
+    begin with `prefix`, by which the files of an interrupted write are recognised. `base` is the name of the base path
+    of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files that the table
+    has; 0 when it has none. `synced_by_commit` leaves the sync of small files to the append of this process that names
+    them next. `records_digests` says that each file is read again, to record its digest.
     """
 
     data_uri: str
     schema: pa.Schema
     file_version: str = FILE_VERSION
-    prefix: str
+    prefix: str = ""
     max_rows: int = _MAX_ROWS_PER_FILE
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     base: str | None = None
@@ -143,7 +143,7 @@ class _OpenFile:
     """A data file being written. Unless it is closed, no file of its name appears."""
 
     def __init__(self, target: WriteTarget) -> None:
-        self._name = f"{target.prefix}-{uuid.uuid4().hex}.lance"
+        self._name = "-".join(filter(None, (target.prefix, f"{uuid.uuid4().hex}.lance")))
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
         self._target = target
