@@ -1,13 +1,15 @@
 """A real browser on a real web UI, which clicks, types and reads as a person does."""
 
 import base64
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +36,9 @@ _MENU = " | ".join(
     for place in ("../following-sibling::*//button", "following-sibling::*//button", "following-sibling::button")
 )
 _LAUNCHED = re.compile(r"Launched run (\w{8})")
+_RUN_PAGE = re.compile(r"/runs/([0-9a-f-]{36})")
+_STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+_FINAL = ("SUCCESS", "FAILURE", "CANCELED")
 _ENDED = ("RUN_SUCCESS", "RUN_FAILURE", "RUN_CANCELED")
 
 
@@ -46,8 +51,9 @@ class Browser:
 
     @property
     def text(self) -> str:
-        """The text of the page."""
-        return self.driver.find_element(By.TAG_NAME, "body").text
+        """The text of the page, as the browser lays it out; selenium's own `text` looks at every element by script."""
+        shown: str = self.driver.execute_script("return document.body.innerText")
+        return shown
 
     def open(self, path: str, *expected: str) -> str:
         """Open a page, wait until it shows some texts, and return the whole text of the page."""
@@ -133,14 +139,24 @@ class Browser:
 
     def _log(self) -> str:
         address = self.driver.current_url
+        run = _RUN_PAGE.search(address)
+        assert run is not None, address
+        # The page follows the log of a run over a socket, which may lag; a page that is opened after the end of the run
+        # reads the log from disk. Until then the browser rests, because a page that is drawn takes most of a core.
+        self.driver.get("about:blank")
+        self.wait_for(lambda: self._status(run[1]), lambda status: status in _FINAL, "the end of the run")
+        self.driver.get(address)
+        return self.wait_for(lambda: self.text, lambda text: any(one in text for one in _ENDED), "the end of the log")
 
-        def read_again() -> str:
-            # The page follows the log of a run over a socket, which may lag; a reloaded page reads the log from disk.
-            self.driver.get(address)
-            time.sleep(2)
-            return self.text
-
-        return self.wait_for(read_again, lambda text: any(one in text for one in _ENDED), "the end of the run")
+    def _status(self, run: str) -> str:
+        """The status of a run, which the server tells without the browser."""
+        address = self.url.removeprefix("http://")
+        with closing(HTTPConnection(address, timeout=PATIENCE_SECONDS)) as connection:
+            body = json.dumps({"query": _STATUS, "variables": {"id": run}})
+            connection.request("POST", "/graphql", body, {"Content-Type": "application/json"})
+            answer = json.load(connection.getresponse())
+        status: str = answer["data"]["runOrError"]["status"]
+        return status
 
     def _reads(self, element: WebElement, label: str) -> bool:
         try:
