@@ -7,11 +7,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from selenium import webdriver
@@ -35,9 +35,9 @@ _MENU = " | ".join(
     f"//button[.='Materialize']/{place}"
     for place in ("../following-sibling::*//button", "following-sibling::*//button", "following-sibling::button")
 )
-_LAUNCHED = re.compile(r"Launched run (\w{8})")
 _RUN_PAGE = re.compile(r"/runs/([0-9a-f-]{36})")
 _STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+_NEWEST = "{ runsOrError(limit: 1) { ... on Runs { results { runId } } } }"
 _FINAL = ("SUCCESS", "FAILURE", "CANCELED")
 _ENDED = ("RUN_SUCCESS", "RUN_FAILURE", "RUN_CANCELED")
 
@@ -89,12 +89,10 @@ class Browser:
     def materialize(self, asset: str) -> str:
         """Press *Materialize* on the page of an asset, and return the log of the run after its end."""
         self.open(f"assets/{asset}", "Materialize")
-        # Leaving the page too early cancels the launch. The message disappears after some seconds, so the link to
-        # the run is taken from the list of runs.
-        short = self._materialized(lambda: _LAUNCHED.findall(self.text))[0]
-        self.open("runs", short)
-        self._click_first(f"//a[contains(@href, '/runs/{short}')]", "link to the run")
-        self.wait_for(lambda: self.driver.current_url, lambda url: f"/runs/{short}" in url, "page of the run")
+        run = self._materialized()
+        self.open("runs", run[:8])
+        self._click_first(f"//a[contains(@href, '/runs/{run[:8]}')]", "link to the run")
+        self.wait_for(lambda: self.driver.current_url, lambda url: f"/runs/{run}" in url, "page of the run")
         return self._log()
 
     def launch(self, asset: str, config: str, *, picture: str = "") -> str:
@@ -108,22 +106,26 @@ class Browser:
         self.wait_for_text("No errors")
         if picture:
             self.picture(picture, height=700, left=0)
-        self._materialized(lambda: "/runs/" in self.driver.current_url)
+        self._materialized()
+        self.wait_for(lambda: self.driver.current_url, lambda url: "/runs/" in url, "page of the run")
         return self._log()
 
-    def _materialized(self, launched: Callable[[], T]) -> T:
-        """Click *Materialize* until a run is launched; return the element that says so.
+    def _materialized(self) -> str:
+        """Click *Materialize* until a run is launched; return its id.
 
         A click does nothing while another code location is still being loaded, or while an earlier configuration is
-        still being validated. While a run is being launched the button has another label, so it is not clicked twice.
+        still being validated. The server is asked whether there is a new run: the message of the page disappears after
+        some seconds, and a second click would launch a second run.
         """
+        before = self._newest_run()
         for _ in range(CLICKS):
             self.click("Materialize")
             deadline = time.monotonic() + PATIENCE_SECONDS / CLICKS
             while time.monotonic() < deadline:
-                with suppress(WebDriverException):  # the page is being drawn
-                    if found := launched():
-                        return found
+                if (run := self._newest_run()) != before:
+                    # Leaving the page before the run is submitted would cancel that.
+                    self.wait_for(lambda: self._status(run), lambda status: status != "NOT_STARTED", "the submission")
+                    return run
                 time.sleep(0.2)
         pytest.fail(f"{CLICKS} clicks launched no run; the page shows:\n{self.text}")
 
@@ -150,13 +152,19 @@ class Browser:
 
     def _status(self, run: str) -> str:
         """The status of a run, which the server tells without the browser."""
+        return str(self._asked(_STATUS, id=run)["runOrError"]["status"])
+
+    def _newest_run(self) -> str:
+        """The id of the newest run; empty where there is none."""
+        runs = self._asked(_NEWEST)["runsOrError"]["results"]
+        return runs[0]["runId"] if runs else ""
+
+    def _asked(self, query: str, **variables: str) -> Any:  # noqa: ANN401 - what the server answers
         address = self.url.removeprefix("http://")
         with closing(HTTPConnection(address, timeout=PATIENCE_SECONDS)) as connection:
-            body = json.dumps({"query": _STATUS, "variables": {"id": run}})
+            body = json.dumps({"query": query, "variables": variables})
             connection.request("POST", "/graphql", body, {"Content-Type": "application/json"})
-            answer = json.load(connection.getresponse())
-        status: str = answer["data"]["runOrError"]["status"]
-        return status
+            return json.load(connection.getresponse())["data"]
 
     def _reads(self, element: WebElement, label: str) -> bool:
         try:
