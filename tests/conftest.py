@@ -4,6 +4,7 @@ Heavy libraries are imported inside the fixtures, so tests of pure modules start
 """
 
 import http.client
+import logging
 import os
 import signal
 import socket
@@ -80,6 +81,9 @@ def pytest_collection_finish() -> None:
     from tests import settled_memory
 
     settled_memory.settle()
+    # A database of a Dagster instance that nobody holds any more may be closed before its connections are collected,
+    # and SQLAlchemy would report each of them, mostly at the end of the process.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
 
 
 @pytest.hookimpl(optionalhook=True)
