@@ -88,8 +88,21 @@ def start_empty() -> None:
 def make() -> None:
     """Make the root with its mark, and Dagster's home with its settings; existing files stay."""
     dagster_home().mkdir(parents=True, exist_ok=True)
-    (root() / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")
+    _mark()
     shutil.copyfile(Path(__file__).with_name("dagster.yaml"), dagster_home() / "dagster.yaml")
+
+
+def make_unpacked() -> Path:
+    """Make the folder for unpacked source files, and return it; a root that has nothing else gets the mark."""
+    unpacked().mkdir(parents=True, exist_ok=True)
+    # Another folder may hold files with names that the example uses: its owner has to empty it.
+    if {entry.name for entry in root().iterdir()} == {unpacked().name}:
+        _mark()
+    return unpacked()
+
+
+def _mark() -> None:
+    (root() / _MARK).write_text("The lance_dagster example keeps its state here; `make demo` empties this folder.\n")
 
 
 def _is_foreign(entry: Path) -> bool:

@@ -67,7 +67,7 @@ def _unpack(archive: Path, member: str) -> Path:
     target = places.unpacked() / member
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    places.make_unpacked()
     # Steps run in processes of their own and may unpack at the same time: each writes a file of its own, and an atomic
     # rename gives one of them the final name.
     with (

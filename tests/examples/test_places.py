@@ -55,3 +55,15 @@ def test_a_link_is_removed_and_not_followed(root: Path, tmp_path: Path) -> None:
     places.start_empty()
     assert elsewhere.exists()
     assert not (root / "tables").exists()
+
+
+def test_an_unpacked_source_is_no_obstacle(root: Path) -> None:
+    """Whoever reads the source first can run the demo afterwards; files of somebody else still stop it."""
+    (places.make_unpacked() / "flights.csv").touch()
+    places.start_empty()
+    assert not (root / "source").exists()
+    (root / ".lance_dagster_example").unlink()
+    (root / "reports").mkdir()
+    (places.make_unpacked() / "flights.csv").touch()
+    with pytest.raises(places.UnrecognisedFolderError, match="was not made by this demo"):
+        places.start_empty()
