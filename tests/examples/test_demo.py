@@ -12,7 +12,7 @@ from pathlib import Path
 import lance
 import pytest
 
-from example_project import source
+from example_project import places, source
 
 CHECKOUT = Path(__file__).parents[2]
 MONTHLY = ("flights", "weather")
@@ -47,6 +47,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     done = run_demo(root)
     assert 0 == done.returncode, done.stdout + done.stderr
     return Demo(done.stdout, root)
+
+
+@pytest.fixture(autouse=True)
+def _unpack_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path_factory.getbasetemp() / "example_source"))
 
 
 def run_demo(root: Path, module: str = "example_project.demo") -> "subprocess.CompletedProcess[str]":
