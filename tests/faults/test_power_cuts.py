@@ -16,7 +16,8 @@ from tests.soak import FACTOR
 
 pytestmark = pytest.mark.scaled
 
-_FEW = 6
+_FEW, _MANY = 6, 20
+"""The number of power cuts that each operation suffers in `make test`, and in a soak for each unit of its factor."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_a_power_cut_at_every_sync(
     found, chance = catalogue.of(name), random.Random(name)
     moments = recorded(found).moments
     states = [(number, state, moment.done) for number, moment in enumerate(moments) for state in moment.states(chance)]
-    chosen = states if FACTOR else chance.sample(states, min(_FEW, len(states)))
+    chosen = chance.sample(states, min(FACTOR * _MANY or _FEW, len(states)))
     for number, state, done in chosen:
         shutil.rmtree(found.template.place)
         found.template.place.mkdir()
