@@ -118,7 +118,7 @@ class Registry:
         # readers find it by the identity. After a crash in between, a second call completes the change.
         self.store.put(_identity_path(table_id), _name_bytes(new_name))
         put_once(self.store, _path(new_name), _id_bytes(table_id))
-        self.store.delete(_path(name))
+        self._forget(name)
         self._open.pop(name, None)
         return table_id
 
@@ -136,9 +136,14 @@ class Registry:
         table_id = self.id_of(name)
         if table_id is not None:
             self.store.put(_identity_path(table_id), json.dumps({"name": name, "removed": True}).encode())
-            self.store.delete(_path(name))
+            self._forget(name)
         # The context has caches of what was read, which would be wrong for another table that is made at this place.
         self._open.pop(name, None)
+
+    def _forget(self, name: str) -> None:
+        self.store.delete(_path(name))
+        # A power cut must not bring a name back whose removal was acknowledged.
+        self.store.sync_folder(TABLES)
 
     def was_removed(self, name: str) -> bool:
         """Return whether the table at a name, which is not registered, was part of the repository before."""

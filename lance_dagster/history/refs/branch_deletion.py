@@ -252,6 +252,10 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
         branch = _with_last(branch, max(numbers), refs)
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
     copy_to_expired(store, branch.name, branch.id, manifests)
+    if manifests and not store.ordered_listing:
+        # A power cut could otherwise keep a version whose files are gone. An object store has no power cuts.
+        store.delete_many([*manifests.values()])
+        store.sync_folder(f"{root}/{layout.VERSIONS}")
     if keys:
         store.delete_many(keys)
     for folder in BRANCH_FOLDERS:

@@ -33,7 +33,7 @@ from tests.table_factory import as_pylance, contents, context_on, entries, new_t
 
 WRITES_TO_CREATE = 5
 """The writes are the name, the transaction, the manifest, the hint and the mark that it is ready."""
-WRITES_TO_DELETE = 6
+WRITES_TO_DELETE = 7
 """The writes are two marks, the fence, the copy of its one manifest, the files and the name."""
 
 
@@ -313,9 +313,9 @@ def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceT
     assert "outer" == listed["inner"]["parent_branch"]
 
 
-WRITES_TO_RESET = 10
-"""The writes are two marks, the fence, the copy of its one manifest, the files, the name again, the first number, the
-transaction, the manifest and the hint; the mark that it is ready is one more.
+WRITES_TO_RESET = 11
+"""The writes are two marks, the fence, the copy of its one manifest, that manifest, the other files, the name again, the
+first number, the transaction, the manifest and the hint; the mark that it is ready is one more.
 """
 
 
