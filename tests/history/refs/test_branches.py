@@ -34,7 +34,7 @@ from tests.table_factory import as_pylance, contents, context_on, entries, new_t
 WRITES_TO_CREATE = 5
 """The writes are the name, the transaction, the manifest, the hint and the mark that it is ready."""
 WRITES_TO_DELETE = 7
-"""The writes are two marks, the fence, the copy of its one manifest, the files and the name."""
+"""The writes are two marks, the fence, the copy of its one manifest, that manifest, the other files and the name."""
 
 
 @pytest.fixture
