@@ -314,8 +314,8 @@ def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceT
 
 
 WRITES_TO_RESET = 11
-"""The writes are two marks, the fence, the copy of its one manifest, that manifest, the other files, the name again, the
-first number, the transaction, the manifest and the hint; the mark that it is ready is one more.
+"""The writes are two marks, the fence, the copy of its one manifest, that manifest, the other files, the name again,
+the first number, the transaction, the manifest and the hint; the mark that it is ready is one more.
 """
 
 
