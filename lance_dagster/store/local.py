@@ -60,8 +60,8 @@ class LocalStore:
         self.uri = str(self._root)
         """The absolute path."""
         self._durable = durable
-        # The folders whose names are known to be synced.
-        self._secured: set[str] = set()
+        # The folders whose names are known to be synced, with their numbers: one that was made again has another one.
+        self._secured: dict[str, int] = {}
 
     @property
     def storage(self) -> object:
@@ -427,13 +427,16 @@ class LocalStore:
             # It fails when another process, which deletes what was there, removes one of them meanwhile.
             with suppress(FileNotFoundError):
                 os.makedirs(folder, exist_ok=True)
+                # A new folder may have the number of the one that was removed.
+                self._secured.clear()
                 for made in sorted(set(missing), key=len) if synced else ():
                     self._sync(os.path.dirname(made))
                 return
 
     def _secure(self, folder: str) -> None:
         """Sync the entries of the folders that lead from the one above the root to a folder, once for each folder."""
-        if folder in self._secured:
+        number = os.stat(folder).st_ino
+        if self._secured.get(folder) == number:
             return
         below = folder.removeprefix(self.uri).strip("/").split("/")
         leading = [self.uri, *(f"{self.uri}/{'/'.join(below[:end])}" for end in range(1, len(below)))]
@@ -442,7 +445,7 @@ class LocalStore:
             self._sync(os.path.dirname(self.uri))
         for path in leading:
             self._sync(path)
-        self._secured.add(folder)
+        self._secured[folder] = number
 
     def _sync(self, path: str) -> None:
         """Sync a file, or the entries of a folder. All syncs go through here: a test can watch them or fail one."""

@@ -174,7 +174,9 @@ class _Table:
 def _read_repository(folder: Path, tables: Mapping[str, _Table], found: Found) -> None:
     """The newest entry of each log names a commit, which names a version of each table."""
     logs = {"main": folder / "branches/main", **{f"channel {log.name}": log for log in folder.glob("channels/*")}}
-    commits = {name: json.loads(min(log.glob("*.json")).read_bytes()) for name, log in logs.items() if log.is_dir()}
+    # A power cut may leave the folder of a log without its first entry.
+    entries = {name: sorted(log.glob("*.json")) for name, log in logs.items()}
+    commits = {name: json.loads(paths[0].read_bytes()) for name, paths in entries.items() if paths}
     commits |= {f"release {tag.stem}": json.loads(tag.read_bytes()) for tag in folder.glob("tags/*.json")}
     for name, entry in commits.items():
         if entry.get("action") == "delete":

@@ -235,6 +235,18 @@ def test_new_folders_are_synced_from_the_root_downwards(tmp_path: Path) -> None:
     assert "synced" not in quick.__dict__
 
 
+def test_a_folder_that_was_removed_and_made_again_is_synced_again(tmp_path: Path) -> None:
+    """A reset empties the folder of a branch, and what is not synced makes it again before the next version."""
+    store = Recording(str(tmp_path))
+    store.put_if_absent("tree/run/_versions/1", b"1")
+    store.delete("tree/run/_versions/1")
+    store.prune("tree/run")
+    store.put("tree/run/_transactions/1", b"1", durable=False)
+    store.synced.clear()
+    store.put_if_absent("tree/run/_versions/2", b"2")
+    assert str(tmp_path / "tree") in store.synced
+
+
 def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path: Path) -> None:
     """A collection prunes empty folders, and may find those of a branch before its first file is there."""
 
