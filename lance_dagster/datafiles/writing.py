@@ -175,9 +175,9 @@ class _OpenFile:
         )
 
     def close(self) -> StagedFile:
-        """Finish the file, which has at least one row."""
-        writer = self._writer or self._opened()
+        """Finish the file."""
         with storage_errors(f"write {self._path}"):
+            writer = self._writer or self._opened()
             rows = writer.close()
         size = writer.size_bytes or 0
         # pylance does not sync: after a power cut, a durable commit could reference a torn data file. A large file is

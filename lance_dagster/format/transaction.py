@@ -320,6 +320,15 @@ Operation = (
 )
 
 
+MAINTENANCE = (CreateIndex, ReserveFragments, Rewrite)
+"""Operations that leave every row and every setting as it is: compaction, indices, reserved fragment ids."""
+MAINTENANCE_NAMES = frozenset(kind.__name__ for kind in MAINTENANCE)
+SAME_ROWS = MAINTENANCE_NAMES | {UpdateConfig.__name__}
+"""The names of operations after which a branch has the same rows as before."""
+WITHOUT_ROWS = SAME_ROWS | {Clone.__name__}
+"""The names of operations that change no row of any branch: those, and the fork of a branch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
     """A committed or pending change. `uuid` identifies it across retries and lost responses."""

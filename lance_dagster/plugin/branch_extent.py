@@ -10,8 +10,9 @@ import dagster as dg
 
 from lance_dagster.errors import RefNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import WITHOUT_ROWS, is_written
+from lance_dagster.plugin.run_branch import is_written
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version

@@ -30,6 +30,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.plugin import metadata as md
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ _WHO_TAGS = (
     "dagster/sensor_name",
     "dagster/automation_condition_name",
 )
-# The operations that change no row, such as settings of a table, the fork of a branch and compaction.
-WITHOUT_ROWS = frozenset({"Clone", "CreateIndex", "ReserveFragments", "Rewrite", "UpdateConfig"})
 # Dagster's database, the workers and the storage may have different clocks. The usual mistake is a clock that runs in
 # local time and counts as UTC, which is less than a day.
 _CLOCKS_DIFFER = timedelta(days=1)

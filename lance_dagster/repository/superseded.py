@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import SAME_ROWS, WITHOUT_ROWS
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import Version
 from lance_dagster.table.version_log import first_parent_log
@@ -15,10 +16,6 @@ from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
 
 # The most versions of `main` that are read for a table.
 _MOST_READ = 100
-# Operations that change no row: compaction, indices, reserved fragment ids, settings.
-_MAINTENANCE = frozenset({"CreateIndex", "ReserveFragments", "Rewrite", "UpdateConfig"})
-# The first version of a branch records the fork.
-_WITHOUT_ROWS = _MAINTENANCE | {"Clone"}
 
 
 def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[str, str]:
@@ -53,7 +50,7 @@ def maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | No
     if len(numbers) > _MOST_READ:
         return None
     newest = _log(context, MAIN, None)[: len(numbers)] if numbers else []
-    return sum(version.operation in _MAINTENANCE for version in newest)
+    return sum(version.operation in SAME_ROWS for version in newest)
 
 
 def _log(context: TableContext, ref: str, after: str | None) -> list[Version]:
@@ -67,7 +64,7 @@ def _replaced(commits: Iterable[Version]) -> frozenset[str] | None:
     for commit in commits:
         claims = decode_claims(commit.properties)
         # A change of rows without a claim may be in any partition.
-        is_other |= not claims and commit.operation not in _WITHOUT_ROWS
+        is_other |= not claims and commit.operation not in WITHOUT_ROWS
         # Of two predicates nothing tells whether one covers the other.
         comparable = (claim.mode == OVERWRITE or (claim.mode == REPLACE and claim.partitions) for claim in claims)
         is_other |= not all(comparable)

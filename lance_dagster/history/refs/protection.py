@@ -16,11 +16,9 @@ from fnmatch import fnmatchcase
 
 from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, ProtectedError, Remedy, StoreError
 from lance_dagster.format.layout import MAIN, PROTECTION
-from lance_dagster.format.transaction import CreateIndex, ReserveFragments, Rewrite, Transaction
+from lance_dagster.format.transaction import MAINTENANCE, Transaction
 from lance_dagster.store import Store
 
-# Operations that leave every row as it is: compaction, indices, reserved fragment ids.
-_MAINTENANCE = (CreateIndex, ReserveFragments, Rewrite)
 _ATTEMPTS = 5
 
 
@@ -104,7 +102,7 @@ def refuse_direct_commit(store: Store, branch: str, transaction: Transaction) ->
     Raises:
         ProtectedError: The branch is protected.
     """
-    if not isinstance(transaction.operation, _MAINTENANCE):
+    if not isinstance(transaction.operation, MAINTENANCE):
         refuse_protected_branch(
             "commit to", branch, store, Remedy("commit to another branch and merge it into this one")
         )

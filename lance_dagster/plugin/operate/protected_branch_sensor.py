@@ -13,6 +13,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MAINTENANCE_NAMES
 from lance_dagster.format.validation import require_sequence, string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_sensor import (
@@ -28,9 +29,6 @@ from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTa
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.plugin.operate.ref_tick import News
-
-# Operations that leave every row as it is: compaction, indices, reserved fragment ids.
-_MAINTENANCE = frozenset({"CreateIndex", "ReserveFragments", "Rewrite"})
 
 
 def build_protected_branch_sensor(
@@ -95,7 +93,7 @@ def is_published(version: "Version") -> bool:
     """Return whether a version was made by a publication, or changes no row, as by maintenance or a creation."""
     # The IO manager creates the table of an asset on `main` without rows, before anything is published.
     is_new_and_empty = version.number == 1 and not version.rows
-    return md.PUBLISHED_BY in version.properties or version.operation in _MAINTENANCE or is_new_and_empty
+    return md.PUBLISHED_BY in version.properties or version.operation in MAINTENANCE_NAMES or is_new_and_empty
 
 
 def _committer(found: "News") -> str:

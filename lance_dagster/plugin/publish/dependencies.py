@@ -14,10 +14,11 @@ import dagster as dg
 
 from lance_dagster.errors import TableNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import Publication, landed_as, sources_of
-from lance_dagster.plugin.run_branch import WITHOUT_ROWS, run_of, started_at
+from lance_dagster.plugin.run_branch import run_of, started_at
 from lance_dagster.table import LanceTable
 
 

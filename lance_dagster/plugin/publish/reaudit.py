@@ -35,6 +35,7 @@ import dagster as dg
 
 from lance_dagster.errors import MergeConflictError, NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
@@ -53,7 +54,7 @@ from lance_dagster.plugin.publish.publication import (
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, tables_read
 from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import PREVIEWS, WITHOUT_ROWS, RunChain, is_written, preview_branch
+from lance_dagster.plugin.run_branch import PREVIEWS, RunChain, is_written, preview_branch
 from lance_dagster.table import LanceTable
 
 

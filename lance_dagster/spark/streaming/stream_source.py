@@ -33,6 +33,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import SAME_ROWS
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS, ChangePart, ChangePlan, grouped, read_part
 from lance_dagster.spark.worker import begin_task
@@ -42,8 +43,6 @@ STREAM_OPTIONS = ("startingVersion", "maxVersionsPerTrigger", "ignoreDeletes", "
 """The options of a streaming read alone; `CHANGES` is another one, which decides the columns too."""
 CHANGES = "changes"
 _LATEST = "latest"
-# Operations that change no row. Their versions are not compared, because for a compaction that would read all rows.
-_SAME_ROWS = frozenset({"Rewrite", "ReserveFragments", "CreateIndex", "UpdateConfig"})
 Offset = dict[str, Any]
 
 
@@ -205,7 +204,8 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _changes(self, plan: ChangePlan, before: Version, after: Version) -> Iterator[ChangePart]:
         """Yield what a version changed, as far as the options let it into the stream."""
-        if after.operation in _SAME_ROWS:
+        # For a compaction, a comparison would read all rows.
+        if after.operation in SAME_ROWS:
             return
         self._check_columns(after)
         options = self._options
