@@ -326,7 +326,7 @@ MAINTENANCE_NAMES = frozenset(kind.__name__ for kind in MAINTENANCE)
 SAME_ROWS = MAINTENANCE_NAMES | {UpdateConfig.__name__}
 """The names of operations after which a branch has the same rows as before."""
 WITHOUT_ROWS = SAME_ROWS | {Clone.__name__}
-"""The names of operations that change no row of any branch: those, and the fork of a branch."""
+"""The names of operations that change no row: those of `SAME_ROWS`, and the fork of a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is on the disk for certain, and what the process has made so far; `done` when it said so to its caller."""
+    """What is certainly on the disk, and what the process has made so far; `done` after the operation has returned."""
 
     root: int
     durable: Disk
