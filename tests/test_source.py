@@ -1,5 +1,6 @@
 """Check the rules of the project on its source: layers, doors, limits of size, names."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -337,6 +338,12 @@ def modules() -> dict[str, str]:
 def test_each_file_name_stands_once() -> None:
     """Two modules of the package do not share a file name, so that a name in a traceback or a listing is one file."""
     names = [Path(path).name for path in modules()]
+    assert [] == sorted({name for name in names if names.count(name) > 1})
+
+
+def test_each_class_name_stands_once() -> None:
+    """Two modules of the package do not share a class name, so that a name in an error or an annotation is one class."""
+    names = [node.name for path, text in modules().items() for node in architecture.nodes(path, text, ast.ClassDef)]
     assert [] == sorted({name for name in names if names.count(name) > 1})
 
 

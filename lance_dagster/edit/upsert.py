@@ -319,7 +319,9 @@ def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules
     def attempt() -> Written:
         head = context.head(info.branch)
         refuse_nested_blobs(head, "upsert")
-        return _Upsert(context, head, _conformed(rows, keys, head.schema, rules), on=keys, rules=rules).commit(info)
+        return _UpsertAttempt(context, head, _conformed(rows, keys, head.schema, rules), on=keys, rules=rules).commit(
+            info
+        )
 
     return retried(attempt)
 
@@ -385,7 +387,7 @@ def submit_upsert(
     return submit(context, head, operation, info.as_properties(UPSERT, predicate_of(added, on), on=on))
 
 
-class _Upsert:
+class _UpsertAttempt:
     """One attempt of an upsert, against one version of the table."""
 
     def __init__(

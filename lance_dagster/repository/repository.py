@@ -45,7 +45,7 @@ from lance_dagster.repository.projection import FOLLOW, FollowingTag, Lagging, p
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
-from lance_dagster.repository.publish.publish_branch import Publication, Published, PublishOptions, publish_branch
+from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
 from lance_dagster.repository.registry import SUFFIX, check_table_name
@@ -340,7 +340,7 @@ class LanceRepository:
         """
         if tables is not None:
             tables = string_list("tables", tables, "shop/orders")
-        wanted = Publication(branch=branch, channel=channel, options=options)
+        wanted = PublishRequest(branch=branch, channel=channel, options=options)
         return publish_branch(self._context, wanted, tables=tables, audit=audit)
 
     def publish_versions(

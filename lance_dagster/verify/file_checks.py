@@ -61,7 +61,7 @@ class NamedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexFile:
+class ReferencedIndexFile:
     """A file of an index: the index, the folder of the file and its base path, its name, and who names it."""
 
     index: str
@@ -91,7 +91,7 @@ class FileChecks:
         self._present_bases: dict[tuple[str, BasePath], BasePath] = {}
         self.data_files: set[str] = set()
         self.deletion_files: set[str] = set()
-        self.index_files: dict[str, IndexFile] = {}
+        self.index_files: dict[str, ReferencedIndexFile] = {}
         self.base_paths: set[str] = set()
 
     def check_bases(self, state: State) -> Iterator[Problem]:
@@ -281,7 +281,7 @@ class FileChecks:
         for file in index.files:
             below, _, name = file.path.rpartition("/")
             inner = self._listed(base, layout.join(folder, below))
-            known = IndexFile(index.name, inner, base, name)
+            known = ReferencedIndexFile(index.name, inner, base, name)
             self.index_files.setdefault(self._display_path(inner, name), known).versions.append(str(state))
             yield from self._compared(inner, name, file.size, None)
 

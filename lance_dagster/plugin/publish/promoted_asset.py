@@ -15,7 +15,7 @@ from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_
 _ABOUT = "`{table}` as readers of `{tag}` see it."
 
 
-class Node(NamedTuple):
+class PromotedNode(NamedTuple):
     """The candidate and the promoted node of one table."""
 
     candidate: dg.AssetKey

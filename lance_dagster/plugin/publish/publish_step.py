@@ -23,7 +23,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.bound_check import describe_asset
 from lance_dagster.plugin.publish.dependencies import Dependencies
-from lance_dagster.plugin.publish.promoted_asset import Node
+from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.promotion_event import as_event, promoted_result
 from lance_dagster.plugin.publish.publication import (
     Opened,
@@ -86,7 +86,7 @@ class PublishStep:
     lance: LanceResource
     tag: str
     checks: Sequence[dg.AssetCheckKey]
-    nodes: Sequence[Node]
+    nodes: Sequence[PromotedNode]
     partitioned: bool
     unchecked: bool
     accept_stale: bool = False
@@ -107,7 +107,7 @@ class PublishStep:
         self.together = self._together(self.lance.open_repository())
         self.hold = None if self.together is None else self.together.hold
 
-    def execute(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def execute(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
 
         Raises:
@@ -125,7 +125,7 @@ class PublishStep:
         if self.config.ref or not any(asked.values()):
             yield from self._publish(nodes)
 
-    def _publish(self, nodes: Sequence[Node]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def _publish(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         # This comes before the search, which reads `main` and the tags: a publisher that died after it moved the
         # channel left them behind.
         if self.together is not None and self._is_alone and not self.config.dry_run:
@@ -172,7 +172,7 @@ class PublishStep:
         if self.together is not None and (waits := self.together.uncollected(merged)):
             self.context.log.warning(waits)
 
-    def _find(self, nodes: Sequence[Node]) -> list[Publication]:
+    def _find(self, nodes: Sequence[PromotedNode]) -> list[Publication]:
         """Return the publications of the tables that have something to publish.
 
         Raises:
@@ -199,7 +199,7 @@ class PublishStep:
                 self.context.log.info("%s: %s", one.name, superseded)
         return search.found
 
-    def _look_whole(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
+    def _look_whole(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""
         looked, left = self._look_all(nodes, search), [node for node in self.nodes if node not in nodes]
         if not (left and self._is_alone and self.lance.repository):
@@ -208,7 +208,7 @@ class PublishStep:
         others = self._look_all(left, Search())
         return [*looked, *written_with(looked, others, self.instance)]
 
-    def _look_all(self, nodes: Sequence[Node], search: Search) -> list[Publication]:
+    def _look_all(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publication of each table that was found."""
         looked = []
         # Storage is read for several tables at a time; the event log is read by this thread only.
@@ -305,21 +305,21 @@ class PublishStep:
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 
-    def _open(self, node: Node) -> Opened:
+    def _open(self, node: PromotedNode) -> Opened:
         opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
         return opened if self.together is None else self.together.as_named(opened)
 
-    def _try_open(self, node: Node) -> Opened | NotFoundError:
+    def _try_open(self, node: PromotedNode) -> Opened | NotFoundError:
         try:
             return self._open(node)
         except NotFoundError as error:
             return error
 
-    def _empty(self, node: Node, opened: Opened) -> Publication:
+    def _empty(self, node: PromotedNode, opened: Opened) -> Publication:
         table, previous = opened.table, opened.previous
         return Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
 
-    def _look(self, node: Node, opened: Opened | NotFoundError) -> Publication:
+    def _look(self, node: PromotedNode, opened: Opened | NotFoundError) -> Publication:
         if isinstance(opened, NotFoundError):
             raise opened
         table, empty = opened.table, self._empty(node, opened)
@@ -379,7 +379,7 @@ class PublishStep:
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
         return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
 
-    def _look_at(self, node: Node, run_ids: Sequence[str]) -> list[str]:
+    def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
@@ -542,7 +542,7 @@ class PublishStep:
             about=self._about_move,
         )
 
-    def _names_of(self, nodes: Iterable[Node]) -> list[str]:
+    def _names_of(self, nodes: Iterable[PromotedNode]) -> list[str]:
         """Return the names that tables have in a repository: their places below the root."""
         return [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
 
@@ -558,7 +558,7 @@ class PublishStep:
         made = event.asset_materialization if event else None
         return made is not None and md.text(made.metadata, md.MOVED_TO) == str(one.promoted_to)
 
-    def _table(self, node: Node) -> LanceTable:
+    def _table(self, node: PromotedNode) -> LanceTable:
         # A table of the repository caches what it read, so the commit does not read again what this step has read. In
         # an environment the resource opens the table, because that forks it at its first use.
         if self.together is not None and not self.lance.environment:

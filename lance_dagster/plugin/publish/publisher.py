@@ -27,7 +27,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin.publish.promoted_asset import Node, promoted_asset_spec, promoted_key
+from lance_dagster.plugin.publish.promoted_asset import PromotedNode, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
 
@@ -197,7 +197,7 @@ def _without_vain_retries(results: Iterator[dg.MaterializeResult]) -> Iterator[d
         raise dg.Failure(description=str(error), allow_retries=False) from error
 
 
-def _waiting_graph(name: str, publisher: dg.OpDefinition, nodes: Sequence[Node]) -> dg.GraphDefinition:
+def _waiting_graph(name: str, publisher: dg.OpDefinition, nodes: Sequence[PromotedNode]) -> dg.GraphDefinition:
     """Return a graph of the step that publishes, and of a small step for each table that waits for the table.
 
     Dagster skips a step when one of its inputs is skipped, except when the input has several upstreams: then all of
@@ -229,11 +229,11 @@ def _waiting_graph(name: str, publisher: dg.OpDefinition, nodes: Sequence[Node])
     return publish
 
 
-def _input_of(node: Node) -> str:
+def _input_of(node: PromotedNode) -> str:
     return _name_of(node.candidate)
 
 
-def _output_of(node: Node) -> str:
+def _output_of(node: PromotedNode) -> str:
     return _name_of(node.promoted)
 
 
@@ -251,7 +251,7 @@ def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
 
 def _nodes_of(
     assets: Sequence[dg.AssetSpec], tag: str, partitions_def: dg.PartitionsDefinition | None, group: str | None
-) -> list[Node]:
+) -> list[PromotedNode]:
     """Return the promoted nodes of candidates, upstream nodes first, as Dagster requires within one step."""
     named = {asset.key: asset for asset in assets}
     # The daemon splits the publisher in a backfill: a table is published after the tables it was computed from.
@@ -271,7 +271,7 @@ def _nodes_of(
             # Dagster takes this flag of the node from the op's outputs; here it decides which publisher is built.
             skippable=asset.skippable,
         )
-        nodes.append(Node(candidate=key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec))
+        nodes.append(PromotedNode(candidate=key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec))
     return nodes
 
 

@@ -7,7 +7,7 @@ import dagster as dg
 
 from lance_dagster.errors import NotFoundError, PublishRefusedError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.promoted_asset import Node
+from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
 from lance_dagster.plugin.publish.waiting import discard
@@ -36,11 +36,11 @@ class TagChanges:
     lance: LanceResource
     tag: str
     together: Together | None
-    table: Callable[[Node], LanceTable]
+    table: Callable[[PromotedNode], LanceTable]
     publisher_of: Callable[[str], str | None]
     about: Mapping[str, str]
 
-    def make(self, done: str, nodes: Sequence[Node]) -> ChannelHold | None:
+    def make(self, done: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
         """Discard a branch, or hold or release the tag, and record it as an observation of each promoted node.
 
         Args:

@@ -22,7 +22,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.promoted_asset import Node
+from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import SEARCHED, Publication, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.publish_together import Together, Unpromoted
@@ -89,7 +89,10 @@ class Unfinished:
         return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
 
     def complete(
-        self, found: Sequence[Publication], nodes: Mapping[str, Node], look: Callable[[Node], Publication]
+        self,
+        found: Sequence[Publication],
+        nodes: Mapping[str, PromotedNode],
+        look: Callable[[PromotedNode], Publication],
     ) -> Rest:
         """Return the tables that died publications wrote too, so that readers see these publications as a whole.
 
@@ -124,7 +127,7 @@ class Unfinished:
         return Rest(list(added.values()), against, under_way)
 
     def _in_part(
-        self, commits: Iterable[Unpromoted], shown: Mapping[str, float], nodes: Mapping[str, Node]
+        self, commits: Iterable[Unpromoted], shown: Mapping[str, float], nodes: Mapping[str, PromotedNode]
     ) -> dict[str, str]:
         """Return the tables in which readers would not see a publication that they see in others, each with its run.
 
@@ -142,7 +145,7 @@ class Unfinished:
                     found.setdefault(name, commit.by)
         return found
 
-    def _said_of(self, found: Sequence[Publication], node: Node, by: str, said: Sequence[str]) -> str:
+    def _said_of(self, found: Sequence[Publication], node: PromotedNode, by: str, said: Sequence[str]) -> str:
         names, other = ", ".join(one.name for one in found), node.candidate.to_user_string()
         nodes = ", ".join(one.promoted.to_user_string() for one in found) + f" and {node.promoted.to_user_string()}"
         # There is something new, so a table without it has yet to follow.

@@ -18,7 +18,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
-from lance_dagster.plugin.publish.promoted_asset import Node
+from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.run_branch import (
@@ -62,17 +62,17 @@ class Candidate:
     """
 
     run_ids: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[PromotedNode, ...]
 
     @classmethod
-    def of(cls, run_id: str, instance: dg.DagsterInstance, nodes: Sequence[Node]) -> "Candidate":
+    def of(cls, run_id: str, instance: dg.DagsterInstance, nodes: Sequence[PromotedNode]) -> "Candidate":
         """Return the candidate that a run belongs to."""
         # The chain is newest first: its last run is the one that all others continue.
         first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
         # A run whose record was deleted is known only by its branch.
         return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
 
-    def reasons(self, look: Callable[[Node, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
+    def reasons(self, look: Callable[[PromotedNode, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
         """Return the reasons against each table, by the key of its asset.
 
         Args:
@@ -161,13 +161,13 @@ def written_with(
 
 
 def left_out(
-    nodes: Iterable[Node],
+    nodes: Iterable[PromotedNode],
     selected: Container[dg.AssetKey],
     chain: RunChain,
     log: AuditLog,
     *,
-    open_table: Callable[[Node], Opened | NotFoundError],
-) -> list[Node]:
+    open_table: Callable[[PromotedNode], Opened | NotFoundError],
+) -> list[PromotedNode]:
     """Return the promoted nodes that a run does not select, although it or a run that it continues writes their tables.
 
     Such a table cannot come along: Dagster does not let the publisher's step wait for it, so it may not be written yet.
@@ -181,7 +181,7 @@ def left_out(
         open_table: Returns the table of a node, or the error that says that it does not exist.
     """
 
-    def is_unpublished(node: Node) -> bool:
+    def is_unpublished(node: PromotedNode) -> bool:
         opened = open_table(node)
         # Without a branch the table was published, or the run has yet to write it, or failed before it did.
         if isinstance(opened, NotFoundError) or opened.head is None:
@@ -294,7 +294,7 @@ def resolve_run(table: LanceTable, given: str) -> str:
     return found[0]
 
 
-def publisher_of(run_id: str, *, nodes: Sequence[Node], but: Sequence[str], log: AuditLog) -> str | None:
+def publisher_of(run_id: str, *, nodes: Sequence[PromotedNode], but: Sequence[str], log: AuditLog) -> str | None:
     """Return a run that is not over and may be publishing what a run wrote, or None.
 
     A run of a backfill publishes the runs of that backfill; any other run that writes candidates, and publishes them,

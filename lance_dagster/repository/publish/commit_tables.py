@@ -62,14 +62,14 @@ class CommitRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class CommittedTables:
     """A commit, and the tables whose version it changed: none when there was nothing to do."""
 
     commit: RepositoryCommit
     changed: Mapping[str, TableVersion]
 
 
-def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
+def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
     """Make a commit of many tables, or find that there is nothing to do.
 
     Raises:
@@ -90,7 +90,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
         # A call that is repeated after a crash ends here when its commit exists.
         if not changed and kept == head.tables:
-            return Committed(commit=head, changed={})
+            return CommittedTables(commit=head, changed={})
         # Before the commit is stored, so that refused versions are named by nothing and are collected.
         _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
         commit, data = new_commit(
@@ -105,7 +105,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> Committed:
         logs.put_commit(commit, data)
         made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)
         if logs.append("branch", request.branch, made):
-            return Committed(commit=commit, changed=changed)
+            return CommittedTables(commit=commit, changed=changed)
         # Wait for a random time: publishers that lost at the same moment would meet again at the next put.
         time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret
     raise ConflictError(

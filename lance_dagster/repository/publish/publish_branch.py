@@ -17,7 +17,7 @@ from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import FOLLOW, Lagging, project
-from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, Committed, commit_tables
+from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, CommittedTables, commit_tables
 from lance_dagster.repository.publish.forks import (
     MERGED,
     TouchedTables,
@@ -77,7 +77,7 @@ class PublishOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
+class PublishRequest:
     """A branch to publish, the channel to promote, and the options."""
 
     branch: str
@@ -101,7 +101,7 @@ class Publication:
 
 def publish_branch(
     repository: RepositoryContext,
-    wanted: Publication,
+    wanted: PublishRequest,
     *,
     tables: Iterable[str] | None,
     audit: AuditStaged | None,
@@ -166,7 +166,9 @@ def publish_branch(
     return _followed(repository, wanted, _landed(repository, wanted, touched, done), touched, ended=ended, since=since)
 
 
-def _landed(repository: RepositoryContext, wanted: Publication, touched: TouchedTables, done: Committed) -> Published:
+def _landed(
+    repository: RepositoryContext, wanted: PublishRequest, touched: TouchedTables, done: CommittedTables
+) -> Published:
     """Bring `main` of the tables up to a commit that was just made."""
     # A later commit may have removed a table that the branch touched.
     present = [name for name in touched.names if name in done.commit.tables]
@@ -176,7 +178,12 @@ def _landed(repository: RepositoryContext, wanted: Publication, touched: Touched
 
 
 def _landed_again(
-    repository: RepositoryContext, wanted: Publication, touched: TouchedTables, *, merged: str, head: RepositoryCommit
+    repository: RepositoryContext,
+    wanted: PublishRequest,
+    touched: TouchedTables,
+    *,
+    merged: str,
+    head: RepositoryCommit,
 ) -> Published:
     """Bring `main` of the tables that an earlier commit changed up to the newest one."""
     commit = repository.logs.commit(merged)
@@ -192,7 +199,7 @@ def _landed_again(
     return Published(commit=commit, lagging=landed)
 
 
-def _reads(repository: RepositoryContext, wanted: Publication, known: Collection[str]) -> tuple[str, ...]:
+def _reads(repository: RepositoryContext, wanted: PublishRequest, known: Collection[str]) -> tuple[str, ...]:
     reads = string_list("reads", wanted.options.get("reads", ()), "shop/orders")
     # If it were left out, an audit would pass without the table that it has to read.
     for name in reads:
@@ -203,7 +210,7 @@ def _reads(repository: RepositoryContext, wanted: Publication, known: Collection
 
 def _followed(
     repository: RepositoryContext,
-    wanted: Publication,
+    wanted: PublishRequest,
     published: Published,
     touched: TouchedTables,
     *,
