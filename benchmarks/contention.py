@@ -42,7 +42,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Competition:
     """Writers of one library that append to one table for some seconds."""
 
     library: str
@@ -51,11 +51,11 @@ class Contest:
     storage_options: Mapping[str, str]
 
 
-def _write(contest: Contest, barrier: Barrier) -> tuple[bool, list[Attempt]]:
+def _write(competition: Competition, barrier: Barrier) -> tuple[bool, list[Attempt]]:
     """Append until the time is over; return whether the first append was acknowledged, and all later appends."""
     row = pa.table({"value": pa.array([1], pa.int64())})
-    options = dict(contest.storage_options) | ({"durability": "process"} if contest.library == QUICKLY else {})
-    table = None if contest.library == PYLANCE else LanceTable.open(contest.uri, options)
+    options = dict(competition.storage_options) | ({"durability": "process"} if competition.library == QUICKLY else {})
+    table = None if competition.library == PYLANCE else LanceTable.open(competition.uri, options)
 
     def append() -> bool:
         if table is not None:
@@ -63,7 +63,7 @@ def _write(contest: Contest, barrier: Barrier) -> tuple[bool, list[Attempt]]:
             table.append(row)
             return True
         try:
-            lance.write_dataset(row, contest.uri, mode="append", storage_options=options or None)
+            lance.write_dataset(row, competition.uri, mode="append", storage_options=options or None)
         except OSError as error:
             # After 20 attempts; an append that fails for another reason may have been committed all the same.
             if "conflict" not in str(error).lower() and "concurrent" not in str(error).lower():
@@ -75,7 +75,7 @@ def _write(contest: Contest, barrier: Barrier) -> tuple[bool, list[Attempt]]:
     first = append()
     made: list[Attempt] = []
     barrier.wait(120)
-    until = time.perf_counter() + contest.seconds
+    until = time.perf_counter() + competition.seconds
     while (start := time.perf_counter()) < until:
         acknowledged = append()
         made.append(Attempt(seconds=time.perf_counter() - start, acknowledged=acknowledged))
@@ -89,8 +89,8 @@ def _meet(barrier: Barrier) -> None:
     _barrier.append(barrier)
 
 
-def _job(contest: Contest) -> tuple[bool, list[Attempt]]:
-    return _write(contest, _barrier[0])
+def _job(competition: Competition) -> tuple[bool, list[Attempt]]:
+    return _write(competition, _barrier[0])
 
 
 def contended(
@@ -108,12 +108,12 @@ def contended(
     """
     uri, options = f"{place}/{uuid.uuid4().hex}", dict(storage_options or {})
     LanceTable.create(uri, pa.schema([pa.field("value", pa.int64())]), storage_options=options)
-    contest = Contest(library=library, uri=uri, seconds=seconds, storage_options=options)
+    competition = Competition(library=library, uri=uri, seconds=seconds, storage_options=options)
     context = multiprocessing.get_context("forkserver")
     # Imported once: sixteen processes that import at once would be measured instead.
     context.set_forkserver_preload([__name__])
     with context.Pool(writers, initializer=_meet, initargs=(context.Barrier(writers),)) as pool:
-        found = pool.map(_job, [contest] * writers, chunksize=1)
+        found = pool.map(_job, [competition] * writers, chunksize=1)
     acknowledged = sum(first + sum(each.acknowledged for each in made) for first, made in found)
     kept = LanceTable.open(uri, options).count_rows()
     if acknowledged != kept:

@@ -79,22 +79,78 @@ IMPURE_CALLS = re.compile(
 )
 # Words that say too little as a part of a name, and the words to use instead.
 WORDS = {
+    "alike": "equal, or the same",
+    "arbiter": "strategy",
+    "assembly": "result, or result builder",
+    "carrying": "applied change, or copied",
+    "clashes": "conflicts",
+    "contest": "conflict",
+    "deed": "operation",
+    "deeds": "operations",
+    "disputed": "conflicts",
+    "doomed": "killed",
+    "drawing": "result builder",
+    "evolving": "schema operations",
+    "fate": "row change or claim",
+    "fates": "row changes",
+    "joining": "merge options, or the name of the result",
+    "judging": "classify, or conflict rules",
+    "keeping": "maintenance",
+    "ledger": "table",
+    "lone": "a string, or unpaired",
+    "mill": "concurrent runs",
     "mine": "source",
+    "mirror": "replica, or the other direction",
     "ours": "dest, or the package",
+    "question": "merge input, or request",
+    "questions": "merge inputs, or requests",
+    "recalled": "load recorded",
+    "standing": "ahead and behind",
+    "surveying": "branch status",
     "theirs": "source, dest, pylance or the other writer",
     "twin": "pair, copy or replica",
     "twins": "pair, copy or replica",
+    "world": "model, or scenario",
+}
+# Words that are plain as a part of a name, and say nothing as the whole name of a class.
+CLASS_WORDS = {
+    "draft": "a builder of the thing",
+    "elsewhere": "relocated rows",
+    "holder": "merge side",
+    "naming": "branch operations",
+    "note": "commit info",
+    "party": "merge side",
+    "parts": "table context",
+    "picking": "pick options",
+    "side": "merge side",
+    "terms": "retention policy",
+    "undoing": "revert",
+    "way": "change range",
+    "ways": "change ranges",
+    "work": "merge side",
+}
+# Words of comments and docstrings that a reader of the field knows from nowhere; those left out are plain English.
+PROSE = {
+    "arbiter": "strategy",
+    "contest": "conflict",
     "deed": "operation",
     "deeds": "operations",
     "doomed": "killed",
+    "fate": "what becomes of it",
+    "fates": "row changes",
+    "half of a character": "an unpaired surrogate",
     "ledger": "table",
     "mill": "concurrent runs",
-    "fate": "row change or claim",
-    "fates": "row changes",
-    "arbiter": "strategy",
-    "clashes": "conflicts",
-    "disputed": "conflicts",
+    "mine": "source",
+    "nought": "zero",
+    "numbers that are no numbers": "NaN",
+    "ours": "dest, or the package",
+    "surveying": "branch status",
+    "twin": "pair, copy or replica",
+    "twins": "pair, copy or replica",
 }
+_PROSE = re.compile(rf"\b(?:{'|'.join(PROSE)})\b", re.IGNORECASE)
+_COMMENT = re.compile(r"(?:^|\s)# (.*)$", re.MULTILINE)
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 600, 50, 6, 4
 
@@ -369,13 +425,22 @@ def words(path: str, source: str) -> list[str]:
     """Names use the standard terms, so that a reader finds them in other code and in the documentation."""
     named = chain(
         ((node.name, node.lineno) for node in nodes(path, source, ast.FunctionDef)),
-        ((node.name, node.lineno) for node in nodes(path, source, ast.ClassDef)),
         ((node.id, node.lineno) for node in nodes(path, source, ast.Name)),
         ((node.attr, node.lineno) for node in nodes(path, source, ast.Attribute)),
         ((node.arg, node.lineno) for node in nodes(path, source, ast.arg)),
         ((node.arg, node.lineno) for node in nodes(path, source, ast.keyword) if node.arg),
+        ((part.removesuffix(".py"), 1) for part in PurePosixPath(path).parts),
     )
-    return [f"{path}:{line}: {name}: say {WORDS[word]}" for name, line in named for word in rejected(name)]
+    classes = [(node.name, node.lineno) for node in nodes(path, source, ast.ClassDef)]
+    vague = ((name, line) for name, line in classes if name.strip("_").lower() in CLASS_WORDS)
+    return [
+        *(
+            f"{path}:{line}: {name}: say {WORDS[word]}"
+            for name, line in chain(named, classes)
+            for word in rejected(name)
+        ),
+        *(f"{path}:{line}: {name}: say {CLASS_WORDS[name.strip('_').lower()]}" for name, line in vague),
+    ]
 
 
 @cache
@@ -384,6 +449,21 @@ def rejected(name: str) -> Sequence[str]:
     # A name is a word, words with `_` between them, or words that each begin with a capital letter.
     parts = {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
     return sorted(parts & WORDS.keys())
+
+
+def prose(path: str, source: str) -> list[str]:
+    """Comments and docstrings use the standard terms too."""
+    texts = [(source.count("\n", 0, found.start(1)) + 1, found[1]) for found in _COMMENT.finditer(source)]
+    texts += [
+        (node.lineno, node.value.value)
+        for node in nodes(path, source, ast.Expr)
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    return [
+        f"{path}:{line + text.count(chr(10), 0, found.start())}: {found[0]}: say {PROSE[found[0].lower()]}"
+        for line, text in texts
+        for found in _PROSE.finditer(text)
+    ]
 
 
 RULES: tuple[Rule, ...] = (
@@ -400,6 +480,7 @@ RULES: tuple[Rule, ...] = (
     assertions,
     mocks,
     words,
+    prose,
 )
 
 

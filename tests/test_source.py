@@ -215,6 +215,7 @@ BROKEN = {
     "assertions": ("lance_dagster/table.py", "assert True\n"),
     "mocks": ("tests/test_table.py", "from unittest import mock\n"),
     "words": ("lance_dagster/table.py", "def merged(source, dest, mine_only): ...\n"),
+    "prose": ("lance_dagster/table.py", "x = 1\n# The arbiter decides.\n"),
 }
 
 # More sources that break a rule, and near misses that break none, each with the number of findings.
@@ -244,6 +245,10 @@ SUBTLE = [
     ("words", "tests/test_table.py", "class OursAndTheirs: ...\n", 2),
     ("words", "lance_dagster/table.py", "table.merge(theirs=1).mine\n", 2),
     ("words", "lance_dagster/table.py", "determined = undermine(source, 'ours')\n", 0),
+    ("words", "tests/merge/mill.py", "", 1),
+    ("words", "lance_dagster/table.py", "class _Way: ...\nclass OneWay: ...\n", 1),
+    ("prose", "lance_dagster/table.py", '"""The rows.\n\nThe fates of rows, and a twin.\n"""\n', 2),
+    ("prose", "lance_dagster/table.py", "x = 'ours'  # Refused: an option of git.\n", 0),
 ]
 
 # The patterns are concatenated from pieces, so that this file does not match them itself.
@@ -342,7 +347,7 @@ def test_each_file_name_stands_once() -> None:
 
 
 def test_each_class_name_stands_once() -> None:
-    """Two modules of the package do not share a class name, so that a name in an error or an annotation is one class."""
+    """Two modules do not share a class name, so that a name in an error or an annotation is one class."""
     names = [node.name for path, text in modules().items() for node in architecture.nodes(path, text, ast.ClassDef)]
     assert [] == sorted({name for name in names if names.count(name) > 1})
 

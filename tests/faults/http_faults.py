@@ -161,11 +161,11 @@ def faults_of(requests: Sequence[str]) -> Iterator[Fault]:
     for number, line in enumerate(requests):
         method, target = line.split(" ", 1)
         part = next(part for part in _PARTS if part in target)
-        alike = Fault(kind="", method=method, part=part)
+        same_request = Fault(kind="", method=method, part=part)
         # This counts as the server does: every request of the method whose target contains the part.
-        skip = sum(alike.fits(*earlier.split(" ", 1)) for earlier in requests[:number])
+        skip = sum(same_request.fits(*earlier.split(" ", 1)) for earlier in requests[:number])
         for kind in _kinds(method, target):
-            yield replace(alike, kind=kind, skip=skip)
+            yield replace(same_request, kind=kind, skip=skip)
 
 
 def _kinds(method: str, target: str) -> tuple[str, ...]:

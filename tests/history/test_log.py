@@ -247,7 +247,7 @@ def test_a_graph_has_the_lines_to_draw(dated: LanceTable) -> None:
     assert ("inner@4",) == rows[0][1]
 
 
-def test_a_wrong_question_is_refused(dated: LanceTable) -> None:
+def test_wrong_arguments_are_refused(dated: LanceTable) -> None:
     """A negative limit and a missing version are refused."""
     with pytest.raises(InvalidInputError, match="a limit is a number of versions, not -1"):
         dated.log(limit=-1)

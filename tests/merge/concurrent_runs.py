@@ -56,7 +56,7 @@ class ConcurrentRuns:
     def __init__(self, folder: Path, seed: int) -> None:
         """Make a table of one fragment that has rows of all partitions."""
         self.random = random.Random(seed)
-        self.table = LanceTable.create(folder / f"mill-{seed}", SCHEMA)
+        self.table = LanceTable.create(folder / f"runs-{seed}", SCHEMA)
         self.ids = iter(range(10**9))
         self.rows: Rows = {}
         for number in range(PARTS):

@@ -68,7 +68,7 @@ def written(lake: LanceResource, result: dg.ExecuteInProcessResult) -> pa.Table:
     ],
     ids=["table", "batch", "pandas", "polars", "lazy"],
 )
-def test_values_of_every_library_are_stored_alike(lake: LanceResource, value: object) -> None:
+def test_values_of_every_library_are_stored_equally(lake: LanceResource, value: object) -> None:
     """The same rows give the same table, whatever library the asset uses."""
 
     @dg.asset(key=NUMBERS)

@@ -109,8 +109,8 @@ def test_keys_of_other_numbers_are_compared_as_those_of_the_table(spark: SparkSe
 def upsert(lake: LanceResource, frame: DataFrame, key: str = "a", **metadata: Any) -> dict[str, Any]:
     """Upsert the rows of one partition by `n`, widening columns, and delete its rows that are missing."""
     settings = {"lance/write_mode": "upsert", "lance/keys": ["n"], "lance/when_missing": "delete"}
-    evolving = {"lance/schema_evolution": "widen", **metadata}
-    return run(lake, frame, partition_key=key, metadata={**settings, **evolving})
+    widening = {"lance/schema_evolution": "widen", **metadata}
+    return run(lake, frame, partition_key=key, metadata={**settings, **widening})
 
 
 def test_an_upsert_that_changes_columns_is_matched_by_the_executors(lake: LanceResource, spark: SparkSession) -> None:

@@ -50,15 +50,15 @@ class Action:
 
 
 @dataclass(slots=True)
-class Side:
+class BranchModel:
     """A branch in the model: the keys of its rows by value, and its commits."""
 
     rows: dict[int, str] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
 
-    def copy(self) -> "Side":
+    def copy(self) -> "BranchModel":
         """The same rows, without commits."""
-        return Side(dict(self.rows))
+        return BranchModel(dict(self.rows))
 
     def do(self, action: Action, values: Iterator[int]) -> dict[int, str]:
         """Apply an action; return the rows that it adds."""
@@ -103,7 +103,7 @@ def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) 
         table.replace_where(f"key IN ({wanted})", rows, branch=branch, partitions=partitions)
 
 
-def conflicts(base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
+def conflicts(base: BranchModel, source: BranchModel, dest: BranchModel, *, against: Sequence[Action]) -> bool:
     """Whether the model refuses to merge the source's commits since `base` with the dest's own commits."""
     return (
         any(_name_the_same(action, other) for action in source.actions for other in against)
@@ -120,7 +120,7 @@ def _name_the_same(action: Action, other: Action) -> bool:
     return action.named and other.named and not set(action.keys).isdisjoint(other.keys)
 
 
-def _touched(base: Side, side: Side, *, beside: Side) -> set[str]:
+def _touched(base: BranchModel, side: BranchModel, *, beside: BranchModel) -> set[str]:
     """The keys of the rows that only one side inserted, and of those that it deleted."""
     new = side.rows.keys() - base.rows.keys() - beside.rows.keys()
     return {side.rows[value] for value in new} | {base.rows[value] for value in base.rows.keys() - side.rows.keys()}
@@ -135,7 +135,7 @@ def _found(claiming: Sequence[Action], others: Sequence[Action], keys: set[str])
     )
 
 
-def merged(base: Side, source: Side, dest: Side) -> dict[int, str]:
+def merged(base: BranchModel, source: BranchModel, dest: BranchModel) -> dict[int, str]:
     """The rows of the base that both sides kept, and the rows that either side added."""
     everything = base.rows | source.rows | dest.rows
     return {
@@ -150,7 +150,9 @@ def files(table: LanceTable) -> set[Path]:
     return {path for path in Path(table.uri).rglob("*") if path.is_file()}
 
 
-def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *, against: Sequence[Action]) -> bool:
+def merge_and_compare(
+    table: LanceTable, base: BranchModel, source: BranchModel, dest: BranchModel, *, against: Sequence[Action]
+) -> bool:
     """Merge `run` into main in the table and the model, and compare them; return False when both refuse."""
     before, number = files(table), table.head().number
     refusable = bool(source.actions) and conflicts(base, source, dest, against=against)
@@ -176,7 +178,7 @@ def merge_and_compare(table: LanceTable, base: Side, source: Side, dest: Side, *
     return True
 
 
-def rows_of(side: Side) -> list[tuple[str, int]]:
+def rows_of(side: BranchModel) -> list[tuple[str, int]]:
     """The rows of the model in the form in which the table gives them."""
     return sorted((key, value) for value, key in side.rows.items())
 
@@ -212,7 +214,7 @@ def test_a_merge_gives_what_the_model_says(
     table = LanceTable.create(tmp_path / uuid.uuid4().hex, SCHEMA)
     values = count(1)
     play = _player(table, values)
-    dest = Side()
+    dest = BranchModel()
     play(dest, "main", before)
     base = dest.copy()
     source, dest = base.copy(), base.copy()
@@ -229,8 +231,8 @@ def test_a_merge_gives_what_the_model_says(
     as_pylance(table).validate()
 
 
-def _player(table: LanceTable, values: Iterator[int]) -> Callable[[Side, str, Sequence[Action]], None]:
-    def play(side: Side, branch: str, history: Sequence[Action]) -> None:
+def _player(table: LanceTable, values: Iterator[int]) -> Callable[[BranchModel, str, Sequence[Action]], None]:
+    def play(side: BranchModel, branch: str, history: Sequence[Action]) -> None:
         for action in history:
             commit(table, branch, action, side.do(action, values))
 

@@ -13,7 +13,7 @@ is no lock; these rules keep the late manifest out of the new branch:
 - The writer looks again after the put. If the branch it read is still there, the version is on it. If the branch has
   the first mark, which can be taken back, the writer waits until it is taken back or the branch goes: the deletion may
   have listed the versions before this one was put. A mark that stays belongs to a process that died; whoever continues
-  that deletion lists the versions again, so the version shares the fate of the branch.
+  that deletion lists the versions again, so the version is deleted or kept with the branch.
 - If the branch is gone or about to go, and the manifest still exists, then it was put after the folder was emptied.
   Nobody could reach it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have
   been on the branch before the deletion, and a merge or a rename may have taken it along: the state is unknown, and

@@ -41,7 +41,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
 
 
 @dataclass
-class World:
+class Scenario:
     """A copy of the template, and the acknowledged rows of the rival's branches, by name and id."""
 
     table: LanceTable
@@ -99,7 +99,7 @@ class World:
         self.rename("new", "run")
 
 
-Rival = Callable[[World], None]
+Rival = Callable[[Scenario], None]
 
 ACTORS: dict[str, Act] = {
     "delete": lambda table: table.branches.delete("run"),
@@ -111,15 +111,15 @@ ACTORS: dict[str, Act] = {
     "create new": lambda table: table.branches.create("new", "main@1"),
 }
 RIVALS: dict[str, tuple[Rival, ...]] = {
-    "delete": (World.delete,),
-    "delete, create": (World.delete, World.create),
-    "take": (World.take,),
-    "reset": (World.reset,),
-    "reset own": (World.reset_own,),
-    "rename": (World.rename,),
-    "rename, back": (World.rename, World.back),
-    "rename, create": (World.rename, World.create),
-    "delete, create, delete, create": (World.delete, World.create, World.delete, World.create),
+    "delete": (Scenario.delete,),
+    "delete, create": (Scenario.delete, Scenario.create),
+    "take": (Scenario.take,),
+    "reset": (Scenario.reset,),
+    "reset own": (Scenario.reset_own,),
+    "rename": (Scenario.rename,),
+    "rename, back": (Scenario.rename, Scenario.back),
+    "rename, create": (Scenario.rename, Scenario.create),
+    "delete, create, delete, create": (Scenario.delete, Scenario.create, Scenario.delete, Scenario.create),
 }
 _PAIRS = 6
 _numbers = count(1)
@@ -129,7 +129,7 @@ _numbers = count(1)
 class Actor:
     """An actor whose requests are counted, and which calls the rival before some of them."""
 
-    world: World
+    scenario: Scenario
     parts: Mapping[int, Rival]
     asked: list[str] = field(default_factory=list)
     looked: dict[str, str] = field(default_factory=dict)
@@ -141,11 +141,11 @@ class Actor:
         self.asked.append(f"{request.verb} {request.key}")
         if act is not None:
             with suppress(LanceDagsterError):
-                act(self.world)
+                act(self.scenario)
         if request.key.startswith("_refs/branches/") and request.verb.startswith("get"):
             name = Path(request.key).stem
             if name not in self.looked:
-                found = self.world.table._context.refs.branch(name)  # noqa: SLF001 - also those being made
+                found = self.scenario.table._context.refs.branch(name)  # noqa: SLF001 - also those being made
                 self.looked[name] = found.id if found else ""
         return request.send()
 
@@ -165,22 +165,22 @@ def run(template: LanceTable, act: Act, parts: Mapping[int, Rival], kind: type[L
     """Run one schedule; return the actor with its requests."""
     uri = copied(template)
     plain = LanceTable(context_on(kind(str(uri), durable=False)))
-    world = World(plain)
-    actor = Actor(world, parts)
+    scenario = Scenario(plain)
+    actor = Actor(scenario, parts)
     interrupted = LanceTable(context_on(ScriptedStore(kind(str(uri), durable=False), actor)))
     error: LanceDagsterError | None = None
     try:
         act(interrupted)
     except LanceDagsterError as raised:
         error = raised
-    check(world, actor, error)
+    check(scenario, actor, error)
     shutil.rmtree(uri)
     return actor
 
 
-def check(world: World, actor: Actor, error: LanceDagsterError | None) -> None:
+def check(scenario: Scenario, actor: Actor, error: LanceDagsterError | None) -> None:
     """Assert that the table has what was acknowledged to the rival."""
-    table, told = LanceTable(context_on(world.table._context.store)), world.told  # noqa: SLF001 - without its caches
+    table, told = LanceTable(context_on(scenario.table._context.store)), scenario.told  # noqa: SLF001 - without its caches
     for (name, own), rows in told.items():
         if actor.looked.get(name) == own:
             # The actor read this branch first, so its changes to it are intended.
@@ -233,9 +233,9 @@ def schedules(
         The number of requests that the actor made.
     """
 
-    def at_once(world: World) -> None:
+    def at_once(scenario: Scenario) -> None:
         for part in parts:
-            part(world)
+            part(scenario)
 
     place = 0
     while len(run(template, act, {place: at_once}, kind).asked) > place:
@@ -245,9 +245,9 @@ def schedules(
         pairs = list(combinations(range(place), 2))
         for first, second in pairs[:: max(1, len(pairs) // _PAIRS)]:
 
-            def rest(world: World) -> None:
+            def rest(scenario: Scenario) -> None:
                 for part in parts[1:]:
-                    part(world)
+                    part(scenario)
 
             yield len(run(template, act, {first: parts[0], second: rest}, kind).asked)
 

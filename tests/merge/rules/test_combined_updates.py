@@ -25,7 +25,7 @@ class Comparison:
 
     source: str
     dest: str
-    alike: str = ""
+    equal: str = ""
     asked: list[list[list[int]]] = field(default_factory=list)
 
     def __call__(self, *versions: AddressedRows) -> ComparedCells | None:
@@ -33,8 +33,8 @@ class Comparison:
         self.asked.append([addresses.tolist() for _, addresses in versions])
         rows = len(versions[0][1])
         changed = [np.array([[name in one.split() for name in COLUMNS]] * rows) for one in (self.source, self.dest)]
-        alike = np.array([[name in self.alike.split() for name in COLUMNS]] * rows)
-        apart = (changed[0] | changed[1]) & ~alike
+        equal = np.array([[name in self.equal.split() for name in COLUMNS]] * rows)
+        apart = (changed[0] | changed[1]) & ~equal
         return ComparedCells(columns=COLUMNS, source=changed[0], dest=changed[1], apart=apart)
 
 
@@ -80,7 +80,7 @@ def outcome(given: MergeInput) -> tuple[str, list[list[bool]]]:
 
 
 @pytest.mark.parametrize(
-    "source,dest,alike,expected",
+    "source,dest,equal,expected",
     [
         ("amount", "id", "", (WRITTEN, [[False, True]])),
         ("id", "amount", "", (WRITTEN, [[True, False]])),
@@ -93,9 +93,9 @@ def outcome(given: MergeInput) -> tuple[str, list[list[bool]]]:
         ("id amount", "amount", "", (CONFLICT, [])),
     ],
 )
-def test_the_cells_of_a_row(source: str, dest: str, alike: str, expected: tuple[str, list[list[bool]]]) -> None:
+def test_the_cells_of_a_row(source: str, dest: str, equal: str, expected: tuple[str, list[list[bool]]]) -> None:
     """A copy with all changes is kept; if no copy has all, the row is written anew."""
-    assert expected == outcome(updates(Comparison(source, dest, alike)))
+    assert expected == outcome(updates(Comparison(source, dest, equal)))
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,11 @@ def _prepared(side: Snapshot, base: Snapshot) -> Snapshot:
 def outcome(inputs: MergeInputs) -> Outcome:
     """Merge by the rules; a resulting row without its key is a conflict."""
     found = expected(inputs)
-    alike = {f"cast {column.name}" for column in inputs.dest.columns if _is_alike(column, inputs.base)}
+    same_casts = {f"cast {column.name}" for column in inputs.dest.columns if _has_the_cast_of(column, inputs.base)}
     conflicts = [
         # The branch's values in a dropped column may differ only because they are older than those of the base.
         replace(conflict, hard=False)
-        if conflict.unit.partition(" beside ")[0] in alike or conflict.unit.startswith("dropped ")
+        if conflict.unit.partition(" beside ")[0] in same_casts or conflict.unit.startswith("dropped ")
         else conflict
         for conflict in found.conflicts
     ]
@@ -69,7 +69,7 @@ def _without_unwritten(state: Snapshot) -> Snapshot:
     return replace(state, rows=rows)
 
 
-def _is_alike(column: Column, base: Snapshot) -> bool:
+def _has_the_cast_of(column: Column, base: Snapshot) -> bool:
     """Whether a branch itself gave a column the type that it has in the base, so that the values are equal."""
     was = base.column(column.token)
     return was is not None and (was.name, was.type) == (column.name, column.type)

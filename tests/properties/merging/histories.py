@@ -70,11 +70,11 @@ class _Maker:
 
     def merge(self, source: str, into: str) -> None:
         """A merge; sometimes also one in the other direction, or one of compacted sides."""
-        beside = self.random.choices(["none", "mirror", "compacted"], [8, 1, 1])[0]
+        beside = self.random.choices(["none", "reverse", "compacted"], [8, 1, 1])[0]
         number = len(self.steps)
         if beside != "none":
             self.step("fork", f"s{number}", source)
-        if beside == "mirror":
+        if beside == "reverse":
             self.step("merge", into, f"s{number}")
         elif beside == "compacted":
             self.step("fork", f"d{number}", into)

@@ -28,7 +28,7 @@ def hold(true: bool, law: str, how: str) -> None:  # noqa: FBT001
         raise BrokenError(law, how)
 
 
-def alike(one: Snapshot, other: Snapshot) -> bool:
+def same_content(one: Snapshot, other: Snapshot) -> bool:
     """Whether two snapshots have the same content, regardless of the order of columns."""
     return (
         one.values() == other.values()
@@ -42,7 +42,7 @@ def one_of(outcomes: Sequence[Outcome]) -> Outcome:
     if not outcomes:
         raise BrokenError("model", "no merge base")
     first = outcomes[0]
-    if all(alike(first.result, other.result) and first.conflicts == other.conflicts for other in outcomes):
+    if all(same_content(first.result, other.result) and first.conflicts == other.conflicts for other in outcomes):
         return first
     return replace(first, conflicts=[*first.conflicts, ExpectedConflict("bases", "several", hard=False)])
 

@@ -167,14 +167,14 @@ class MergeChecks:
             self.revert_checks().merge_taken_back(merge, self.dest_head, self.dice)
 
     def _made_back(self, dest: str) -> None:
-        mirror = f"m{len(self.told)}"
-        self.table.branches.create(mirror, f"{self.source}@{opened(self.uri, self.source).version}")
+        reverse = f"m{len(self.told)}"
+        self.table.branches.create(reverse, f"{self.source}@{opened(self.uri, self.source).version}")
         try:
-            self.table.merge(dest, into=mirror)
+            self.table.merge(dest, into=reverse)
         except MergeConflictError:
             # `foretold` has judged these conflicts before the merge.
             return
-        same_rows(self.table, mirror, self.into, "both ways")
+        same_rows(self.table, reverse, self.into, "both ways")
         self.tally.done["merged both ways"] += 1
 
     def _squashed_and_looked_at(self, dest: str, result: Snapshot) -> None:

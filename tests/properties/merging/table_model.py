@@ -259,7 +259,7 @@ class TableModel:
             parents = (dest_head.node, source_head.node)
             self.graph.add(Made(node=node, snapshot=result, within=within, ever=ever, did="merge", parents=parents))
         else:
-            hold(laws.alike(result, dest_head.snapshot), "merge", "nothing was committed")
+            hold(laws.same_content(result, dest_head.snapshot), "merge", "nothing was committed")
         did = {made.did for made in self.graph.since(source_head.within, dest_head.within)}
         if self.stable and not did & {"overwrite", "restore"}:
             laws.lineage_kept(kept, laws.row_ids(opened(self.uri, into)), number)
