@@ -253,6 +253,7 @@ class TableModel:
         left = laws.indices_left(opened(self.uri, into), source_head.snapshot, dest_head.snapshot)
         result = replace(result, indices=left)
         self.tally.done["merged" if new else "nothing to merge"] += 1
+        self.tally.judged[self.stable].should_pass += new
         if number != before[into]:
             node = (into, number)
             within, ever = source_head.within | dest_head.within | {node}, source_head.ever | dest_head.ever | {node}
@@ -305,4 +306,7 @@ class TableModel:
             self.tally.done["refused where that is allowed"] += 1
         else:
             self.tally.done["needless"] += 1
-            self.tally.needless.append(("; ".join(map(str, error.conflicts)), "\n".join(self.told)))
+            refused = ("; ".join(map(str, error.conflicts)), "\n".join(self.told))
+            self.tally.needless.append(refused)
+            self.tally.judged[self.stable].should_pass += 1
+            self.tally.judged[self.stable].refused.append(refused)
