@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         WriteTarget as WriteTarget,
         write_files as write_files,
     )
-    from lance_dagster.diff.changed_rows import RowDifferences as RowDifferences
     from lance_dagster.diff.manifest_diff import (
         ChangeKind as ChangeKind,
         FragmentChange as FragmentChange,
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
         IndexShape as IndexShape,
         KeyChange as KeyChange,
     )
+    from lance_dagster.diff.row_comparison import RowDifferences as RowDifferences
     from lance_dagster.diff.schema_diff import FieldChange as FieldChange, FieldChangeKind as FieldChangeKind
-    from lance_dagster.edit.compaction import CompactionGroup as CompactionGroup, CompactionPlan as CompactionPlan
+    from lance_dagster.edit.compaction_plan import CompactionGroup as CompactionGroup, CompactionPlan as CompactionPlan
     from lance_dagster.edit.index_status import IndexStatus as IndexStatus
     from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from lance_dagster.format.transaction import (
         Transaction as Transaction,
     )
-    from lance_dagster.gc.collect import FileCount as FileCount, GarbageReport as GarbageReport
+    from lance_dagster.gc.garbage_report import FileCount as FileCount, GarbageReport as GarbageReport
     from lance_dagster.history.log import (
         LogFilter as LogFilter,
     )
@@ -209,7 +209,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "lance_dagster.datafiles": ("StagedFile", "StagedFiles", "WriteTarget", "write_files"),
-    "lance_dagster.diff.changed_rows": ("RowDifferences",),
+    "lance_dagster.diff.row_comparison": ("RowDifferences",),
     "lance_dagster.diff.manifest_diff": (
         "ChangeKind",
         "FragmentChange",
@@ -219,7 +219,7 @@ _HOMES = {
         "KeyChange",
     ),
     "lance_dagster.diff.schema_diff": ("FieldChange", "FieldChangeKind"),
-    "lance_dagster.edit.compaction": ("CompactionGroup", "CompactionPlan"),
+    "lance_dagster.edit.compaction_plan": ("CompactionGroup", "CompactionPlan"),
     "lance_dagster.edit.index_status": ("IndexStatus",),
     "lance_dagster.edit.write_result": ("WriteResult",),
     "lance_dagster.errors": (
@@ -255,7 +255,7 @@ _HOMES = {
     ),
     "lance_dagster.format.model": ("BasePath",),
     "lance_dagster.format.transaction": ("Transaction",),
-    "lance_dagster.gc.collect": ("FileCount", "GarbageReport"),
+    "lance_dagster.gc.garbage_report": ("FileCount", "GarbageReport"),
     "lance_dagster.history.log": ("LogFilter",),
     "lance_dagster.history.refs.protection": ("Protection",),
     "lance_dagster.history.refs.ref_files": ("Branch", "BranchState", "Tag"),

@@ -63,10 +63,14 @@ PURE = (
     "lance_dagster/transactions/",
     "lance_dagster/history/commit_graph.py",
     "lance_dagster/history/ref_expressions.py",
+    "lance_dagster/verify/fragment_rules.py",
     "lance_dagster/verify/manifest_rules.py",
+    "lance_dagster/verify/sequence_rules.py",
     "lance_dagster/gc/retention.py",
     "lance_dagster/diff/manifest_diff.py",
     "lance_dagster/diff/schema_diff.py",
+    "lance_dagster/diff/comparison_shapes.py",
+    "lance_dagster/diff/row_digests.py",
     "lance_dagster/diff/row_matching.py",
     "lance_dagster/merge/rules/",
 )
@@ -153,6 +157,8 @@ _PROSE = re.compile(rf"\b(?:{'|'.join(PROSE)})\b", re.IGNORECASE)
 _COMMENT = re.compile(r"(?:^|\s)# (.*)$", re.MULTILINE)
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 600, 50, 6, 4
+# A module below the first number is a part of a neighbour; the median is taken over all files of the package.
+SMALL_MODULE_LINES, MEDIAN_LINES = 60, 200
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[str, str], list[str]]

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -356,6 +357,18 @@ def test_folders_stay_small() -> None:
     """A folder has at most fifteen modules."""
     folders = [str(Path(path).parent) for path in modules()]
     assert [] == sorted({folder for folder in folders if folders.count(folder) > 15})
+
+
+def test_no_module_is_a_part_of_a_neighbour() -> None:
+    """A module that is not only an entry has 60 lines or more: a smaller one belongs to the module of its subject."""
+    lines = {path: len(text.splitlines()) for path, text in modules().items()}
+    assert [] == sorted(path for path, count in lines.items() if count < architecture.SMALL_MODULE_LINES)
+
+
+def test_half_of_the_files_are_short() -> None:
+    """The median of the files of the package is at most 200 lines: a long module with two subjects is split."""
+    lines = [len(text.splitlines()) for path, text in sources().items() if architecture.in_package(path)]
+    assert architecture.MEDIAN_LINES >= statistics.median(lines)
 
 
 def test_the_architecture_page_names_every_module() -> None:

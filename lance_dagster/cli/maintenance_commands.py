@@ -27,7 +27,7 @@ from lance_dagster.format.layout import PUBLISHED
 from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
-    from lance_dagster.gc.collect import FileCount, GarbageReport
+    from lance_dagster.gc.garbage_report import FileCount, GarbageReport
     from lance_dagster.table import LanceTable, Relocation, Repointed, VerifyReport
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -31,10 +31,6 @@ from lance_dagster.datafiles.row_addresses import (
     batch_size,
     blob_columns,
     count_physical_rows,
-    evaluate_condition,
-    evaluate_predicate,
-    expression_type,
-    expression_types,
     group_by_fragment,
     offsets_by_fragment,
     projected_schema,
@@ -47,6 +43,12 @@ from lance_dagster.datafiles.row_addresses import (
     take_rows,
 )
 from lance_dagster.datafiles.row_tally import RowFilter, RowScope, RowTally
+from lance_dagster.datafiles.sql_evaluation import (
+    evaluate_condition,
+    evaluate_predicate,
+    expression_type,
+    expression_types,
+)
 from lance_dagster.datafiles.writing import (
     FILE_VERSION,
     SMALL_FILE_BYTES,

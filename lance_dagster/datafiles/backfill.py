@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.pylance_errors import reading_errors
-from lance_dagster.datafiles.row_addresses import OFFSET_MASK, ROW_ADDRESS, expression_types
+from lance_dagster.datafiles.row_addresses import OFFSET_MASK, ROW_ADDRESS
+from lance_dagster.datafiles.sql_evaluation import expression_types
 from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_files
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import Fragment

@@ -4,21 +4,24 @@ A row address is the fragment id in the upper 32 bits and the row offset in the 
 it to delete the old version of a row.
 """
 
-import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
+from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.validation import check_string
+
+if TYPE_CHECKING:
+    import lance
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import lance
@@ -73,21 +76,6 @@ def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
         number: BitMap(array("I", row_offsets(addresses[places]).tobytes()))
         for number, places in group_by_fragment(addresses)
     }
-
-
-def expression_types(dataset: "lance.LanceDataset", expressions: Mapping[str, str]) -> dict[str, pa.DataType]:
-    """Return the Arrow type of each SQL expression, by column, without reading rows.
-
-    Raises:
-        InvalidInputError: An expression is invalid; the message names it and its column.
-    """
-    found = {}
-    for column, expression in expressions.items():
-        with reading_errors(f"compute {column!r} as {expression!r}", dataset.uri):
-            # pylance refuses a scan of constants alone; the row address makes it valid.
-            scanner = dataset.scanner(columns={column: expression}, with_row_address=True)
-            found[column] = scanner.projected_schema.field(column).type
-    return found
 
 
 def scan_computed(
@@ -260,80 +248,11 @@ def blob_columns(schema: pa.Schema) -> list[str]:
     return [column.name for column in schema if has_blobs(pa.schema([column])) or _LEGACY in (column.metadata or {})]
 
 
-def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Evaluate an SQL condition over the columns of several tables with equal row counts; return a mask.
-
-    Args:
-        condition: The condition, with columns written as `source.value`.
-        pairs: The tables, by their name in the condition.
-
-    Raises:
-        InvalidInputError: The condition is invalid.
-    """
-    together = pa.table({name: _as_structs(table) for name, table in pairs.items()})
-    with reading_errors(f"evaluate the condition {condition!r}"):
-        return _matches(condition, together)
-
-
-def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Evaluate an SQL predicate over rows in memory as a scan of the table would; a null result counts as false.
-
-    Args:
-        predicate: The predicate.
-        rows: The rows, in the types of the table; columns that the predicate does not name may be absent.
-
-    Raises:
-        InvalidInputError: The predicate is invalid.
-    """
-    if not rows.num_columns:
-        # A constant predicate needs a column all the same, because a dataset has at least one.
-        rows = pa.table({"_": pa.nulls(rows.num_rows, pa.bool_())})
-    with query_errors(predicate, "rows in memory"):
-        return _matches(predicate, rows)
-
-
-def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
-    """Return the type of the values of an SQL expression over the columns of a schema.
-
-    Raises:
-        InvalidInputError: The expression is invalid.
-    """
-    import lance
-
-    with query_errors(expression, "no rows"):
-        dataset = lance.write_dataset(schema.empty_table(), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
-    return expression_types(dataset, {"value": expression})["value"]
-
-
-def _matches(condition: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    import lance
-
-    found = np.zeros(rows.num_rows, np.bool_)
-    # Lance has no function that evaluates SQL over Arrow rows; a dataset in memory costs about two milliseconds.
-    dataset = lance.write_dataset(rows, f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
-    matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
-    # One file holds far more rows than are in memory at once; the fragment of an address is cut off to be safe.
-    found[row_offsets(matches.column(ROW_ADDRESS).to_numpy())] = True
-    return found
-
-
-def quote_column(column: str) -> str:
-    """Return a column name quoted for Lance SQL."""
-    return f"`{column}`"
-
-
 def _located(*batches: pa.RecordBatch | pa.Table) -> AddressedRows:
     table = pa.concat_tables([pa.table(batch) for batch in batches])
     return AddressedRows(table.drop_columns([ROW_ADDRESS]), table.column(ROW_ADDRESS).to_numpy())
 
 
-def _as_structs(table: pa.Table) -> pa.StructArray:
-    columns = [_stored(column) for column in table.combine_chunks().itercolumns()]
-    return pa.StructArray.from_arrays(columns, names=table.column_names)
-
-
-def _stored(column: "pa.ChunkedArray[Any]") -> "pa.Array[Any]":
-    whole: Any = column.combine_chunks()
-    # Conditions apply to storage values; DataFusion does not know extension types.
-    stored: pa.Array[Any] = whole.storage if isinstance(whole, pa.ExtensionArray) else whole
-    return stored
+def quote_column(column: str) -> str:
+    """Return a column name quoted for Lance SQL."""
+    return f"`{column}`"

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles.row_addresses import evaluate_predicate
+from lance_dagster.datafiles.sql_evaluation import evaluate_predicate
 
 # Distinct values that are kept before they are assigned to groups. Few groups have more, except those of timestamps.
 _DISTINCT = 100_000

@@ -14,20 +14,12 @@ from typing import get_args
 
 import pyarrow as pa
 
-from lance_dagster.diff.changed_rows import (
-    NO_ADDRESSES,
-    ByIds,
-    ByKey,
-    ByValues,
-    ChangedRows,
-    Identity,
-    RowComparison,
-    RowDifferences,
-    VersionedRows,
-)
+from lance_dagster.diff.changed_rows import ChangedRows
+from lance_dagster.diff.comparison_shapes import ComparedColumn
 from lance_dagster.diff.manifest_diff import ChangeKind, Comparison, FragmentChange, IndexChange, KeyChange, compare
-from lance_dagster.diff.row_matching import ComparedColumn
+from lance_dagster.diff.row_comparison import ByIds, ByKey, ByValues, Identity, RowComparison, RowDifferences
 from lance_dagster.diff.schema_diff import FieldChange
+from lance_dagster.diff.versioned_rows import NO_ADDRESSES, VersionedRows
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError
 from lance_dagster.format.model import Manifest

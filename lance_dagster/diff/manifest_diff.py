@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lance_dagster.diff.row_matching import ComparedColumn, compared_columns
+from lance_dagster.diff.comparison_shapes import ComparedColumn, compared_columns
 from lance_dagster.diff.schema_diff import FieldChange, Fields, field_changes, match_fields
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.deletions import same_deletion_vector

@@ -9,11 +9,10 @@ are computed only for fragments whose data files the previous attempt did not se
 constant nulls, SQL expressions, the result of a function, or the columns of another table matched by key.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-import numpy as np
 import pyarrow as pa
 
 from lance_dagster.datafiles import (
@@ -27,6 +26,7 @@ from lance_dagster.datafiles import (
     quote_column,
     read_sample,
 )
+from lance_dagster.edit.key_lookup import look_up
 from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format import evolution
@@ -38,72 +38,6 @@ from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import indices_of
-
-# Names of auxiliary columns in the key join. The prefix makes a collision with a column of the user unlikely.
-_PLACE = "__place"
-_ROW = "__row"
-
-
-def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa.Schema, Compute]:
-    """Return the schema of a table's value columns, and a function that looks their values up by key.
-
-    A row gets nulls when its key does not occur in the table or contains a null.
-
-    Raises:
-        InvalidInputError: A key occurs twice in the table, or the table has only key columns.
-        SchemaMismatchError: A key column is missing, or its type cannot be cast to the type in the schema.
-    """
-    _check_keys(table, keys, schema)
-    names = [name for name in table.column_names if name not in keys]
-    if not names:
-        raise InvalidInputError("the table to join has no column beside the keys, so there is nothing to add")
-    # The keys are cast before the check for duplicates: two keys that differ may become equal by the cast.
-    found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=list(keys))
-    counts = found.group_by(list(keys)).aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
-    # A null equals no other key, so several rows with a null key are not duplicates.
-    doubled = next((row for row in _rows_counted_twice(counts) if None not in row.values()), None)
-    if doubled is not None:
-        raise InvalidInputError(f"the table to join has the key {doubled} more than once; each key may occur once")
-    places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
-    values = table.select(names).combine_chunks()
-    # Every column becomes nullable, because a row without a match has no value.
-    columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's
-
-    def compute(rows: pa.RecordBatch) -> pa.RecordBatch:
-        asked = pa.Table.from_batches([rows]).append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
-        # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
-        matched = asked.join(places, list(keys), join_type="left outer").sort_by(_PLACE)
-        taken = values.take(matched.column(_ROW).combine_chunks())
-        return pa.RecordBatch.from_arrays([column.combine_chunks() for column in taken.columns], schema=columns)
-
-    return columns, compute
-
-
-def _rows_counted_twice(counts: pa.Table) -> Iterator[dict[str, object]]:
-    """Yield the keys that occur more than once; `counts` is sorted by falling count."""
-    for row in counts.to_pylist():
-        if row.pop("count_all") < 2:  # noqa: PLR2004
-            return
-        yield row
-
-
-def _check_keys(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> None:
-    if not keys:
-        raise InvalidInputError("`on` has to name at least one column")
-    for name in keys:
-        for known, what in ((table.column_names, "the table to join"), (schema.names, "this table")):
-            if name not in known:
-                raise SchemaMismatchError(f"key column {name!r} is not in {what}, which has {', '.join(known)}")
-
-
-def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.ChunkedArray[Any]":
-    try:
-        return table.column(name).cast(arrow)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        given = table.schema.field(name).type
-        raise SchemaMismatchError(f"key column {name!r} is {given}, this table holds {arrow}: {error}") from error
-
 
 NewColumns = Union["pa.Field[Any]", pa.Schema, Sequence["pa.Field[Any]"], Mapping[str, str], Compute, pa.Table]
 """Arrow fields (columns of nulls), SQL expressions by name, a function over batches, or a table to look up by key."""

@@ -18,20 +18,19 @@ and the index no longer covers the new fragments, which queries then scan.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import (
     StagedFile,
     StagedFiles,
-    WriteTarget,
     compact_with_pylance,
     scan_fragments,
     write_files,
 )
+from lance_dagster.edit.compaction_plan import CompactionGroup, CompactionPlan, Group, plan_compaction
 from lance_dagster.edit.write import CommitInfo, fragments_of, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
@@ -49,79 +48,8 @@ from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
-from lance_dagster.history.versions import State, Version
-from lance_dagster.transactions.index_updates import covered_fragments, indices_of
-
-Group = tuple[Fragment, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionGroup:
-    """Adjacent fragments that are rewritten together, by any process: `write_files(target, rows of the fragments)`.
-
-    Attributes:
-        fragments: The ids of the fragments, in the order of their rows.
-        target: The target of the rows.
-        rows: The number of rows.
-    """
-
-    fragments: tuple[int, ...]
-    target: WriteTarget
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionPlan:
-    """The groups that a compaction of one version rewrites; `only_pylance` when this package cannot move the rows.
-
-    The files that several processes write for the groups are committed together by `commit_compaction`.
-    """
-
-    version: Version
-    groups: tuple[CompactionGroup, ...]
-    only_pylance: bool = False
-
-
-def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) -> tuple[Group, ...]:
-    """Return the groups of adjacent fragments to rewrite, in the order of the manifest.
-
-    Args:
-        manifest: The version to compact.
-        target_rows: The number of rows a fragment should have; fragments with fewer rows are candidates.
-        deleted_share: The share of deleted rows, from 0 to 1, above which a fragment is rewritten even alone.
-    """
-    bitmaps = [covered_fragments(index) for index in indices_of(manifest)]
-
-    def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], frozenset[int | None]]:
-        worn = _worn(fragment, deleted_share)
-        known = tuple(bitmap is not None and fragment.id in bitmap for bitmap in bitmaps)
-        return worn or fragment.rows < target_rows, known, frozenset(file.base_id for file in fragment.files)
-
-    groups: list[Group] = []
-    # `groupby` without a sort: only adjacent fragments of equal kind may form a group.
-    for (candidate, *_), run in groupby(manifest.fragments, kind):
-        if candidate:
-            groups += _bins(tuple(run), target_rows)
-    # A small fragment alone would be rewritten by every run, and each time to an equal fragment.
-    return tuple(group for group in groups if len(group) > 1 or _worn(group[0], deleted_share))
-
-
-def _worn(fragment: Fragment, deleted_share: float) -> bool:
-    return fragment.physical_rows - fragment.rows > deleted_share * fragment.physical_rows
-
-
-def _bins(run: Sequence[Fragment], target_rows: int) -> Iterator[Group]:
-    """Split a run of adjacent fragments wherever the target number of rows is reached."""
-    bins: list[list[Fragment]] = [[]]
-    rows = 0
-    for fragment in run:
-        if rows >= target_rows:
-            bins.append([])
-            rows = 0
-        bins[-1].append(fragment)
-        rows += fragment.rows
-    yield from map(tuple, bins)
-
+from lance_dagster.history.versions import State
+from lance_dagster.transactions.index_updates import indices_of
 
 _ATTEMPTS = 5
 _BLOBS = ("lance-encoding:blob", "lance.blob")

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster.datafiles import Addresses, StagedFiles
-from lance_dagster.edit.upsert import LISTED, submit_upsert, upsert_operation
+from lance_dagster.edit.key_predicates import LISTED
+from lance_dagster.edit.upsert import submit_upsert, upsert_operation
 from lance_dagster.edit.write import CommitInfo, refuse_nested_blobs
 from lance_dagster.edit.write_result import Written
 from lance_dagster.history.context import TableContext

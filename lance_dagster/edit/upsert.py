@@ -55,13 +55,8 @@ from lance_dagster.transactions.claims import UPSERT
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
+from lance_dagster.edit.key_predicates import comparable_values, exact_predicate_of, predicate_of
 
-# The largest number of keys listed in a claim. Claims are stored in the transaction, which every merge reads.
-LISTED = 100
-# The largest number of keys for which a filtered scan, which can use an index, replaces a scan of the whole table.
-_LOOKED_UP = 1000
-# Larger integers do not fit the signed 64-bit literals of Lance SQL.
-_BEYOND = 2**63
 _NOWHERE = -1
 
 
@@ -147,83 +142,6 @@ def _found(pairs: Positions, there: np.ndarray[tuple[int], np.dtype[np.bool_]], 
     # `searchsorted` returns an insertion point, which is past the end for large values and needs a check of equality.
     places = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
     return np.where(there & (known[places] == pairs), places, _NOWHERE)
-
-
-def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
-    """Return a key column as one array of plain values.
-
-    Raises:
-        InvalidInputError: The column is nested or of half-precision floats.
-    """
-    whole: Any = column.combine_chunks()
-    # pyarrow returns a chunked array again for some types, and when there is no chunk.
-    if isinstance(whole, pa.ChunkedArray):
-        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
-    if isinstance(whole, pa.ExtensionArray):
-        whole = whole.storage
-    # Dictionaries of two arrays may assign different codes to one value, so the values themselves are compared.
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.dictionary_decode()
-    if pa.types.is_nested(whole.type) or pa.types.is_float16(whole.type):
-        raise InvalidInputError(
-            f"column {name!r} is {column.type}, which cannot be a key; give columns whose values are not nested"
-        )
-    comparable: pa.Array[Any] = whole
-    return comparable
-
-
-def predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
-    """Return a Lance SQL predicate that matches every row with one of these keys, and possibly other rows.
-
-    A claim may be too wide, which causes a conflict too many; it must never be too narrow. Returns None when no column
-    of the key can be written as literals.
-    """
-    found = [condition for name in columns if (condition := _condition(rows.column(name), name)) is not None]
-    return " AND ".join(found) or None
-
-
-def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
-    """Return a predicate that lists the values of one key column; None when they are many or have no literals.
-
-    With a scalar index on the column, pylance evaluates the predicate without a scan of the whole column.
-    """
-    # One column is enough: the complete keys of the rows found are compared afterwards.
-    for name in columns:
-        values = comparable_values(rows.column(name), name).drop_null().unique()
-        if 0 < len(values) <= _LOOKED_UP and (condition := _listed(values, name)) is not None:
-            return condition
-    return None
-
-
-def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
-    """Return a list of the values of a column, or the range they span when there are many."""
-    values = comparable_values(column, name).drop_null().unique()
-    if len(values) <= LISTED:
-        return _listed(values, name)
-    limits: Any = pc.min_max(values) if not pa.types.is_boolean(values.type) else None
-    low, high = _literal(limits["min"].as_py()), _literal(limits["max"].as_py())
-    return None if low is None or high is None else f"`{name}` >= {low} AND `{name}` <= {high}"
-
-
-def _listed(values: "pa.Array[Any]", name: str) -> str | None:
-    listed = [_literal(value) for value in values.to_pylist()]
-    # A value without a literal would be missing from the list, and its rows from the result, so there is no list then.
-    known = [literal for literal in listed if literal is not None]
-    return f"`{name}` IN ({', '.join(known)})" if known and len(known) == len(listed) else None
-
-
-def _literal(value: object) -> str | None:
-    """Return a value as a Lance SQL literal; None for types without a plain literal."""
-    match value:
-        # A bool is an int in Python, so this case comes before that of integers.
-        case bool():
-            return str(value).lower()
-        case int() if -_BEYOND <= value < _BEYOND:
-            return str(value)
-        case str() if value.isprintable():
-            return "'" + value.replace("'", "''") + "'"
-        case _:
-            return None
 
 
 WhenNotMatched = Literal["insert", "ignore"]

@@ -8,7 +8,8 @@ pylance itself.
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.arrow_types import BLOB, FIXED_SIZE_LIST_OF_STRUCTS
+from lance_dagster.format.arrow_types import BLOB
+from lance_dagster.format.logical_types import FIXED_SIZE_LIST_OF_STRUCTS
 from lance_dagster.format.model import Field, parse_file_version
 from lance_dagster.format.schema import is_packed
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, UnsupportedFeatureError
 from lance_dagster.format import arrow_types
-from lance_dagster.format.arrow_types import BLOB, EXTENSION_NAME, JSON, arrow_type, stored_column
+from lance_dagster.format.arrow_types import BLOB, JSON, stored_column
+from lance_dagster.format.logical_types import EXTENSION_NAME, arrow_type
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import MapUpdate
 

@@ -24,6 +24,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
+from lance_dagster.history.log import LogFilter, LogQuery, all_parents, first_parents
 from lance_dagster.history.rebase import check_deletions
 from lance_dagster.history.refs.branch_fence import being_reset
 from lance_dagster.history.refs.ref_files import READY, RENAMED_FROM, RESETTING
@@ -81,6 +82,7 @@ class TableContext:
         A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
         files of the version or builds on it uses `at`, which looks up that the version is still there.
         """
+        # By the commit id: the branch may have been deleted, and its name and numbers belong to another one.
         known = self.versions.known(ref.id) if isinstance(ref, Version) else None
         return known or self.at(ref)
 
@@ -108,6 +110,7 @@ class TableContext:
 
     def _in_renamed_branch(self, version: Version) -> State | None:
         """Find a version on a renamed branch: its number and transaction are the same, its commit id is not."""
+        # A rename writes the manifests again under the new name, so the commit id, a digest of the bytes, is another.
         for branch in self.refs.branches().values():
             if branch.state != READY or RENAMED_FROM not in branch.metadata or branch.name == version.branch:
                 continue
@@ -120,7 +123,8 @@ class TableContext:
         """Read a version that was recorded, even if its branch was renamed since.
 
         Raises:
-            VersionNotFoundError: It is gone; another branch of the same name does not stand in for its own.
+            VersionNotFoundError: The version is gone. A version with its number on a later branch of the same name is
+                another version and is not returned.
         """
         ancestry = Ancestry(self.refs, self.versions)
         place = ancestry.resolve_recorded(written)
@@ -262,6 +266,7 @@ def _check_shapes(versions: Versions, state: State) -> None:
     for (path, (_, rows)), shape in zip(waiting.items(), shapes, strict=True):
         if shape.rows != rows:
             raise CorruptFileError(path, f"it has {shape.rows} rows, but {state} records {rows}")
+        # A data file never changes, so once is enough for all versions that name it.
         versions.checked_files.add(path)
 
 
@@ -270,3 +275,31 @@ def open_context(uri: str | os.PathLike[str], storage_options: Mapping[str, str]
     store = open_store(uri, storage_options)
     options = dict(storage_options or {})
     return TableContext(store, Refs(store), Versions(store, options), options)
+
+
+def first_parent_log(
+    context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
+) -> list[Version]:
+    """Return a version and its first parents, newest first."""
+    return first_parents(*_asked(context, ref, after=after, limit=limit, only=only))
+
+
+def full_log(
+    context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
+) -> list[tuple[Version, tuple[str, ...]]]:
+    """Return a version and all its ancestors, newest first, each with its parents in the graph."""
+    found = all_parents(*_asked(context, ref, after=after, limit=limit, only=only))
+    return [(version, tuple(map(str, below))) for version, below in found]
+
+
+def _asked(
+    context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
+) -> tuple[Ancestry, VersionRef, LogQuery]:
+    # Only the place of the version is resolved, because the log reads each manifest itself.
+    start = context.place(ref)
+    query = LogQuery(after=None if after is None else context.at(after), limit=limit, only=only or LogFilter())
+    ancestry = Ancestry(context.refs, context.versions)
+    if not ancestry.exists(start):
+        # Loading raises the error that lists the existing versions.
+        context.versions.load(start.branch, start.number)
+    return ancestry, start, query

@@ -31,7 +31,6 @@ from lance_dagster.history.versions import State, Version
 
 CLOCK_SKEW_SECONDS = 60.0
 """Seconds by which the clocks of writers may differ without a version being left out or sorted wrongly."""
-
 DATE_SLOP = 5
 """The number of versions in a row that may be dated too old without ending a log since a time; git calls it slop."""
 

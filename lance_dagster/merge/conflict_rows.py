@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from lance_dagster.datafiles import Addresses, Positions, batch_size
-from lance_dagster.diff.changed_rows import VersionedRows, keys_of, parts_of
-from lance_dagster.diff.row_matching import ComparedColumn, Flags, RowPositions, compared_columns, paired_by_values
+from lance_dagster.diff.comparison_shapes import ComparedColumn, compared_columns
+from lance_dagster.diff.row_comparison import keys_of, parts_of
+from lance_dagster.diff.row_matching import Flags, RowPositions, paired_by_values
 from lance_dagster.diff.schema_diff import Fields
+from lance_dagster.diff.versioned_rows import VersionedRows
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest

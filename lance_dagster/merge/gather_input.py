@@ -11,8 +11,8 @@ from typing import TypeVar
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import matching_offsets
-from lance_dagster.diff.changed_rows import VersionedRows
 from lance_dagster.diff.row_matching import Flags
+from lance_dagster.diff.versioned_rows import VersionedRows
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.context import TableContext

@@ -16,10 +16,12 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import Addresses, blob_columns, evaluate_predicate, row_offsets, scan_fragment
-from lance_dagster.diff.changed_rows import VersionedRows
-from lance_dagster.diff.row_matching import ComparedColumn, Flags, compared_columns, digests
+from lance_dagster.diff.comparison_shapes import ComparedColumn, compared_columns
+from lance_dagster.diff.row_digests import digests
+from lance_dagster.diff.row_matching import Flags
 from lance_dagster.diff.schema_diff import Fields
-from lance_dagster.edit.upsert import comparable_values, predicate_of
+from lance_dagster.diff.versioned_rows import VersionedRows
+from lance_dagster.edit.key_predicates import comparable_values, predicate_of
 from lance_dagster.edit.write import refuse_nested_blobs
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.merge.rules.merge_input import ComparedCells, SharedKeys

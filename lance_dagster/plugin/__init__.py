@@ -12,9 +12,6 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from lance_dagster.__about__ import __version__
 
 if TYPE_CHECKING:
-    from lance_dagster.plugin.checks.bound_check import (
-        BoundCheck as BoundCheck,
-    )
     from lance_dagster.plugin.checks.change_checks import (
         Freshness as Freshness,
         NoSchemaChange as NoSchemaChange,
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     )
     from lance_dagster.plugin.checks.table_check import (
         Audit as Audit,
+        BoundCheck as BoundCheck,
         CheckOutcome as CheckOutcome,
         TableCheck as TableCheck,
     )
@@ -67,11 +65,6 @@ if TYPE_CHECKING:
     from lance_dagster.plugin.operate.branch_sweeper import (
         build_branch_sweeper as build_branch_sweeper,
     )
-    from lance_dagster.plugin.operate.conditions import (
-        candidate_audited as candidate_audited,
-        newer_than as newer_than,
-        tag_moved as tag_moved,
-    )
     from lance_dagster.plugin.operate.discovery_sensor import (
         build_discovery_sensor as build_discovery_sensor,
     )
@@ -101,7 +94,10 @@ if TYPE_CHECKING:
         S3Options as S3Options,
     )
     from lance_dagster.plugin.publish.promoted_asset import (
+        candidate_audited as candidate_audited,
+        newer_than as newer_than,
         promoted_asset_spec as promoted_asset_spec,
+        tag_moved as tag_moved,
     )
     from lance_dagster.plugin.publish.publish_config import (
         PublishConfig as PublishConfig,
@@ -130,17 +126,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "checks.change_checks": ("Freshness", "NoSchemaChange", "RowCountChange", "SchemaIs"),
     "checks.check_definitions": ("build_table_checks", "table_check"),
-    "checks.bound_check": ("BoundCheck",),
     "checks.evaluation": ("check_values", "evaluate_check", "open_candidate"),
     "checks.row_checks": ("KeysExist", "RowCount", "Unique"),
-    "checks.table_check": ("Audit", "CheckOutcome", "TableCheck"),
+    "checks.table_check": ("Audit", "BoundCheck", "CheckOutcome", "TableCheck"),
     "checks.value_checks": ("InRange", "IsIn", "Matches", "NotNull", "NullRate", "Satisfies"),
     "components": ("LancePublisherComponent", "LanceResourceComponent", "LanceTablesComponent"),
     "definitions": ("LanceAssetsOptions", "lance_assets", "validate_definitions"),
     "io.io_manager": ("LanceIOManager",),
     "io.partition_values": ("PartitionFilter",),
     "operate.branch_sweeper": ("build_branch_sweeper",),
-    "operate.conditions": ("candidate_audited", "newer_than", "tag_moved"),
     "operate.discovery_sensor": ("build_discovery_sensor",),
     "operate.maintenance_job": ("MaintenanceConfig", "MaintenanceJob", "build_maintenance_job"),
     "operate.pipes_session": ("PipesTable", "pipes_extras", "pipes_table"),
@@ -148,7 +142,7 @@ _HOMES = {
     "operate.ref_sensor": ("build_ref_sensor", "ref_asset_specs"),
     "operate.waiting_check": ("build_waiting_checks",),
     "provider_options": ("AzureOptions", "GoogleOptions", "S3Options"),
-    "publish.promoted_asset": ("promoted_asset_spec",),
+    "publish.promoted_asset": ("candidate_audited", "newer_than", "promoted_asset_spec", "tag_moved"),
     "publish.publish_config": ("PublishConfig", "Rollback"),
     "publish.publisher": ("PublisherOptions", "build_publisher"),
     "resource": ("LanceResource", "PinnedTable", "SparkResource"),

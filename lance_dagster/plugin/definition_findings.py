@@ -14,7 +14,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.bound_check import LANCE_CHECK
+from lance_dagster.plugin.checks.table_check import LANCE_CHECK
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of

@@ -17,10 +17,10 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, StoreError, TableNotFoundError
+from lance_dagster.format.sql_text import all_of
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.environment import environment_folder, open_forked
-from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.provider_options import (
     AzureOptions,
     GoogleOptions,

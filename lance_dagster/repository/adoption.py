@@ -25,7 +25,7 @@ from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, Rep
 from lance_dagster.repository.projection import COMMIT
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
 from lance_dagster.repository.publish.staging import capture, for_each_table
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

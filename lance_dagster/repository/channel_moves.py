@@ -22,7 +22,7 @@ from lance_dagster.repository.commits.ref_log import next_entry
 from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 DEFAULT_CHANNEL = "production"
 """The channel that the first publication to it creates; any other name is created explicitly."""

@@ -48,7 +48,7 @@ from lance_dagster.repository.commits.snapshot import (
     new_commit,
 )
 from lance_dagster.repository.publish.staging import NEVER, for_each_table
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 # How many entries are searched for holds that ended: a tag that lags behind missed one of the last few moves.
 _HOLDS = 100

@@ -8,11 +8,13 @@ put the entry that names them. Every version of a table that one of these commit
 
 **A ref that moves to an old commit meanwhile.** A collection first marks the commits that it is going to delete, then
 reads all refs again and keeps the commits that a ref names by now. A process that moves a ref to an existing commit
-puts the entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other.
-A mark stays for the grace period: a process may have read the commit before it was deleted, and have it in memory. A
-mark belongs to the collection that put it, and only this collection deletes the commit or the mark: otherwise, with two
-collections at once, one could delete the mark that the other one relies on. The commits that a collection marked and
-did not delete, because it died, are kept for the grace period.
+puts the entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other:
+the collection finds the ref, or the process finds the mark.
+
+A mark stays for the grace period after its commit was deleted: a process may have read the commit before and still move
+a ref to it. Only the collection that put a mark deletes the mark and its commit. If two collections shared marks, one
+could delete a mark on which the other one relies. When a collection dies after it marked commits, these commits are
+kept for the grace period.
 
 **A publication that is about to name a version of a table.** The version is held by a branch `published/...` or by a
 tag before the commit is stored. A collection that lists the commits before that sees a branch or tag that no commit
@@ -28,12 +30,13 @@ So a branch or tag that a publication uses was at most twelve hours old at that 
 began at least twelve hours later; a publication takes less time from its staging to its commit, so the collection lists
 the commit.
 
-**Logs of ended branches.** There is one for each run, and only a repeated publication reads it. A log is deleted when
-its newest entry ended the branch longer ago than the retention and the grace period, and no table is marked as touched
-by the branch. From then on a publication of the branch says that there is no such branch, and a fork begins with entry
-1 again. No process mistakes an earlier number for a later one: the deleted log is older than any running process. A
-process that read the log just before its deletion puts a larger number, which can begin a log as well as entry 1 can.
-Logs of channels stay, because sensors remember their numbers, and so does the newest entry of each other log.
+**Logs of ended branches.** There is one log for each run branch. After the branch was published, only a repeated
+publication reads it. A log is deleted when its newest entry ended the branch longer ago than the retention and the
+grace period, and no table is marked as touched by the branch. From then on a publication of the branch reports that
+there is no such branch, and a fork of that name begins its log with entry 1. The numbers of the two logs are not confused: a
+process that knew the deleted log would have to be older than the grace period. A process that read the log just before
+its deletion puts the next larger number; a log may begin with any number. Logs of channels stay, because sensors
+remember their numbers, and so does the newest entry of each other log.
 
 Commits are deleted before the branches of tables: a crash in between leaves branches that no commit names, and the next
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
@@ -59,7 +62,7 @@ from lance_dagster.repository.commits.release_tags import list_tags
 from lance_dagster.repository.commits.resolve_commit import promotions
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 _WORKERS = 8
 _READ_AT_ONCE = 100

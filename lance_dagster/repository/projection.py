@@ -3,6 +3,8 @@
 A reader that knows only Lance reads `production` by the tag of that name in each table. These tags are moved after the
 channel, one by one, so such a reader may see two tables at different commits for a moment; a reader of the repository
 never does. The tags also protect the versions that they name from every clean-up.
+
+`repository.tags` makes release tags, which the tables follow with immutable tags of their own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +21,10 @@ from lance_dagster.errors import (
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
 from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.registry import Registry, RepositoryContext
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
@@ -137,3 +140,36 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
 
 def _said(error: LanceDagsterError) -> str:
     return error.complaint if isinstance(error, ProtectedError) else str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The release tags of one repository."""
+
+    _repository: RepositoryContext
+
+    def list(self) -> dict[str, ReleaseTag]:
+        """Read all release tags, by name."""
+        return list_tags(self._repository.logs)
+
+    def create(self, name: str, at: str = "main", *, message: str = "") -> tuple[ReleaseTag, tuple[Lagging, ...]]:
+        """Name a commit permanently, in the repository and by an immutable tag in each of its tables.
+
+        Raises:
+            AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
+        """
+        commit = self._repository.resolve(at)
+        # The tag of the repository comes first and is one put: of two processes that want different commits, one is
+        # refused here, before it touches the tables.
+        tag = create_release(self._repository.logs, name, commit.id, message=message)
+        following = FollowingTag(name=name, immutable=True)
+        return tag, project(self._repository.registry, commit, commit.tables, tag=following, options=None)
+
+    def delete(self, name: str, *, force: bool = False) -> None:
+        """Delete a release tag of the repository; the tags of the tables stay.
+
+        Raises:
+            RefNotFoundError: There is no such tag.
+            ProtectedError: `force` is False.
+        """
+        delete_release(self._repository.logs, name, force=force)

@@ -41,16 +41,14 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FOLLOW, FollowingTag, Lagging, project
+from lance_dagster.repository.projection import FOLLOW, FollowingTag, Lagging, Releases, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
-from lance_dagster.repository.registry import SUFFIX, check_table_name
-from lance_dagster.repository.releases import Releases
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import SUFFIX, RepositoryContext, check_table_name
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView

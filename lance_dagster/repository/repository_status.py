@@ -13,7 +13,7 @@ from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, Rep
 from lance_dagster.repository.projection import names_of
 from lance_dagster.repository.publish.forks import touched_tables
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.repository.superseded import maintenance_since, superseded_branches
 
 
@@ -80,8 +80,8 @@ class RepositoryStatus:
         channels: The channels.
         waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
             that were made in the tables themselves. A table that was removed since is written `orders (removed)`.
-        superseded: Those of them that replace rows which `main` has replaced since they were forked, so that they can
-            no longer be published: by branch, for each such table the version of `main`.
+        superseded: Those of the waiting branches that can no longer be published, since they replace rows that a later
+            commit of `main` has replaced. For each branch, by table, the version of `main` that did so.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
         held_versions: How many branches of tables hold versions for commits; they are deleted with their commits.
     """

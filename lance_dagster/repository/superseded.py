@@ -1,7 +1,11 @@
-"""Tell what the commits are that a repository does not have: branches that were superseded, and maintenance of `main`.
+"""Find waiting branches that `main` has superseded, and versions of `main` that are only maintenance.
 
-A run branch that replaces rows, and that waits while `main` gets a commit that replaces all of these rows too, cannot
-be published any more: the merge has a conflict. The claims of both sides tell this without a merge and without a clock.
+A run branch is superseded when it replaces rows, and `main` got a commit since the fork that replaces all of these rows
+too. The branch cannot be published then, because its merge has a conflict. The claims that both sides recorded tell
+this; no merge is tried, and no times are compared.
+
+Versions of `main` that a table got outside of the repository matter only if they change rows. Those that do not, such
+as compactions, are counted as maintenance.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SAME_ROWS, WITHOUT_ROWS
-from lance_dagster.history.context import TableContext
+from lance_dagster.history.context import TableContext, first_parent_log
 from lance_dagster.history.versions import Version
-from lance_dagster.table.version_log import first_parent_log
 from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
 
 # The most versions of `main` that are read for a table.

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from lance_dagster.datafiles import Addresses, offsets_by_fragment, scan_fragment
-from lance_dagster.diff.changed_rows import RowDifferences
+from lance_dagster.diff.row_comparison import RowDifferences
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version

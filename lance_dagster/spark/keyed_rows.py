@@ -22,8 +22,8 @@ from pyspark.sql import Column, DataFrame, Window, functions
 from pyspark.sql.types import DataType, NullType, NumericType, StructType
 
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
-from lance_dagster.edit.upsert import comparable_values
 from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format.validation import string_list

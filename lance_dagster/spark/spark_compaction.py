@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
-from lance_dagster.edit.compaction import CompactionGroup
+from lance_dagster.edit.compaction_plan import CompactionGroup
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.reader import opened

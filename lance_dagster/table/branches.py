@@ -6,7 +6,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import Properties, Ref, TableContext
+from lance_dagster.history.context import Properties, Ref, TableContext, full_log
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.refs import branch_operations, branch_recovery, protection as protecting, rename, reset
@@ -17,7 +17,6 @@ from lance_dagster.merge import merge_commit, preview
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.table.status import TableStatus, status_of
-from lance_dagster.table.version_log import full_log
 
 # The class has a method `list`, which hides the built-in type in its annotations; hence these aliases.
 VersionNumbers = list[int]

@@ -7,13 +7,15 @@ from typing import Generic, TypeVar, Unpack
 
 from lance_dagster.datafiles import StagedFile
 from lance_dagster.edit import compaction, index_status
-from lance_dagster.edit.compaction import CompactionPlan, Goal
+from lance_dagster.edit.compaction import Goal
+from lance_dagster.edit.compaction_plan import CompactionPlan
 from lance_dagster.edit.index_status import IndexStatus
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
-from lance_dagster.gc.collect import SETTLING, GarbageOptions, GarbageReport, collect
+from lance_dagster.gc.collect import SETTLING, GarbageOptions, collect
+from lance_dagster.gc.garbage_report import GarbageReport
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
 from lance_dagster.history.context import Properties, Ref, TableContext
 from lance_dagster.history.find_commits import content_id_of

@@ -24,7 +24,7 @@ from lance_dagster.edit.write_result import WriteResult, Written
 from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
-from lance_dagster.history.context import Properties, Ref, TableContext, open_context
+from lance_dagster.history.context import Properties, Ref, TableContext, first_parent_log, full_log, open_context
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.table_uri import is_table_uri
 from lance_dagster.history.versions import State, Version
@@ -38,7 +38,6 @@ from lance_dagster.table.columns import Columns
 from lance_dagster.table.config import Config
 from lance_dagster.table.maintenance import Maintenance
 from lance_dagster.table.tags import Tags
-from lance_dagster.table.version_log import first_parent_log, full_log
 
 
 class LanceTable:

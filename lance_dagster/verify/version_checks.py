@@ -17,18 +17,9 @@ from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
-from lance_dagster.verify.manifest_rules import (
-    FragmentContext,
-    Problem,
-    RowSpan,
-    check_fragment,
-    check_indices,
-    check_manifest,
-    check_rows,
-    check_transaction,
-    fragment_context,
-    row_ids,
-)
+from lance_dagster.verify.fragment_rules import FragmentContext, check_fragment, fragment_context
+from lance_dagster.verify.manifest_rules import Problem, check_indices, check_manifest, check_transaction
+from lance_dagster.verify.sequence_rules import RowSpan, check_rows, row_ids
 
 Progress = Callable[[int, int], None]
 """Called with the number of steps that are done, and the number of all steps as far as it is known."""

@@ -9,15 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from lance_dagster.diff.comparison_shapes import ComparisonShape
 from lance_dagster.diff.manifest_diff import Comparison, compare
-from lance_dagster.diff.row_matching import (
-    ComparisonShape,
-    Digests,
-    digests,
-    first_duplicate,
-    paired_by_ids,
-    paired_by_values,
-)
+from lance_dagster.diff.row_digests import Digests, digests
+from lance_dagster.diff.row_matching import first_duplicate, paired_by_ids, paired_by_values
 from lance_dagster.format.model import DataFile, DeletionFile, Field, Fragment, Fragments, Manifest
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.schema import fields_from_arrow

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lance_dagster import LanceTable
-from lance_dagster.edit.upsert import Keys, exact_predicate_of, predicate_of
+from lance_dagster.edit.key_predicates import exact_predicate_of, predicate_of
+from lance_dagster.edit.upsert import Keys
 from lance_dagster.errors import InvalidInputError
 
 NAN = float("nan")

@@ -10,9 +10,9 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
 from lance_dagster.datafiles import StagedFiles
+from lance_dagster.format.sql_text import quote_name, quote_text
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import partition_filter
-from lance_dagster.plugin.predicates import quote_name, quote_text
 
 EVENTS = dg.AssetKey(["log", "events"])
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")

@@ -11,8 +11,7 @@ import pyarrow as pa
 from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundError
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.commits.ref_log import RefLogs
-from lance_dagster.repository.registry import Registry
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import Registry, RepositoryContext
 from lance_dagster.store import LocalStore, Store
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
 from tests.table_factory import context_on

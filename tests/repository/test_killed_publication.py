@@ -12,7 +12,7 @@ import pytest
 from lance_dagster import InvalidInputError, LanceRepository, NotFoundError
 from lance_dagster.errors import CommitStateUnknownError, StoreError
 from lance_dagster.repository.commits.ref_log import RefLogs
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 from tests.forked_program import ready_processes
 from tests.repository.repository_operations import OPERATIONS, die_at_change, fresh
 from tests.repository.scripted_repository import (

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from lance_dagster import LanceResource, SparkResource, build_maintenance_job
 from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
-from lance_dagster.edit.compaction import CompactionPlan
+from lance_dagster.edit.compaction_plan import CompactionPlan
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.spark import compact_table
 from lance_dagster.table import LanceTable

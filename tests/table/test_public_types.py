@@ -30,7 +30,7 @@ from lance_dagster import (
 )
 from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
 from lance_dagster.repository.channels import Channels
-from lance_dagster.repository.releases import Releases
+from lance_dagster.repository.projection import Releases
 from lance_dagster.table.branches import Branches
 from lance_dagster.table.columns import Columns
 from lance_dagster.table.config import Config

@@ -38,6 +38,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import branch_of_version
+from lance_dagster.history.refs.ref_encoding import branch_file_of, parse_branch, parse_tag, tag_file_of
 from lance_dagster.history.refs.ref_files import (
     CREATING,
     DELETING,
@@ -50,10 +51,6 @@ from lance_dagster.history.refs.ref_files import (
     Branch,
     BranchState,
     Tag,
-    branch_file_of,
-    parse_branch,
-    parse_tag,
-    tag_file_of,
     with_metadata,
 )
 from lance_dagster.store import Store
@@ -105,6 +102,8 @@ class Refs:
         path = _file_of(layout.TAGS, name, "the name of a tag")
         data = None if path is None else self.store.get(path)
         found = None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
+        # A marked tag counts as deleted: its remover may already have sent the request, which has no condition on such
+        # storage.
         return None if found is None or REMOVER in found.metadata else found
 
     def referrers_of(self, branch: str) -> list[str]:
@@ -127,6 +126,7 @@ class Refs:
     def referrers(self) -> dict[str, list[str]]:
         """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
         found: dict[str, list[str]] = {}
+        # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
         for tag in self.tags().values():
             found.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
         for branch in self.branches().values():
@@ -181,8 +181,10 @@ class Refs:
         if self._put_once(path, branch_file_of(branch)):
             return branch
         # Another writer took the name. The caller decides what that means, by the id of the branch.
+        # It is read again, for the put says only that some file was there.
         taken = self.branch(branch.name)
         if taken is None:
+            # The name was free again before it could be read. Whoever had it may be deleting versions in the folder.
             raise StoreError(f"branch {branch.name!r} of {self.store.uri} came and went while it was made; try again")
         return taken
 
@@ -199,6 +201,7 @@ class Refs:
         """
         path = layout.branch_file(branch.name)
         wanted: Branch | None = None
+        # A bounded number of times: two programs that take back each other's change would never end.
         for _ in range(_ATTEMPTS):
             found = self.store.get_with_etag(path)
             current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
@@ -222,6 +225,8 @@ class Refs:
         """
 
         def marked(current: Branch) -> Branch:
+            # A deletion that marked the branch may have listed its versions already: commits to a branch that became
+            # ready now would be deleted with the others.
             if state == READY and current.state not in (CREATING, READY):
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
             # A branch that is ready is not being reset any more, and its version numbers may grow again.
@@ -241,8 +246,12 @@ class Refs:
         current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
         if found is None or current is None or current.id != branch.id or current.state != DELETING:
             return None
+        # The process that wrote its mark last owns the branch. After a reset the file is that of the new branch, and
+        # deleting it would lose the branch.
         if current.metadata.get(RESETTING) != branch.metadata.get(RESETTING):
             raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted or reset by two at once")
+        # Another process got the right to delete the file while this one slept. Two unconditional requests could be on
+        # their way then, and the later one would delete the next branch of the name.
         if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
             raise self._removed_elsewhere("branch", branch.name)
         return current, found[1]
@@ -261,6 +270,8 @@ class Refs:
         for _ in range(_ATTEMPTS):
             if self._may_send_removal(branch) and self.store.compare_and_delete(path, etag):
                 return
+            # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
+            # tells.
             found = self.read_deleting(self._refreshed(branch))
             if found is None:
                 return
@@ -269,6 +280,7 @@ class Refs:
 
     def remover(self) -> dict[str, str]:
         """Return the mark of a process that is going to delete the file of a ref; empty where no mark is needed."""
+        # A server that ignores the condition of a deletion would let a late request delete the next ref of the name.
         return {} if self.store.deletes_conditionally() else {REMOVER: f"{uuid.uuid4().hex} {int(time.time())}"}
 
     def adopt_removal(self, branch: Branch) -> Branch:
@@ -303,6 +315,8 @@ class Refs:
     def _may_send_removal(self, branch: Branch) -> bool:
         """Tell whether a deletion that is sent now is certain to arrive before another process may take it over."""
         since = branch.metadata.get(REMOVER, "").rpartition(" ")[2]
+        # A third of the time: the rest is for the request itself, and for clocks of two machines that differ. A mark
+        # from the future is not fresh either, since it says nothing about how old it is.
         fresh = since.isdigit() and abs(time.time() - int(since)) < REMOVAL_SECONDS / 3
         return self.store.deletes_conditionally() or fresh
 
@@ -339,6 +353,7 @@ class Refs:
             if found is None:
                 return
             stored = parse_tag(tag.name, found[0], f"{self.store.uri}/{path}")
+            # The caller decided about the tag that it read: a tag that was moved since may be needed where it is.
             if stored != wanted:
                 raise RefMovedError(tag.name, tag.ref, stored.ref)
             if self.store.deletes_conditionally() or REMOVER in stored.metadata:
@@ -374,6 +389,7 @@ class Refs:
         stored = None if found is None else parse_tag(tag.name, found[0], f"{self.store.uri}/{path}")
         if found is None or stored is None or REMOVER not in stored.metadata:
             return False
+        # Until then, the request of the process that removes the old tag could arrive late and delete the new one.
         if not self._is_free(stored):
             raise self._removed_elsewhere("tag", tag.name)
         return self._swapped(path, tag, found[1])
@@ -474,6 +490,7 @@ class Refs:
             # Each ref takes one request, and a table with many runs has many branches.
             with ThreadPoolExecutor(_READERS) as readers:
                 values = list(readers.map(read, names))
+        # A ref that was deleted between the listing and the reading has no value.
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import quote_name
 from lance_dagster.plugin.checks.check_queries import (
     BuiltInCheck,
     field_of,
@@ -18,7 +19,6 @@ from lance_dagster.plugin.checks.check_queries import (
     slug,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
-from lance_dagster.plugin.predicates import quote_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

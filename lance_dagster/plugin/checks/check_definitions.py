@@ -7,8 +7,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin.checks.bound_check import LANCE_CHECK, BoundCheck
-from lance_dagster.plugin.checks.table_check import Scope, TableCheck
+from lance_dagster.plugin.checks.table_check import LANCE_CHECK, BoundCheck, Scope, TableCheck
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 

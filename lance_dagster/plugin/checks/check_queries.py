@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import Bound, quote_name
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
-from lance_dagster.plugin.predicates import Bound, quote_name
 from lance_dagster.plugin.resource import PinnedTable
 
 if TYPE_CHECKING:

@@ -13,8 +13,14 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.bound_check import LANCE_CHECK, BoundCheck, CheckContext, describe_asset
-from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
+from lance_dagster.plugin.checks.table_check import (
+    LANCE_CHECK,
+    Audit,
+    BoundCheck,
+    CheckContext,
+    CheckOutcome,
+    describe_asset,
+)
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, waiting_version
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
@@ -150,7 +156,10 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
 
 
 def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTable) -> tuple[str, ...]:
-    """Return the partition of the current run for a version of `main`, which names none itself; otherwise nothing."""
+    """Return the partition of the current run as a tuple of one key, if the check reads a version of `main`.
+
+    A version of a run branch records its partitions itself, so nothing is returned for it, nor for a run without one.
+    """
     key = context.run.tags.get(_PARTITION_TAG)
     definition = bound.described(context).partitions_def
     if version.version.branch != MAIN or key is None or definition is None:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import quote_name
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
     BuiltInCheck,
@@ -19,7 +20,6 @@ from lance_dagster.plugin.checks.check_queries import (
     such_as,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
-from lance_dagster.plugin.predicates import quote_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import Bound, literal, quote_name, quote_text
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
@@ -21,7 +22,6 @@ from lance_dagster.plugin.checks.check_queries import (
     slug,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
-from lance_dagster.plugin.predicates import Bound, literal, quote_name, quote_text
 
 # The mistakes that Rust's regular expressions and Python's have in common. Python also refuses some expressions that
 # Rust knows, such as `\p{L}`.

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import all_of
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
-from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.resource import PinnedTable
 from lance_dagster.plugin.table_asset import TableKey
 

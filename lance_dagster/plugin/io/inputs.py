@@ -13,6 +13,7 @@ import dagster as dg
 
 from lance_dagster.datafiles import planned_schema
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
+from lance_dagster.format.sql_text import all_of
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -20,7 +21,6 @@ from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_source import InputSource
 from lance_dagster.plugin.io.input_types import InputType
-from lance_dagster.plugin.predicates import all_of
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written, waiting_version
 from lance_dagster.plugin.settings import refuse_unknown_settings

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from lance_dagster.datafiles import evaluate_predicate, expression_type
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import literal, quote_name
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.predicates import literal, quote_name
 
 # The time window of a partition key.
 Windows = Callable[[str], dg.TimeWindow]

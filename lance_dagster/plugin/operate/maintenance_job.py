@@ -25,7 +25,7 @@ from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
-    from lance_dagster.gc.collect import GarbageReport
+    from lance_dagster.gc.garbage_report import GarbageReport
     from lance_dagster.table import LanceTable
     from lance_dagster.verify.manifest_rules import Problem
 

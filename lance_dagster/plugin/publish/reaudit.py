@@ -41,9 +41,8 @@ from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import partitions_of
-from lance_dagster.plugin.checks.bound_check import BoundCheck, describe_asset
 from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other
-from lance_dagster.plugin.checks.table_check import CheckOutcome
+from lance_dagster.plugin.checks.table_check import BoundCheck, CheckOutcome, describe_asset
 from lance_dagster.plugin.publish.publication import (
     Publication,
     in_turns,

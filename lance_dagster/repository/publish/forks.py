@@ -33,7 +33,7 @@ from lance_dagster.repository.commits.ref_log import next_entry, with_properties
 from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table, load
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 MERGED = "merged"
 """Property of an entry that ends a branch, or a part of it: the id of the commit that contains the changes."""

@@ -27,7 +27,7 @@ from lance_dagster.repository.publish.forks import (
     touched_tables,
 )
 from lance_dagster.repository.publish.staging import TableChange, stage_merge
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 # How many tables a text names, so that it fits on a screen.
 _SHOWN = 10

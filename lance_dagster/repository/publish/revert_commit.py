@@ -13,7 +13,7 @@ from lance_dagster.merge.picks import PickOptions, restore
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import TableChange, capture, landed_at, load, stage_change
-from lance_dagster.repository.repository_context import RepositoryContext
+from lance_dagster.repository.registry import RepositoryContext
 
 _NONE: tuple[str, None] = "", None
 _REVERTS = "reverts"
@@ -150,7 +150,11 @@ def _by_id(commit: RepositoryCommit) -> dict[str, tuple[str, TableVersion | None
 
 
 def _named_again(repository: RepositoryContext, name: str, old: TableVersion) -> TableVersion:
-    """Add a table that was removed again, at the version that it had."""
+    """Register a removed table under its name, as a revert of the removal does, and return the version it had then.
+
+    Raises:
+        ConflictError: Another table has the name by now.
+    """
     if repository.registry.register(name) != old.id:
         raise ConflictError(f"another table is at {repository.table(name).uri} now; remove it before the revert")
     # Only old commits name the version, and a collection may be about to delete them, so it gets a tag of its own.

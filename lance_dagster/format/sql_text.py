@@ -1,9 +1,11 @@
-"""Parts of predicates in Lance SQL: names and values as text, and several conditions as one."""
+"""Write names, values and conditions as text of Lance SQL. Pure."""
 
 import datetime as dt
 
 from lance_dagster.errors import InvalidInputError
 
+_BEYOND = 2**63
+"""Larger integers do not fit the signed 64-bit literals of Lance SQL."""
 Bound = int | float | str | dt.date | dt.datetime
 
 
@@ -30,6 +32,20 @@ def literal(bound: Bound) -> str:
             return str(bound).lower()
         case _:
             return repr(bound)
+
+
+def plain_literal(value: object) -> str | None:
+    """Return a boolean, an integer of 64 bits or a printable text as a literal; None for every other value."""
+    match value:
+        # A bool is an int in Python, so this case comes before that of integers.
+        case bool():
+            return str(value).lower()
+        case int() if -_BEYOND <= value < _BEYOND:
+            return str(value)
+        case str() if value.isprintable():
+            return quote_text(value)
+        case _:
+            return None
 
 
 def quote_text(value: str) -> str:

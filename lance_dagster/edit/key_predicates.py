@@ -1,0 +1,78 @@
+"""Write predicates of Lance SQL that match the rows with the keys of an upsert."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import plain_literal
+
+# The largest number of keys listed in a claim. Claims are stored in the transaction, which every merge reads.
+LISTED = 100
+# The largest number of keys for which a filtered scan, which can use an index, replaces a scan of the whole table.
+_LOOKED_UP = 1000
+
+
+def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
+    """Return a key column as one array of plain values.
+
+    Raises:
+        InvalidInputError: The column is nested or of half-precision floats.
+    """
+    whole: Any = column.combine_chunks()
+    # pyarrow returns a chunked array again for some types, and when there is no chunk.
+    if isinstance(whole, pa.ChunkedArray):
+        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
+    if isinstance(whole, pa.ExtensionArray):
+        whole = whole.storage
+    # Dictionaries of two arrays may assign different codes to one value, so the values themselves are compared.
+    if pa.types.is_dictionary(whole.type):
+        whole = whole.dictionary_decode()
+    if pa.types.is_nested(whole.type) or pa.types.is_float16(whole.type):
+        raise InvalidInputError(
+            f"column {name!r} is {column.type}, which cannot be a key; give columns whose values are not nested"
+        )
+    comparable: pa.Array[Any] = whole
+    return comparable
+
+
+def predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
+    """Return a Lance SQL predicate that matches every row with one of these keys, and possibly other rows.
+
+    A claim may be too wide, which causes a conflict too many; it must never be too narrow. Returns None when no column
+    of the key can be written as literals.
+    """
+    found = [condition for name in columns if (condition := _condition(rows.column(name), name)) is not None]
+    return " AND ".join(found) or None
+
+
+def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
+    """Return a predicate that lists the values of one key column; None when they are many or have no literals.
+
+    With a scalar index on the column, pylance evaluates the predicate without a scan of the whole column.
+    """
+    # One column is enough: the complete keys of the rows found are compared afterwards.
+    for name in columns:
+        values = comparable_values(rows.column(name), name).drop_null().unique()
+        if 0 < len(values) <= _LOOKED_UP and (condition := _listed(values, name)) is not None:
+            return condition
+    return None
+
+
+def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
+    """Return a list of the values of a column, or the range they span when there are many."""
+    values = comparable_values(column, name).drop_null().unique()
+    if len(values) <= LISTED:
+        return _listed(values, name)
+    limits: Any = pc.min_max(values) if not pa.types.is_boolean(values.type) else None
+    low, high = plain_literal(limits["min"].as_py()), plain_literal(limits["max"].as_py())
+    return None if low is None or high is None else f"`{name}` >= {low} AND `{name}` <= {high}"
+
+
+def _listed(values: "pa.Array[Any]", name: str) -> str | None:
+    listed = [plain_literal(value) for value in values.to_pylist()]
+    # A value without a literal would be missing from the list, and its rows from the result, so there is no list then.
+    known = [literal for literal in listed if literal is not None]
+    return f"`{name}` IN ({', '.join(known)})" if known and len(known) == len(listed) else None
