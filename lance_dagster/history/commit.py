@@ -32,10 +32,11 @@ Races:
 
 A writer that keeps losing gives up by the clock, not by a count of attempts: the winner of a race has the head at hand
 and tends to win again, so a fixed number of attempts would fail early on a busy table. For the same reason writers on
-local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Neither is needed for
-anything above: a turn may be given to two. An append there looks for the newest version only in its turn: one that was
-the newest before is mostly not so any more, and a listing of many versions takes longer than the rest of a commit. The
-writer that is next reads meanwhile what has landed so far, by number, so that little is left to read in its turn.
+local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Both only save time:
+correctness does not depend on them, and two writers may get a turn at once. On local disk, an append looks for the
+newest version only when it has its turn: a version that was found earlier is seldom still the newest, and a listing of
+many versions takes longer than the rest of a commit. While a writer waits for its turn, it reads the versions that have
+landed so far, by their numbers, so that few are left to read in its turn.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the

@@ -89,6 +89,8 @@ def close_branch(branch: Branch, why: Closing, refs: Refs, versions: Versions) -
             except ConflictError:
                 _reopen(closing, refs, versions)
                 raise
+        # Where the file changed between the mark and the seal, another attempt had reopened the branch, and a writer
+        # may have committed: everything is looked at again.
         sealed = _sealed(closing, newest, refs, versions)
         if sealed.state == DELETING:
             return sealed

@@ -226,6 +226,8 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
     mark = dead.metadata.get(RESETTING)
 
     def replaced(current: Branch) -> Branch:
+        # A reset and a deletion may both have found the branch empty. Without the comparison, the one that comes last
+        # would replace the new branch of the other one, which may have commits.
         if current.state != DELETING or current.metadata.get(RESETTING) != mark:
             raise RefMovedError(dead.name, dead.id, "a branch that is being reset")
         return wanted
@@ -359,6 +361,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
     made = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
     if made is not None:
         versions.cache(branch.id, made)
+    # The state comes last: a branch that is ready has a version, and a writer never finds it empty.
     try:
         return refs.set_branch_state(branch, READY)
     except ConflictError:

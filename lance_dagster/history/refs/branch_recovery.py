@@ -40,6 +40,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     if branch is not None and versions.newest(name) is not None:
         return branch
     found = _copies(name, versions) | _stored(name, versions)
+    # The newest fork: an earlier branch of the name may have left copies too, and those have lower numbers.
     first = max((number for number, (_, made) in found.items() if _is_fork(made, branch)), default=None)
     if first is None:
         raise refs.branch_not_found(name)
@@ -49,9 +50,11 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
         branch = _described(name, first, made.uuid, parent)
     if branch is None:
         raise refs.branch_not_found(name)
+    # Oldest first: an interrupted recovery leaves a series without gaps, which the next one continues.
     for number in sorted(number for number in found if number >= first):
         _restore(name, number, found[number], versions)
     versions.forget()
+    # The file comes last: a writer that found the branch before would commit on top of a part of the series.
     return refs.set_branch_state(refs.add_branch(branch), READY)
 
 
@@ -98,6 +101,7 @@ def _restore(name: str, number: int, found: _Found, versions: Versions) -> None:
     data, transaction = found
     if not data:
         return
+    # The transaction comes first: a version without it would make later commits of other programs fail.
     if transaction is not None:
         path = layout.transaction_path(name, transaction.file_name)
         versions.store.put(path, encode_transaction(transaction), durable=False)

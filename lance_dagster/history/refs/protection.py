@@ -102,6 +102,7 @@ def refuse_direct_commit(store: Store, branch: str, transaction: Transaction) ->
     Raises:
         ProtectedError: The branch is protected.
     """
+    # Maintenance changes no row, so there is nothing that a review before a merge would find.
     if not isinstance(transaction.operation, MAINTENANCE):
         refuse_protected_branch(
             "commit to", branch, store, Remedy("commit to another branch and merge it into this one")
@@ -156,6 +157,7 @@ def _unprotect(kind: str, pattern: str) -> Remedy:
 
 
 def _matching(name: str, patterns: Sequence[str]) -> str | None:
+    # `fnmatch` would ignore the case of letters on some systems, so that protection depended on who asks.
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
 

@@ -78,6 +78,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be renamed: every Lance program looks for it")
     branch, target = refs.branch(old), refs.branch(new)
     if branch is None:
+        # An earlier attempt lost its answer after it had deleted the old name.
         if target is not None and target.state == READY and target.metadata.get(RENAMED_FROM) == old:
             return target
         raise refs.branch_not_found(old)
@@ -119,6 +120,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         raise
     try:
         target = _with_last(marked, target, refs, versions)
+        # Files are copied before the manifests that name them, so that a power cut leaves no version without its files.
         _copy_files(marked, new, versions)
         _copy_versions(marked, target, versions)
         return refs.set_branch_state(target, READY)
@@ -229,6 +231,7 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
     check_tag_name(new)
     tag, target = refs.tag(old), refs.tag(new)
     if tag is None:
+        # An earlier attempt lost its answer after it had removed the old name.
         if target is not None and target.metadata.get(RENAMED_FROM) == old:
             return target
         raise refs.tag_not_found(old)

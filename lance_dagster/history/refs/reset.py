@@ -188,6 +188,8 @@ def _drop(branch: Branch, dropped: Dropped, versions: Versions) -> None:
     if not numbers:
         return
     manifests = {number: versions.manifest_path(branch.name, number) for number in numbers}
+    # The copies come first: a merge that reads a dropped version meanwhile, or lands after the search for references,
+    # finds its files.
     copy_to_expired(versions.store, branch.name, branch.id, manifests)
     # The newest is deleted first: an interrupted reset then leaves a series without gaps up to some version.
     for number in reversed(numbers):

@@ -71,6 +71,7 @@ def hold_in_force(metadata: Mapping[str, str]) -> TagHold | None:
     """Return the hold that keeps a tag where it is, or None."""
     # Most tags are never held, so their metadata is not parsed.
     holds = holds_of(metadata) if HOLDS in metadata else ()
+    # Only the newest hold can be in force: a tag that is held is not held again.
     return holds[-1] if holds and holds[-1].released_at is None else None
 
 
@@ -85,6 +86,7 @@ def encoded_holds(holds: Sequence[TagHold]) -> str:
                 "at": _time_text(hold.held_at),
                 **({"released": _released(hold)} if hold.released_at else {}),
             }
+            # The newest ones stay, because the last one decides whether the tag may move.
             for hold in holds[-_KEPT_HOLDS:]
         ]
     )

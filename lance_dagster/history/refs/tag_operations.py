@@ -184,6 +184,7 @@ def hold_tag(name: str, hold: tuple[str, str], refs: Refs) -> Tag:
         InvalidInputError: The reason is empty or too long.
         ProtectedError: The tag is held already, for another reason.
     """
+    # It follows a move: a hold that failed because of it would leave the tag free for the next one.
     return refs.change_tag(name, lambda current: _held(current, *hold), follow=True)
 
 
@@ -203,6 +204,7 @@ def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
         done = replace(last, release_reason=given, released_by=_person(who), released_at=pendulum.now("UTC"))
         return with_metadata(current, {HOLDS: encoded_holds([*older, done])})
 
+    # It follows a move by a program that knows no holds: the hold is released wherever the tag is.
     return refs.change_tag(name, released, follow=True)
 
 
@@ -339,6 +341,8 @@ def _moves(tag: Tag) -> tuple[TagMove, ...]:
 def _with_branch_id(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
     """Return the moves of a tag, oldest first, the last one with the id of its branch, which still exists."""
     *older, last = _moves(tag)
+    # The id is recorded while the branch exists: later its name may belong to another branch, whose version of that
+    # number would be taken for the earlier one.
     if not last.after_id:
         branch = None if tag.branch == MAIN else refs.branch(tag.branch)
         last = replace(last, after_id=MAIN if tag.branch == MAIN else branch.id if branch else "")
@@ -398,6 +402,7 @@ def _ready_branch_id(branch: str, refs: Refs) -> str:
     Raises:
         RefNotFoundError: The branch does not exist, or is not ready.
     """
+    # `main` is never deleted and made again, so its name identifies it.
     if branch == MAIN:
         return MAIN
     found = refs.branch(branch)
