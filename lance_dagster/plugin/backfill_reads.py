@@ -131,9 +131,12 @@ def _at(table: "LanceTable", branch: str, made: Materialized) -> "Version | None
 
 
 def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain) -> "Version":
-    """Return the version that has the rows of several branches, on a branch that belongs to the run that reads it.
+    """Merge several branches of a backfill into a branch of the run that reads them; return its newest version.
 
-    A single branch is merged too, and not read directly: its publisher may delete it while this run still reads.
+    Even a single branch is merged and not read directly, because its publisher may delete it while this run reads.
+
+    Raises:
+        ConflictError: The branches conflict with each other or with `main`.
     """
     from lance_dagster.merge.preview import PREVIEW_OF
 

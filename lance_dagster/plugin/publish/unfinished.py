@@ -129,10 +129,12 @@ class Unfinished:
     def _in_part(
         self, commits: Iterable[Unpromoted], shown: Mapping[str, float], nodes: Mapping[str, PromotedNode]
     ) -> dict[str, str]:
-        """Return the tables in which readers would not see a publication that they see in others, each with its run.
+        """Return the tables that would lag behind others of their commit, each with the run that published the commit.
+
+        Readers that see the commit's version of one table, and an older version of another one, see half a publication.
 
         Args:
-            commits: The publications that readers do not see yet.
+            commits: The commits that readers do not see yet.
             shown: The number of the last version of `main` that readers will see, by table.
             nodes: The nodes of the tables.
         """
@@ -146,6 +148,14 @@ class Unfinished:
         return found
 
     def _said_of(self, found: Sequence[Publication], node: PromotedNode, by: str, said: Sequence[str]) -> str:
+        """Say why some tables are not promoted without another one, and what to do.
+
+        Args:
+            found: The tables that are not promoted.
+            node: The node of the table that would lag behind.
+            by: The run that published that table in the same commit.
+            said: The messages about tables that cannot be promoted.
+        """
         names, other = ", ".join(one.name for one in found), node.candidate.to_user_string()
         nodes = ", ".join(one.promoted.to_user_string() for one in found) + f" and {node.promoted.to_user_string()}"
         # There is something new, so a table without it has yet to follow.

@@ -138,7 +138,10 @@ def keep_whole(
 def written_with(
     looked: Sequence[Publication], others: Iterable[Publication], instance: dg.DagsterInstance
 ) -> list[Publication]:
-    """Return which other tables have branches of the runs that wrote some tables, so that these runs are seen whole.
+    """Return the other tables that have to be published too, so that readers see all tables that a run wrote, or none.
+
+    These are the tables with branches of the same runs. A table that is added this way may have branches of further
+    runs, whose tables are added as well.
 
     Args:
         looked: The tables that are to be published.
