@@ -33,10 +33,10 @@ the commit.
 **Logs of ended branches.** There is one log for each run branch. After the branch was published, only a repeated
 publication reads it. A log is deleted when its newest entry ended the branch longer ago than the retention and the
 grace period, and no table is marked as touched by the branch. From then on a publication of the branch reports that
-there is no such branch, and a fork of that name begins its log with entry 1. The numbers of the two logs are not confused: a
-process that knew the deleted log would have to be older than the grace period. A process that read the log just before
-its deletion puts the next larger number; a log may begin with any number. Logs of channels stay, because sensors
-remember their numbers, and so does the newest entry of each other log.
+there is no such branch, and a fork of that name begins its log with entry 1. The numbers of the two logs are not
+confused: a process that knew the deleted log would have to be older than the grace period. A process that read the log
+just before its deletion puts the next larger number; a log may begin with any number. Logs of channels stay, because
+sensors remember their numbers, and so does the newest entry of each other log.
 
 Commits are deleted before the branches of tables: a crash in between leaves branches that no commit names, and the next
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
