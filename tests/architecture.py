@@ -89,6 +89,7 @@ WORDS = {
     "carrying": "applied change, or copied",
     "clashes": "conflicts",
     "contest": "conflict",
+    "contested": "in conflict",
     "deed": "operation",
     "deeds": "operations",
     "disputed": "conflicts",
@@ -116,6 +117,8 @@ WORDS = {
     "twins": "pair, copy or replica",
     "world": "model, or scenario",
 }
+# Words that are terms elsewhere, as the images of a changed row are in a change feed, and no terms of a merge rule.
+RULE_WORDS = {"images": "ids, or locations"}
 # Words that are plain as a part of a name, and say nothing as the whole name of a class.
 CLASS_WORDS = {
     "draft": "a builder of the thing",
@@ -439,7 +442,9 @@ def words(path: str, source: str) -> list[str]:
     )
     classes = [(node.name, node.lineno) for node in nodes(path, source, ast.ClassDef)]
     vague = ((name, line) for name, line in classes if name.strip("_").lower() in CLASS_WORDS)
+    in_rules = nodes(path, source, ast.Name) if path.startswith(f"{PACKAGE}/merge/rules/") else ()
     return [
+        *(f"{path}:{node.lineno}: {node.id}: say {RULE_WORDS[node.id]}" for node in in_rules if node.id in RULE_WORDS),
         *(
             f"{path}:{line}: {name}: say {WORDS[word]}"
             for name, line in chain(named, classes)

@@ -247,6 +247,8 @@ SUBTLE = [
     ("words", "lance_dagster/table.py", "table.merge(theirs=1).mine\n", 2),
     ("words", "lance_dagster/table.py", "determined = undermine(source, 'ours')\n", 0),
     ("words", "tests/merge/mill.py", "", 1),
+    ("words", "lance_dagster/merge/rules/plan.py", "images = {}\n", 1),
+    ("words", "lance_dagster/spark/changes.py", "images = {}\n", 0),
     ("words", "lance_dagster/table.py", "class _Way: ...\nclass OneWay: ...\n", 1),
     ("prose", "lance_dagster/table.py", '"""The rows.\n\nThe fates of rows, and a twin.\n"""\n', 2),
     ("prose", "lance_dagster/table.py", "x = 'ours'  # Refused: an option of git.\n", 0),

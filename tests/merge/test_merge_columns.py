@@ -376,9 +376,9 @@ def test_an_index_still_answers_right(table: LanceTable) -> None:
 # Strategies.
 
 
-def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable) -> None:
+def test_a_strategy_settles_what_is_in_conflict_and_nothing_else(table: LanceTable) -> None:
     """Rows that only one side changed keep the change."""
-    contested(table)
+    conflicting_changes(table)
     if not as_pylance(table).has_stable_row_ids:
         with pytest.raises(MergeConflictError, match="without stable row ids"):
             table.merge("run", strategy="source-wins")
@@ -394,7 +394,7 @@ def test_a_strategy_settles_what_is_contested_and_nothing_else(table: LanceTable
     assert rows(table, "source-wins") == rows(table, "by-kind")
 
 
-def contested(table: LanceTable) -> None:
+def conflicting_changes(table: LanceTable) -> None:
     """Both sides update one row differently, and each makes another change."""
     for branch, value in (("run", 10), ("main", 11)):
         as_pylance(table, branch).update({"value": str(value)}, where="value = 1")

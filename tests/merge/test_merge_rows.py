@@ -168,7 +168,7 @@ def lineage_of(table: LanceTable, where: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("winner,value", [("source-wins", 10), ("dest-wins", 20)])
-def test_a_strategy_decides_about_the_contested_cell_only(stable: LanceTable, winner: Winner, value: int) -> None:
+def test_a_strategy_decides_about_the_conflicting_cell_only(stable: LanceTable, winner: Winner, value: int) -> None:
     """A cell that only one side changed is kept; if the winner's copy has all cells, the row is not written."""
     update(stable, 10, "value in (1, 2)", "run")
     stable.update({"key": "'z'", "value": "20"}, where="value = 1")

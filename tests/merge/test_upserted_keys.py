@@ -35,7 +35,7 @@ def values_of(table: LanceTable, branch: str = "main") -> dict[int, int]:
 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
-def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strategy: Winner) -> None:
+def test_a_strategy_decides_about_conflicting_keys_only(table: LanceTable, strategy: Winner) -> None:
     """Other keys of the losing side are kept, however many there are."""
     table.upsert(rows(1, 1, 2000), on=["id"], branch="run")
     table.upsert(rows(2, *range(1, 1001)), on=["id"])
@@ -50,7 +50,7 @@ def test_a_strategy_decides_about_contested_keys_only(table: LanceTable, strateg
 
 
 @pytest.mark.parametrize("other", ["append", "upsert", "update"])
-def test_other_keys_between_those_of_an_upsert_are_not_contested(table: LanceTable, other: str) -> None:
+def test_other_keys_between_those_of_an_upsert_are_not_in_conflict(table: LanceTable, other: str) -> None:
     """Of many keys only the lowest and the highest are recorded."""
     table.upsert(rows(1, *range(0, 1000, 2)), on=["id"], branch="run")
     match other:
@@ -64,7 +64,7 @@ def test_other_keys_between_those_of_an_upsert_are_not_contested(table: LanceTab
     assert set(range(0, 1000, 2)) | {11} <= values_of(table).keys()
 
 
-def test_a_row_that_was_given_a_key_is_contested(table: LanceTable) -> None:
+def test_a_row_that_was_given_a_key_is_in_conflict(table: LanceTable) -> None:
     """The row was not inserted, but its new key equals that of an inserted row."""
     table.upsert(rows(1, 1, 2), on=["id"], branch="run")
     table.update({"id": "1"}, where="id = -1")
@@ -83,7 +83,7 @@ def test_keys_decide_also_where_partitions_are_named(table: LanceTable) -> None:
     assert {-1: 0, 1: 1, 3: 1, 5: 2, 7: 2} == values_of(table)
 
 
-def test_a_key_of_several_columns_is_contested_as_a_whole(table: LanceTable) -> None:
+def test_a_key_of_several_columns_is_in_conflict_as_a_whole(table: LanceTable) -> None:
     """An equal value in one column is no conflict, and null is no key."""
     table.upsert(rows(1, 1, 2, None), on=["id", "v"], branch="run")
     table.upsert(rows(2, 1, 2, None), on=["id", "v"])
@@ -96,7 +96,7 @@ def test_a_key_of_several_columns_is_contested_as_a_whole(table: LanceTable) -> 
 
 
 @pytest.mark.parametrize("strategy", ["source-wins", "dest-wins"])
-def test_of_two_replacements_only_the_shared_scope_is_contested(table: LanceTable, strategy: Winner) -> None:
+def test_of_two_replacements_only_the_shared_scope_is_in_conflict(table: LanceTable, strategy: Winner) -> None:
     """A partition that only one side replaced stays as that side has it, with either winner."""
     table.replace_where("id IN (1, 2)", rows(1, 1, 2), branch="run", partitions=["1", "2"])
     table.replace_where("id IN (2, 3)", rows(2, 2, 3), partitions=["2", "3"])

@@ -419,8 +419,8 @@ def _casts(of: MergeSide, changer: MergeSide, schema: MergedSchema) -> dict[int,
     """Return columns of one side whose type the other side changed, with the ids that they have in the result."""
     live = {field.id for field in schema.fields}
     # In the result, fields have the ids that they have on the dest.
-    images = {number: number for number in live}
-    old, new = (schema.from_source, images) if of.is_source else (images, schema.from_source)
+    unchanged = {number: number for number in live}
+    old, new = (schema.from_source, unchanged) if of.is_source else (unchanged, schema.from_source)
     found: dict[int, int] = {}
     for number, cast in changer.cast_fields.items():
         was, now = of.columns.ids.get(number, of.cast_fields.get(number)), new.get(cast)

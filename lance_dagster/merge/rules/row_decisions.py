@@ -48,8 +48,8 @@ class Situation:
     the base lacks. `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable`
     says that a row can be found wherever it was moved, so that the merge may move it as well. `uncertain` says that
     columns were written beside rows whose place in the base is unknown, so perhaps not beside these. `combined` are
-    rows that are written anew with the cells of both sides, so that both copies go; in `contested` of them a strategy
-    decides about cells.
+    rows that are written anew with the cells of both sides, so that both copies go; for those among them that are
+    `in_conflict`, a strategy decides about cells.
     """
 
     live: BitMap
@@ -62,7 +62,7 @@ class Situation:
     traceable: bool
     uncertain: bool
     combined: BitMap = field(default_factory=BitMap)
-    contested: BitMap = field(default_factory=BitMap)
+    in_conflict: BitMap = field(default_factory=BitMap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +72,14 @@ class CombinedUpdates:
     For rows `in_dest`, the dest's copy has the changes of both sides; for rows `in_source`, the source's copy has them.
     `combined` rows are written anew, from the copies at the addresses `source` and `dest`, in the order of the merge
     base: `from_source` flags the cells of `columns` that are taken from the source's copy; all others are taken from
-    the dest's. In the `contested` rows among them, both sides gave a cell different values, and a strategy decides
-    which value it gets.
+    the dest's. In the rows among them that are `in_conflict`, both sides gave a cell different values, and a strategy
+    decides which value it gets.
     """
 
     in_dest: BaseRows = field(default_factory=dict)
     in_source: BaseRows = field(default_factory=dict)
     combined: BaseRows = field(default_factory=dict)
-    contested: BaseRows = field(default_factory=dict)
+    in_conflict: BaseRows = field(default_factory=dict)
     source: U64Array = field(default_factory=lambda: np.empty(0, np.uint64))
     dest: U64Array = field(default_factory=lambda: np.empty(0, np.uint64))
     columns: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class RowRules:
             traceable=self.source.base.stable_row_ids,
             uncertain=any(side.columns.written.get(None) for side in (self.source, self.dest)),
             combined=self.combined.combined.get(number, BitMap()),
-            contested=self.combined.contested.get(number, BitMap()),
+            in_conflict=self.combined.in_conflict.get(number, BitMap()),
         )
         winners = self.winner_for(source_columns), self.winner_for(dest_columns)
         decision = decide(situation, rows=self.strategy.winner("rows", "rows"), columns=winners)
@@ -383,16 +383,16 @@ def _combined(
 ) -> CombinedUpdates:
     """Find for each row the copy that has the changes of both sides, or that the row has to be written anew."""
     # Where both sides gave a cell the same value, either copy has it.
-    contested = cells.source & cells.dest & cells.apart
+    differing = cells.source & cells.dest & cells.apart
     from_source = cells.source & cells.apart
     if winner != SOURCE_WINS:
-        from_source &= ~contested
-    is_contested, in_dest = np.any(contested, axis=1), ~np.any(from_source, axis=1)
+        from_source &= ~differing
+    has_conflict, in_dest = np.any(differing, axis=1), ~np.any(from_source, axis=1)
     in_source = ~in_dest & np.all(from_source == cells.apart, axis=1)
     is_claimed = (cells.source | cells.dest)[:, [name in claimed for name in cells.columns]].any(axis=1)
-    # A contested row is a conflict. Without a strategy it is not written; with one, the winner's whole copy may
+    # A row with such a cell is a conflict. Without a strategy it is not written; with one, the winner's whole copy may
     # suffice.
-    settled = ~(is_contested | is_claimed)
+    settled = ~(has_conflict | is_claimed)
     written = ~(in_dest | in_source | is_claimed)
     if winner is None:
         written &= settled
@@ -400,7 +400,7 @@ def _combined(
         in_dest=picked_rows(rows, in_dest & settled),
         in_source=picked_rows(rows, in_source & settled),
         combined=picked_rows(rows, written),
-        contested=picked_rows(rows, written & is_contested),
+        in_conflict=picked_rows(rows, written & has_conflict),
         source=at[0][written],
         dest=at[1][written],
         columns=cells.columns,
@@ -474,7 +474,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
     # A row that both sides deleted is not a conflict. A deletion against new values is one: whichever side wins, the
     # change of the other side is lost.
-    conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.contested)
+    conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.in_conflict)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     # A live row of the base survives if both sides have it. A row that the base has deleted survives if at least one
     # side brought it back: the side that left it deleted changed nothing.

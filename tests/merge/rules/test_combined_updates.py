@@ -108,7 +108,7 @@ def test_the_cells_of_a_row(source: str, dest: str, equal: str, expected: tuple[
         ("id amount", "amount", "dest-wins", (WRITTEN, [[True, False]])),
     ],
 )
-def test_a_strategy_decides_about_contested_cells(
+def test_a_strategy_decides_about_conflicting_cells(
     source: str, dest: str, winner: Strategy, expected: tuple[str, list[list[bool]]]
 ) -> None:
     """Cells that only one side changed keep the change, whichever side wins the others."""

@@ -145,7 +145,7 @@ def _rows_won(inputs: MergeInputs, merged: Snapshot, strategy: str) -> Snapshot:
 
 
 def _partitions_won(inputs: MergeInputs, merged: Snapshot, winner: Snapshot) -> Snapshot | None:
-    contested = [
+    in_conflict = [
         claim
         for side, did, other in (
             (inputs.source, inputs.source_did, inputs.dest),
@@ -155,12 +155,12 @@ def _partitions_won(inputs: MergeInputs, merged: Snapshot, winner: Snapshot) -> 
         for claim in made.claims
         if any(True for _ in claimed(inputs, claim, side, other))
     ]
-    if any(claim.whole for claim in contested) or any(
+    if any(claim.whole for claim in in_conflict) or any(
         touched(inputs.base, side) for side in (inputs.source, inputs.dest)
     ):
         return None
     result = merged
-    for claim in contested:
+    for claim in in_conflict:
         result = result.without(result.where(claim))
         result = replace(result, rows={**result.rows, **{uid: winner.rows[uid] for uid in winner.where(claim)}})
     return result

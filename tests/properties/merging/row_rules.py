@@ -67,20 +67,20 @@ class _Decision:
 
     def both_updated(self, base: Row, source: Row, dest: Row) -> Row:
         """Decide about a row that both sides updated, cell by cell; a program may refuse to rewrite the row."""
-        merged, contested = dict(dest.cells), False
+        merged, conflicting = dict(dest.cells), False
         for token, cell in source.cells.items():
             before, here = (_value(row, token) for row in (base, dest))
             if cell.value in (before, here) or self.is_dropped(token):
                 continue
             if here != before:
-                contested = True
+                conflicting = True
                 if self.strategy != SOURCE_WINS:
                     continue
             merged[token] = cell
         made = Row(merged, -((source.stamp << 32) + dest.stamp))
         row = next((one for one in (dest, source) if _has_equal_values(one, made)), made)
         # It is open whether the loser keeps its other cells: a row that cannot be rewritten is wholly the winner's.
-        self.conflict("rows", "updated by both" + (", with other cells" if row is made else ""), hard=contested)
+        self.conflict("rows", "updated by both" + (", with other cells" if row is made else ""), hard=conflicting)
         return row
 
     def one_updated(self, base: Row, source: Row, dest: Row) -> Row:
