@@ -25,8 +25,7 @@ replaces the mark of another one, and a process that does not find its own mark 
 
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lance_dagster.errors import ConflictError, RefMovedError, StoreError
@@ -39,6 +38,7 @@ from lance_dagster.history.refs.ref_files import (
     DELETING,
     LAST,
     READY,
+    REMOVER,
     RENAME_ID,
     RESETTING,
     STATE,
@@ -105,14 +105,18 @@ def close_branches(
     The order is that of one branch: all marks, then the search, then the seals. So a process that refers to one of the
     branches sees its mark, or its reference is found.
     """
-    marked = []
-    for branch in branches:
-        # A branch that is gone was deleted by another process.
-        with suppress(RefMovedError):
-            marked.append(_marked(branch, refs, Closing()))
-    users = refs.referrers()
+    marked: list[Branch] = []
     closed: list[Branch] = []
     kept: dict[str, ConflictError] = {}
+    for branch in branches:
+        try:
+            marked.append(_marked(branch, refs, Closing()))
+        except RefMovedError:
+            # A branch that is gone was deleted by another process.
+            continue
+        except ConflictError as error:
+            kept[branch.name] = error
+    users = refs.referrers()
     for closing in marked:
         try:
             if closing.state == CLOSING and closing.name in users:
@@ -131,7 +135,10 @@ def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
     own = uuid.uuid4().hex
 
     def marked(current: Branch) -> Branch:
-        if why.rename_id is not None and current.metadata.get(RENAME_ID) != why.rename_id:
+        # A rename marks the same file. Each attempt to swap looks for it, so that one of the two finds the other.
+        if why.rename_id is None:
+            refuse_renaming(current, why.do, refs)
+        elif current.metadata.get(RENAME_ID) != why.rename_id:
             raise RefMovedError(branch.name, branch.id, "a branch that was renamed back")
         if current.state in (CLOSING, DELETING):
             return with_metadata(current, {RESETTING: why.resetting})
@@ -179,9 +186,17 @@ def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Bra
         same = current.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
         if current.state != closing.state or not same or (current.state == DELETING and current.last is not None):
             return current
-        return with_metadata(current, {STATE: DELETING, LAST: last, **refs.remover()})
+        return with_metadata(current, {STATE: DELETING, LAST: last, **own})
 
-    return refs.change_branch(closing, sealed)
+    own = refs.remover()
+    found = refs.change_branch(closing, sealed)
+    # Another process may have sealed the same attempt first, and has the right to delete the file.
+    return _with_right(found, own, refs) if found.state == DELETING else found
+
+
+def _with_right(deleting: Branch, own: Mapping[str, str], refs: Refs) -> Branch:
+    """Return a branch whose file this process may delete, given the mark that it may have put there."""
+    return deleting if deleting.metadata.get(REMOVER) == own.get(REMOVER) else refs.adopt_removal(deleting)
 
 
 def _highest(branch: Branch, newest: int, versions: Versions) -> int:
@@ -200,12 +215,13 @@ def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
             return current
         # The process that makes the branch records it before it puts anything there.
         known = current.metadata.get(LAST, last)
-        return with_metadata(current, {STATE: DELETING, LAST: known, **refs.remover()})
+        return with_metadata(current, {STATE: DELETING, LAST: known, **own})
 
+    own = refs.remover()
     # The mark is written first: another process that is about to finish the creation finds it.
     found = refs.change_branch(branch, marked)
     if found.state == DELETING:
-        finish_deleting(found, refs, versions)
+        finish_deleting(_with_right(found, own, refs), refs, versions)
 
 
 def finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
@@ -305,6 +321,20 @@ def refuse_users(name: str, do: str, refs: Refs) -> None:
     users = refs.referrers_of(name)
     if users:
         raise in_use(name, do, users, refs)
+
+
+def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
+    """Refuse to change a branch that is being renamed.
+
+    Raises:
+        ConflictError: It is being renamed.
+    """
+    new = refs.renamed_to(branch)
+    if new is not None:
+        raise ConflictError(
+            f"cannot {do} branch {branch.name!r} of {refs.store.uri}: it is being renamed to {new!r}; "
+            "renaming it again finishes that"
+        )
 
 
 def in_use(name: str, do: str, users: Sequence[str], refs: Refs) -> ConflictError:

@@ -97,7 +97,7 @@ class BranchFence:
         # A head below the first version was put by a late writer; another id is another branch of the name.
         if head.number < branch.first or seen not in ("", branch.id):
             raise self._gone(head)
-        target = self._renamed_to(branch)
+        target = self.refs.renamed_to(branch)
         if target is not None:
             raise CommitConflictError(
                 f"cannot commit to {self.name} of {self.refs.store.uri}: it is being renamed to {target}",
@@ -153,7 +153,7 @@ class BranchFence:
         """
         branch = self.refs.branch(self.name)
         if branch is not None and branch.id == branch_id:
-            target = self._renamed_to(branch)
+            target = self.refs.renamed_to(branch)
             if target is not None:
                 return f"renamed to {target}"
             # "closing" alone can be taken back, and then the version stays. At the end of a rename it cannot: some
@@ -168,13 +168,6 @@ class BranchFence:
                 self.refs.store.delete(path)
                 raise self._gone(put)
         return "deleted"
-
-    def _renamed_to(self, branch: Branch) -> str | None:
-        """Return the name that a branch is about to get, or None."""
-        # Both files have to say so: a rename that was abandoned leaves a mark on the old branch alone.
-        name = branch.metadata.get(RENAMING_TO)
-        target = self.refs.branch(name) if name else None
-        return name if target is not None and target.metadata.get(RENAMED_FROM) == branch.name else None
 
     def _gone(self, state: State) -> CommitConflictError:
         return CommitConflictError(

@@ -46,6 +46,7 @@ from lance_dagster.history.refs.branch_deletion import (
     finish_deleting_many,
     first_number_above_fences,
     in_use,
+    refuse_renaming,
     refuse_users,
 )
 from lance_dagster.history.refs.branch_fence import refuse_dropped
@@ -58,7 +59,6 @@ from lance_dagster.history.refs.ref_files import (
     READY,
     RENAME_ID,
     RENAMED_FROM,
-    RENAMING_TO,
     RESERVED_PREFIX,
     RESETTING,
     Branch,
@@ -89,7 +89,7 @@ def create_branch(
     # This is checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
-    found = refs.branch(name)
+    found = branch_of_name(name, refs, versions)
     if found is not None and found.state in (CLOSING, DELETING):
         replaced = _replace_deleted(found, parent, refs, versions, metadata=metadata)
         if replaced is not None:
@@ -207,7 +207,8 @@ def _replace_deleted(
 ) -> Branch | None:
     """Put a new branch in the place of one that is being deleted; return None when another process ended that first."""
     try:
-        dead = close_branch(found, Closing(), refs, versions)
+        # The deletion that is continued may be the end of a rename, which is no reason to refuse here.
+        dead = close_branch(found, Closing(rename_id=found.metadata.get(RENAME_ID)), refs, versions)
     except RefMovedError:
         return None
     refuse_tagged(found.name, refs)
@@ -242,6 +243,19 @@ def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
     closing = Closing(do="rename", rename_id=branch.metadata.get(RENAME_ID))
     with suppress(RefMovedError):
         finish_deleting(close_branch(branch, closing, refs, versions), refs, versions)
+
+
+def branch_of_name(name: str, refs: Refs, versions: Versions) -> Branch | None:
+    """Return the branch that has a name, after removing what a rename left there that cannot be finished any more."""
+    found = refs.branch(name)
+    if found is None or found.state != CREATING or RENAMED_FROM not in found.metadata:
+        return found
+    old = refs.branch(found.metadata[RENAMED_FROM])
+    if old is not None and old.id == found.id:
+        return found
+    # The rename ended before it marked the old branch, which was deleted since: nothing was copied.
+    abandon_creation(found, refs, versions)
+    return refs.branch(name)
 
 
 def refuse_tagged(name: str, refs: Refs) -> None:
@@ -281,21 +295,6 @@ def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
     taken = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
     if taken:
         raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} cannot be changed: {', '.join(taken)}")
-
-
-def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
-    """Refuse to change a branch that is being renamed.
-
-    Raises:
-        ConflictError: It is being renamed.
-    """
-    other = branch.metadata.get(RENAMING_TO)
-    target = refs.branch(other) if other else None
-    if target is not None and target.metadata.get(RENAMED_FROM) == branch.name:
-        raise ConflictError(
-            f"cannot {do} branch {branch.name!r} of {refs.store.uri}: it is being renamed to {other!r}; "
-            "renaming it again finishes that"
-        )
 
 
 def _unused(name: str, do: str, refs: Refs) -> Branch:
@@ -390,6 +389,8 @@ def _refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None
         abandon_creation(branch, refs, versions)
         raise refs.branch_not_found(branch.parent_branch)
     try:
+        # A rename looks for branches that were forked from it after its mark, and may have missed this one.
+        refuse_renaming(parent, "fork", refs)
         refuse_dropped(branch.parent_branch, branch.parent_version, refs)
     except ConflictError:
         abandon_creation(branch, refs, versions)

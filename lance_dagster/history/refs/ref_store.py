@@ -45,6 +45,8 @@ from lance_dagster.history.refs.ref_files import (
     LAST,
     READY,
     REMOVER,
+    RENAMED_FROM,
+    RENAMING_TO,
     RESETTING,
     STATE,
     WRITE_ID,
@@ -277,6 +279,14 @@ class Refs:
                 return
             branch, etag = found
         raise StoreError(f"cannot delete branch {branch.name!r} of {self.store.uri}: it keeps changing")
+
+    def renamed_to(self, branch: Branch) -> str | None:
+        """Return the name that a rename under way gives to a branch, or None."""
+        # Both files have to say so: a rename that was abandoned leaves a mark on the old branch alone.
+        name = branch.metadata.get(RENAMING_TO)
+        target = self.branch(name) if name else None
+        same = target is not None and (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
+        return name if same else None
 
     def remover(self) -> dict[str, str]:
         """Return the mark of a process that is going to delete the file of a ref; empty where no mark is needed."""

@@ -12,6 +12,9 @@ the name of the branch, so commit ids change. Steps:
 5. Delete the old branch, while it has the mark with the id of this rename. Both have the same branch id; without the id
    of the rename, a process that was slow would delete a branch that was renamed back meanwhile.
 
+A deletion, a reset, a new tag and a new fork look for the mark of step 2, each after a write of its own that step 2 finds
+if it came first. So one of the two withdraws, and the branch is not taken away while it is copied.
+
 Readers use the old name until step 4 and may use the new one afterwards; both hold the same versions. Calling the
 rename again continues where a crash stopped it. If references turn up after step 2, the new name is given up; the mark
 on the old branch means nothing without it.
@@ -30,6 +33,7 @@ from lance_dagster.errors import (
     ConflictError,
     InvalidInputError,
     RefMovedError,
+    RefNotFoundError,
     VersionNotFoundError,
 )
 from lance_dagster.format import layout
@@ -112,7 +116,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         marked = _mark_renaming(branch, target, refs)
         # References are searched again: one that was made between the first search and the mark is found here.
         branch_deletion.refuse_users(branch.name, "rename", refs)
-    except ConflictError:
+    except (ConflictError, RefNotFoundError):
         # Without the new name the mark has no effect, so the old branch takes commits again.
         if target is not None:
             with suppress(RefMovedError):
@@ -152,8 +156,8 @@ def _with_last(marked: Branch, target: Branch, refs: Refs, versions: Versions) -
 
 def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
     """Create the file of the new name, or return the one that an earlier attempt created."""
-    branch_operations.refuse_renaming(branch, "rename", refs)
-    found = refs.branch(new)
+    branch_deletion.refuse_renaming(branch, "rename", refs)
+    found = branch_operations.branch_of_name(new, refs, versions)
     if found is None:
         branch_operations.refuse_leftovers(new, versions)
     branch_operations.refuse_recent(branch, new, refs)
@@ -176,7 +180,7 @@ def _mark_renaming(branch: Branch, target: Branch, refs: Refs) -> Branch:
             raise refs.branch_not_found(branch.name)
         # The mark of an abandoned attempt to rename to the same name is replaced: its file of the new name is gone.
         if current.metadata.get(RENAMING_TO) != target.name:
-            branch_operations.refuse_renaming(current, "rename", refs)
+            branch_deletion.refuse_renaming(current, "rename", refs)
         return with_metadata(current, mark)
 
     return refs.change_branch(branch, marked)

@@ -35,8 +35,8 @@ from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.lineage import merge_records_of
+from lance_dagster.history.refs.branch_deletion import refuse_renaming
 from lance_dagster.history.refs.branch_fence import DROPPING, Dropped, dropped_versions
-from lance_dagster.history.refs.branch_operations import refuse_renaming
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import READY, Branch, with_metadata
 from lance_dagster.history.refs.ref_store import Refs
@@ -81,7 +81,7 @@ def _attempted(target: State, refs: Refs, versions: Versions, properties: Mappin
     done = reset_target(head.transaction) == target.number
     dropped = Dropped(target.number, head.number - 1 if done else max(head.number, target.number))
     mark = f"{dropped} {uuid.uuid4().hex}"
-    marked = refs.change_branch(branch, lambda current: with_metadata(current, {DROPPING: mark}))
+    marked = refs.change_branch(branch, lambda current: _with_mark(current, mark, refs))
     try:
         # Once it is committed under a mark, a process that refers to a dropped version finds the mark and withdraws.
         if not begun:
@@ -110,6 +110,15 @@ def _resettable(target: State, refs: Refs) -> Branch:
     refuse_protected_branch("reset", name, refs.store)
     refuse_renaming(branch, "reset", refs)
     return branch
+
+
+def _with_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
+    # A rename or a deletion marks the same file. Each attempt to swap looks for it, so that one of the two finds the
+    # other.
+    if branch.state != READY:
+        raise refs.branch_not_found(branch.name)
+    refuse_renaming(branch, "reset", refs)
+    return with_metadata(branch, {DROPPING: mark})
 
 
 def _unmarked(branch: Branch, mark: str, refs: Refs) -> Branch:

@@ -39,6 +39,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.inventory import newest_expired_copy
+from lance_dagster.history.refs.branch_deletion import refuse_renaming
 from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.branch_operations import refuse_reserved_keys
 from lance_dagster.history.refs.protection import refuse_protected_tag
@@ -102,6 +103,7 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
         AlreadyExistsError: A tag or a branch has the name.
         ProtectedError: The name is protected, and the branch of the version is not.
         RefNotFoundError: The branch of the version was deleted meanwhile.
+        ConflictError: The branch of the version is being reset or renamed.
         VersionNotFoundError: The version was collected meanwhile, and no copy of it is left.
     """
     check_tag_name(name)
@@ -137,6 +139,7 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
         InvalidInputError: A key of the metadata is reserved by this package.
         ProtectedError: The tag is held or immutable; or it is protected, and the branch of the version is not.
         RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
+        ConflictError: The branch of the version is being reset or renamed.
         VersionNotFoundError: The version was collected meanwhile, and no copy of it is left.
     """
     refuse_reserved_keys(target.metadata)
@@ -401,6 +404,7 @@ def _ready_branch_id(branch: str, refs: Refs) -> str:
 
     Raises:
         RefNotFoundError: The branch does not exist, or is not ready.
+        ConflictError: It is being renamed. The rename looks for tags after its mark, and may have missed a new one.
     """
     # `main` is never deleted and made again, so its name identifies it.
     if branch == MAIN:
@@ -408,11 +412,12 @@ def _ready_branch_id(branch: str, refs: Refs) -> str:
     found = refs.branch(branch)
     if found is None or found.state != READY:
         raise refs.branch_not_found(branch)
+    refuse_renaming(found, "tag", refs)
     return found.id
 
 
 def _refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
-    """Check a version again after a tag was pointed at it, since a deletion or a reset may not have seen the tag."""
+    """Check a version again after a tag was pointed at it: a deletion, reset or rename may not have seen the tag."""
     if _ready_branch_id(tag.branch, refs) != branch_id:
         raise refs.branch_not_found(tag.branch)
     refuse_dropped(tag.branch, tag.version, refs)

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 import lance
@@ -21,8 +21,9 @@ from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagster
 from lance_dagster.history.refs.ref_files import READY, REMOVER
 from lance_dagster.store import LocalStore
 from tests import soak
+from tests.history.refs.schedule_tables import ForgetfulStore, assert_free, copied, let_time_pass, made_template
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
-from tests.table_factory import SCHEMA, context_on, entries, sorted_rows
+from tests.table_factory import context_on, entries, sorted_rows
 
 Act = Callable[[LanceTable], object]
 OWN_FILE = "_refs/branches/run.json"
@@ -31,13 +32,7 @@ OWN_FILE = "_refs/branches/run.json"
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
     """Two versions of main, and a branch `run` with two commits of its own."""
-    made = LanceTable.create(tmp_path_factory.mktemp("schedules") / f"{0:06}", SCHEMA)
-    for key, value in (("a", 1), ("b", 2)):
-        made.append(entries(key, value))
-    made.branches.create("run")
-    made.append(entries("old", 1), branch="run")
-    made.append(entries("old", 2), branch="run")
-    return made
+    return made_template(tmp_path_factory.mktemp("schedules"))
 
 
 @dataclass
@@ -122,7 +117,6 @@ RIVALS: dict[str, tuple[Rival, ...]] = {
     "delete, create, delete, create": (Scenario.delete, Scenario.create, Scenario.delete, Scenario.create),
 }
 _PAIRS = 6
-_numbers = count(1)
 
 
 @dataclass
@@ -148,17 +142,6 @@ class Actor:
                 found = self.scenario.table._context.refs.branch(name)  # noqa: SLF001 - also those being made
                 self.looked[name] = found.id if found else ""
         return request.send()
-
-
-def copied(template: LanceTable) -> Path:
-    """Copy the template to a new path, since pylance caches files by name."""
-    uri = Path(template.uri).parent / f"{next(_numbers):06}"
-    shutil.copytree(template.uri, uri)
-    for path in uri.rglob("*"):
-        if path.suffix in (".manifest", ".txn"):
-            # The manifests of a branch contain the table's path; the two paths have the same length.
-            path.write_bytes(path.read_bytes().replace(template.uri.encode(), str(uri).encode()))
-    return uri
 
 
 def run(template: LanceTable, act: Act, parts: Mapping[int, Rival], kind: type[LocalStore]) -> Actor:
@@ -197,31 +180,6 @@ def check(scenario: Scenario, actor: Actor, error: LanceDagsterError | None) -> 
     for name in ("run", "new"):
         let_time_pass(table)
         assert_free(table, name)
-
-
-def let_time_pass(table: LanceTable) -> None:
-    """Let the period pass in which another process may delete a file."""
-    for file in Path(table.uri, "_refs/branches").glob("*.json"):
-        found = json.loads(file.read_text())
-        if REMOVER in found["metadata"]:
-            found["metadata"][REMOVER] = "0 0"
-            file.write_text(json.dumps(found))
-
-
-def assert_free(table: LanceTable, name: str) -> None:
-    """The name can be deleted, created, committed to and deleted again, whatever a failed actor left."""
-    for old, new in (("run", "new"), ("new", "run")):
-        # An interrupted renaming is completed by repeating it.
-        found = table._context.refs.branch(new)  # noqa: SLF001 - also one that is not ready
-        if found is not None and found.state != READY and "lance_dagster.renamed_from" in found.metadata:
-            with suppress(LanceDagsterError):
-                table.branches.rename(old, new)
-    table.branches.create(name, exist_ok=True)
-    table.append(entries("free", 1), branch=name)
-    table.branches.delete(name)
-    with pytest.raises(RefNotFoundError):
-        table.branches.get(name)
-    assert not list(Path(table.uri, "tree", name, "_versions").glob("*.manifest"))
 
 
 def schedules(
@@ -299,19 +257,6 @@ def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> N
     assert_free(table, "run")
     with pytest.raises(RefNotFoundError):
         table.branches.recover("never")
-
-
-class ForgetfulStore(LocalStore):
-    """A store that ignores the condition of a deletion, as some S3 servers do."""
-
-    def deletes_conditionally(self) -> bool:
-        """Return that it does not."""
-        return False
-
-    def compare_and_delete(self, key: str, tag: str) -> bool:  # noqa: ARG002 - ignored
-        """Delete the object without checking the tag."""
-        self.delete(key)
-        return True
 
 
 @pytest.mark.parametrize("rival", ["delete, create", "take", "reset"])
