@@ -9,8 +9,9 @@ The order of a write: write the object to a temporary file, fsync the file, link
 
 - Data files that a manifest names, and their folder, are synced with the content of the manifest, before that has its
   name: the file system then writes its journal once for all of them.
-- A folder is an entry of its parent, which is synced too: once for each folder that a store writes into, from the
-  folder above the root downwards, since another process may have made them and ended before its own sync.
+- A folder is an entry of its parent, which is synced too: once for each folder that a store writes into, and once for
+  all folders above the root, from the top downwards. Another process, or a write that was not to be synced, may have
+  made them.
 - When the last sync fails, the name may be lost by a power cut although it can be read: `NotDurableError` says so.
 
 No folder below the root may be a symbolic link: what a deletion or a rename does to a branch would hit whatever the
@@ -40,6 +41,8 @@ from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
+# Answers to a sync of a folder above the root: refused, or the file system has no sync.
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _LONGEST_TURN = 3.0
@@ -62,6 +65,8 @@ class LocalStore:
         self._durable = durable
         # The folders whose names are known to be synced, with their numbers: one that was made again has another one.
         self._secured: dict[str, int] = {}
+        # The number of the root, once the folders that lead to it are known to be synced.
+        self._reached: int | None = None
 
     @property
     def storage(self) -> object:
@@ -429,23 +434,38 @@ class LocalStore:
                 os.makedirs(folder, exist_ok=True)
                 # A new folder may have the number of the one that was removed.
                 self._secured.clear()
+                if any(len(path) <= len(self.uri) for path in missing):
+                    self._reached = None
                 for made in sorted(set(missing), key=len) if synced else ():
                     self._sync(os.path.dirname(made))
                 return
 
     def _secure(self, folder: str) -> None:
-        """Sync the entries of the folders that lead from the one above the root to a folder, once for each folder."""
+        """Sync the entries of the folders that lead to a folder, once for each folder."""
         number = os.stat(folder).st_ino
         if self._secured.get(folder) == number:
             return
         below = folder.removeprefix(self.uri).strip("/").split("/")
         leading = [self.uri, *(f"{self.uri}/{'/'.join(below[:end])}" for end in range(1, len(below)))]
-        # The folder above the root may be one in which this user can make nothing, and then made nothing.
-        with suppress(PermissionError):
-            self._sync(os.path.dirname(self.uri))
+        self._reach()
         for path in leading:
             self._sync(path)
         self._secured[folder] = number
+
+    def _reach(self) -> None:
+        """Sync the entries of all folders that lead to the root, once for each root."""
+        number = os.stat(self.uri).st_ino
+        if self._reached == number:
+            return
+        for path in reversed(self._root.parents):
+            try:
+                self._sync(str(path))
+            except OSError as error:
+                # A folder that this user may not open, or of a file system that is only read, is not one that was made
+                # for the table.
+                if error.errno not in _NOT_OURS:
+                    raise
+        self._reached = number
 
     def _sync(self, path: str) -> None:
         """Sync a file, or the entries of a folder. All syncs go through here: a test can watch them or fail one."""

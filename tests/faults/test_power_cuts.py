@@ -3,9 +3,11 @@
 import random
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from lance_dagster import LanceTable
 from tests.faults import operations
 from tests.faults.catalogue import PUBLISHERS, REPOSITORY, Catalogue
 from tests.faults.enumeration import Enumeration, do
@@ -13,6 +15,7 @@ from tests.faults.operations import MOVED, OPERATIONS
 from tests.faults.power_cuts import Recorder, put_back
 from tests.repository import scripted_repository
 from tests.soak import FACTOR
+from tests.table_factory import SCHEMA, contents, entries
 
 pytestmark = pytest.mark.scaled
 
@@ -37,6 +40,26 @@ def recorded(found: Enumeration) -> Recorder:
     if ended.error is not None:
         raise ended.error
     return recorder
+
+
+def test_a_table_several_new_folders_deep_survives_a_power_cut(tmp_path: Path) -> None:
+    """The folders that lead to it are new, too: once it was made, it is there with its rows."""
+    place = tmp_path / "place"
+    place.mkdir()
+    uri, recorder, made = place / "lake" / "team" / "project" / "t", Recorder(place), False
+    with recorder.watching():
+        LanceTable.create(uri, SCHEMA)
+        recorder.note(done=True)
+        LanceTable.open(uri).append(entries("a", 1))
+    for number, moment in enumerate(recorder.moments):
+        made = made or moment.done
+        for state in moment.states(random.Random(number)) if made else ():
+            shutil.rmtree(place)
+            place.mkdir()
+            put_back(place, state)
+            rows = contents(LanceTable.open(uri))
+            assert rows == [("a", 1)] or (moment is not recorder.moments[-1] and not rows)
+    assert made
 
 
 @pytest.mark.parametrize("name", [*OPERATIONS, *MOVED, *PUBLISHERS, *REPOSITORY])

@@ -218,21 +218,32 @@ def test_new_folders_are_synced_from_the_root_downwards(tmp_path: Path) -> None:
     root = tmp_path / "lake" / "t"
     store = Recording(str(root))
     store.put_if_absent("_versions/1", b"1")
-    folders = [tmp_path, tmp_path / "lake", root]
-    assert [*map(str, folders), str(tmp_path / "lake"), str(root), str(root / "_versions")] == store.synced
+    above = [*map(str, reversed(root.parents))]
+    new = [str(tmp_path), str(tmp_path / "lake"), str(root)]
+    assert [*new, *above, str(root), str(root / "_versions")] == store.synced
     store.synced.clear()
     store.put_if_absent("_versions/2", b"2")
     assert [str(root / "_versions")] == store.synced
     other = Recording(str(root))
     other.put_if_absent("_versions/3", b"3")
-    assert [str(tmp_path / "lake"), str(root), str(root / "_versions")] == other.synced
+    assert [*above, str(root), str(root / "_versions")] == other.synced
     (root / "data").mkdir()
     other.synced.clear()
     other.sync_folder("data")
-    assert [str(tmp_path / "lake"), str(root), str(root / "data")] == other.synced
+    assert [str(root), str(root / "data")] == other.synced
     quick = Recording(str(root / "other"), durable=False)
     quick.put_if_absent("_versions/1", b"1")
     assert "synced" not in quick.__dict__
+
+
+def test_a_table_several_new_folders_deep_is_synced_from_the_top(tmp_path: Path) -> None:
+    """Its first write is of a file that need not be synced, which makes all the folders that lead to it."""
+    root = tmp_path / "lake" / "team" / "project" / "t"
+    store = Recording(str(root))
+    store.put("_transactions/1", b"1", durable=False)
+    assert "synced" not in store.__dict__
+    store.put_if_absent("_versions/1", b"1")
+    assert [*map(str, reversed(root.parents)), str(root)] == store.synced[-len(root.parents) - 2 : -1]
 
 
 def test_a_folder_that_was_removed_and_made_again_is_synced_again(tmp_path: Path) -> None:

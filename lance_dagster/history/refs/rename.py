@@ -12,8 +12,8 @@ the name of the branch, so commit ids change. Steps:
 5. Delete the old branch, while it has the mark with the id of this rename. Both have the same branch id; without the id
    of the rename, a process that was slow would delete a branch that was renamed back meanwhile.
 
-A deletion, a reset, a new tag and a new fork look for the mark of step 2, each after a write of its own that step 2 finds
-if it came first. So one of the two withdraws, and the branch is not taken away while it is copied.
+A deletion, a reset, a new tag and a new fork look for the mark of step 2, each after a write of its own, which step 2
+finds if it came first. So one of the two withdraws, and the branch is not taken away while it is copied.
 
 Readers use the old name until step 4 and may use the new one afterwards; both hold the same versions. Calling the
 rename again continues where a crash stopped it. If references turn up after step 2, the new name is given up; the mark

@@ -385,7 +385,7 @@ def test_schedules_of_two_operations_with_three_switches(
 
 
 def test_only_the_process_that_sealed_a_branch_deletes_its_file(template: LanceTable) -> None:
-    """Without conditional deletions, the late request of a deletion would hit the branch that a reset made meanwhile."""
+    """Without conditional deletions, the late request of a deletion would hit the branch that a reset made."""
 
     def choose(ready: Sequence[int]) -> int:
         marked = any(request == "0 compare_and_swap _refs/branches/run.json" for request in turns.requests)
