@@ -138,13 +138,14 @@ class GoogleStore(PrefixStore):
 
     def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
         if tag is not None and not _is_generation(tag):
-            return False
+            # The request is sent with a generation that no object has: the probe has to learn what the server does.
+            tag = "1"
         answer = self._write(key, data, {"ifGenerationMatch": _ABSENT if tag is None else tag})
         return answer.status == _OK
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
         if not _is_generation(tag):
-            # The request is sent with a generation that no object has: the probe has to learn what the server does.
+            # As for a write.
             tag = "1"
         what = f"delete {self._uri}/{key}"
         path = self._path(key, ifGenerationMatch=tag)

@@ -265,6 +265,13 @@ class PrefixStore(ABC):
                     f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
                     "other's commit; use a server with conditional writes"
                 )
+            # A swap with the tag of no object has to fail too: a server may obey one condition of a write and ignore
+            # another.
+            if refused and self._conditional_put(key, b"3", _NO_TAG) and self.get(key) == b"3":
+                raise ConditionalPutUnsupportedError(
+                    f"the server behind {self._uri} ignores If-Match on writes, so a branch or tag that is moved could "
+                    "overwrite another writer's move; use a server with conditional writes"
+                )
             if refused:
                 try:
                     self._deletes_conditionally = not self._conditional_delete(key, _NO_TAG)

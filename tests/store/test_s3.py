@@ -146,7 +146,7 @@ class UnreliableStore(S3Store):
 
 def test_a_lost_answer_is_no_server_that_ignores_conditions(s3_storage: S3Storage) -> None:
     """Whichever answer of the first requests is lost, or repeated by the client: the write succeeds once."""
-    for lost in range(8):
+    for lost in range(9):
         for repeated in (False, True):
             asked: list[str] = []
 
@@ -197,8 +197,13 @@ def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) ->
     def deletions(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
         return send(**{key: value for key, value in arguments.items() if method != "delete_object" or key != "IfMatch"})
 
+    def swaps(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
+        return send(**{key: value for key, value in arguments.items() if method != "put_object" or key != "IfMatch"})
+
     with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
         UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
+    with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-Match on writes"):
+        UnreliableStore(s3_storage, swaps).put_if_absent("key", b"1")
     store = UnreliableStore(s3_storage, deletions)
     assert store.put_if_absent("key", b"1")
     assert not store.deletes_conditionally()
@@ -207,7 +212,7 @@ def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) ->
 
 
 def test_the_first_conditional_write_asks_what_is_counted_here(s3_storage: S3Storage) -> None:
-    """Five small requests, once for each store: two puts, a read, and two deletions of an object."""
+    """Six small requests, once for each store: three puts, a read, and two deletions of an object."""
     asked: list[str] = []
 
     def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
@@ -216,6 +221,6 @@ def test_the_first_conditional_write_asks_what_is_counted_here(s3_storage: S3Sto
 
     store = UnreliableStore(s3_storage, through)
     store.put_if_absent("key", b"1")
-    assert ["put_object", "put_object", "delete_object", "delete_object", "put_object"] == asked
+    assert ["put_object", "put_object", "put_object", "delete_object", "delete_object", "put_object"] == asked
     store.put_if_absent("key", b"2")
-    assert 6 == len(asked)
+    assert 7 == len(asked)
