@@ -1,8 +1,9 @@
 """Tables on S3 and S3-compatible servers.
 
 Conditional writes use `If-None-Match: *` and `If-Match`. Calls go through `call_s3`, where one operation is exactly one
-request. botocore may repeat a PUT after a lost response and then find its own object, so "already exists" is never
-taken as "another writer won": the caller reads the object back and compares.
+request: the retries of botocore and of s3fs are switched off, and `prefix.retried` repeats requests that failed
+temporarily. A PUT that is repeated after a lost response may find its own object, so "already exists" is never taken as
+"another writer won": the caller reads the object back and compares.
 """
 
 import os

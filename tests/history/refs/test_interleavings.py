@@ -156,6 +156,9 @@ def _tag(name: str, branch: str, *, moves: bool = False) -> Operation:
     def step(state: dict[str, Line | Named]) -> bool:
         tag, line = state.get(name), state.get(branch)
         possible = isinstance(line, Line) and line.original
+        if moves and isinstance(tag, Named) and tag.branch == branch:
+            # A move to where the tag is changes nothing, and is not refused while it is held.
+            return possible
         state[name] = Named(branch)
         # A move creates a tag that is not there.
         return possible and (tag is None or (moves and isinstance(tag, Named) and not tag.held))
