@@ -158,6 +158,7 @@ _CONTENTION = (
     "fairness",
     "slowest writer",
     "given up",
+    "lost",
 )
 CASES = (
     Case(
@@ -328,7 +329,11 @@ CASES = (
         f"{contention.SECONDS:.0f} seconds, and {contention.SECONDS_ON_S3:.0f} on both with several writers; "
         f"medians of {contention.ROUNDS} rounds, in which the libraries take turns. Fairness is Jain's index of the "
         "writers' commits; where each made few, chance alone reduces it below 1: to 0.8 for four commits each. An "
-        "append that pylance gave up, after 20 attempts, is not a commit; its time counts among the others. On "
+        "append that pylance gave up, after 20 attempts, is not a commit; its time counts among the others. 'pylance' "
+        "calls write_dataset; 'pylance, commit' writes a data file and calls LanceDataset.commit; ratios are those to "
+        "'pylance'. Lines with 'each every' are an open loop: each writer has an append due at fixed times, whose time "
+        "counts from when it was due, and those that were not begun in time are given up. Lost are appends that were "
+        "acknowledged and are not in the table, in all rounds. On "
         "local disk pylance does not sync; the line 'not synced' is with the option durability=process, and writes "
         "the same files as pylance: data, transaction, manifest, hint. On S3 both sides make the same durable writes. "
         "An append without a rival waits there for three responses one after the other, one of pylance's for six. "

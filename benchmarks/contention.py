@@ -1,21 +1,27 @@
 """Measure many writers that append to one branch at once: their rate, the time of the slowest, and their fairness.
 
-Each writer is a process that appends one row again and again. Both libraries take turns with the same number of
-writers, since other load may slow the machine down at any moment; compare the two lines of a round.
+Each writer is a process that appends one row again and again. The libraries take turns with the same number of
+writers, since other load may slow the machine down at any moment; compare the lines of a round.
+
+In a closed loop a writer appends as soon as its last append ended, so that a slow library gets less to do. In an open
+loop an append is due at fixed times, and the time it takes counts from when it was due.
 """
 
 import multiprocessing
+import random
 import statistics
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import lance
 import pyarrow as pa
+from lance import LanceDataset, LanceOperation
+from lance.fragment import write_fragments
 
 from lance_dagster import LanceTable
 from tests.conftest import bucket_on, server
@@ -30,7 +36,12 @@ SECONDS = 6.0
 SECONDS_ON_S3 = 20.0
 # How many of a hundred commits are at least as fast as the figure of the slow ones.
 _SLOW = 99
+# Of the open loops: how many seconds pass between the appends of one of the writers, on local disk and on a store.
+# pylance has to be able to commit as many, or its times would measure the length of the benchmark.
+PERIOD, PERIOD_ON_S3 = 0.4, 4.0
 PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylance"
+COMMITTED = "pylance, commit"
+"""Writes its data file and calls `LanceDataset.commit`, which is what distributed writers do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +60,14 @@ class Competition:
     uri: str
     seconds: float
     storage_options: Mapping[str, str]
+    period: float = 0.0
 
 
 def _write(competition: Competition, barrier: Barrier) -> tuple[bool, list[Attempt]]:
     """Append until the time is over; return whether the first append was acknowledged, and all later appends."""
     row = pa.table({"value": pa.array([1], pa.int64())})
     options = dict(competition.storage_options) | ({"durability": "process"} if competition.library == QUICKLY else {})
-    table = None if competition.library == PYLANCE else LanceTable.open(competition.uri, options)
+    table = LanceTable.open(competition.uri, options) if competition.library in (PACKAGE, QUICKLY) else None
 
     def append() -> bool:
         if table is not None:
@@ -63,7 +75,12 @@ def _write(competition: Competition, barrier: Barrier) -> tuple[bool, list[Attem
             table.append(row)
             return True
         try:
-            lance.write_dataset(row, competition.uri, mode="append", storage_options=options or None)
+            if competition.library == COMMITTED:
+                dataset = lance.dataset(competition.uri, storage_options=options or None)
+                change = LanceOperation.Append(write_fragments(row, dataset, storage_options=options or None))
+                LanceDataset.commit(dataset, change, read_version=dataset.version)
+            else:
+                lance.write_dataset(row, competition.uri, mode="append", storage_options=options or None)
         except OSError as error:
             # After 20 attempts; an append that fails for another reason may have been committed all the same.
             if "conflict" not in str(error).lower() and "concurrent" not in str(error).lower():
@@ -75,10 +92,20 @@ def _write(competition: Competition, barrier: Barrier) -> tuple[bool, list[Attem
     first = append()
     made: list[Attempt] = []
     barrier.wait(120)
-    until = time.perf_counter() + competition.seconds
-    while (start := time.perf_counter()) < until:
+    due = time.perf_counter()
+    until = due + competition.seconds
+    # The writers of an open loop are not in step.
+    due += random.random() * competition.period  # noqa: S311 - no secret
+    while (start := time.perf_counter()) < until and due < until:
+        time.sleep(max(0.0, due - start))
         acknowledged = append()
-        made.append(Attempt(seconds=time.perf_counter() - start, acknowledged=acknowledged))
+        now = time.perf_counter()
+        made.append(Attempt(seconds=now - (due if competition.period else start), acknowledged=acknowledged))
+        due = due + competition.period if competition.period else now
+    # Appends that were due while an earlier one took too long, and were never begun.
+    while competition.period and due < until:
+        made.append(Attempt(seconds=time.perf_counter() - due, acknowledged=False))
+        due += competition.period
     return first, made
 
 
@@ -99,16 +126,25 @@ def contended(
     writers: int,
     *,
     seconds: float = SECONDS,
+    period: float = 0.0,
     storage_options: Mapping[str, str] | None = None,
-) -> list[list[Attempt]]:
-    """Let writers append to a new table at once; return the appends of each writer.
+) -> tuple[list[list[Attempt]], int]:
+    """Let writers append to a new table at once; return the appends of each writer, and how many were lost.
+
+    Args:
+        place: The folder or prefix of the table.
+        library: Who appends.
+        writers: How many of them.
+        seconds: How long they do.
+        period: The seconds between the appends of one writer in an open loop; 0 is a closed loop.
+        storage_options: Of the table.
 
     Raises:
-        RuntimeError: The table does not have exactly the rows that were acknowledged.
+        RuntimeError: The table has more rows than were acknowledged.
     """
     uri, options = f"{place}/{uuid.uuid4().hex}", dict(storage_options or {})
     LanceTable.create(uri, pa.schema([pa.field("value", pa.int64())]), storage_options=options)
-    competition = Competition(library=library, uri=uri, seconds=seconds, storage_options=options)
+    competition = Competition(library=library, uri=uri, seconds=seconds, storage_options=options, period=period)
     context = multiprocessing.get_context("forkserver")
     # Imported once: sixteen processes that import at once would be measured instead.
     context.set_forkserver_preload([__name__])
@@ -116,9 +152,9 @@ def contended(
         found = pool.map(_job, [competition] * writers, chunksize=1)
     acknowledged = sum(first + sum(each.acknowledged for each in made) for first, made in found)
     kept = LanceTable.open(uri, options).count_rows()
-    if acknowledged != kept:
+    if acknowledged < kept:
         raise RuntimeError(f"{library}: {acknowledged} appends were acknowledged, but the table has {kept} rows")
-    return [made for _, made in found]
+    return [made for _, made in found], acknowledged - kept
 
 
 def fairness(counts: list[int]) -> float:
@@ -138,16 +174,29 @@ def figures(found: list[list[Attempt]], seconds: float = SECONDS) -> tuple[float
     return made / seconds, statistics.median(taken), slow, fairness(counts), min(counts), len(taken) - made
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where tables are made: `longest` is for how many seconds several writers append, `period` that of open loops."""
+
+    name: str
+    uri: str
+    longest: float
+    period: float
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
 def on_disk(folder: Path) -> Iterator[tuple[str, ...]]:
     """Measure on local disk, synced and not."""
-    yield from _rows(str(folder), "local disk", (PACKAGE, QUICKLY, PYLANCE), {})
+    libraries = (PACKAGE, QUICKLY, PYLANCE, COMMITTED)
+    yield from _rows(Place("local disk", str(folder), SECONDS, PERIOD), libraries)
 
 
 def on_s3(folder: Path) -> Iterator[tuple[str, ...]]:
     """Measure on the S3 server of the tests."""
     with server(folder / "server.log", "tests.servers.s3_server", "--latency", str(LATENCY)) as address:
         storage = bucket_on(f"http://{address}")
-        yield from _rows(storage.uri, "S3", (PACKAGE, PYLANCE), storage.storage_options, longest=SECONDS_ON_S3)
+        place = Place("S3", storage.uri, SECONDS_ON_S3, PERIOD_ON_S3, storage.storage_options)
+        yield from _rows(place, (PACKAGE, PYLANCE, COMMITTED))
 
 
 def on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
@@ -162,26 +211,33 @@ def on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
         behind = ("--to", endpoint.rpartition(":")[2], "--latency", str(LATENCY))
         with server(folder / "proxy.log", "tests.servers.delaying_proxy", *behind) as address:
             storage = new_bucket(f"http://{address}")
-            yield from _rows(storage.uri, "Ceph", (PACKAGE, PYLANCE), storage.storage_options, longest=SECONDS_ON_S3)
+            place = Place("Ceph", storage.uri, SECONDS_ON_S3, PERIOD_ON_S3, storage.storage_options)
+            yield from _rows(place, (PACKAGE, PYLANCE, COMMITTED))
 
 
-def _rows(
-    place: str, where: str, libraries: Sequence[str], storage_options: Mapping[str, str], *, longest: float = SECONDS
-) -> Iterator[tuple[str, ...]]:
+def _rows(place: Place, libraries: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Measure every number of writers, the libraries in turn, and yield the medians of the rounds."""
-    for writers in WRITERS:
-        measured: dict[str, list[tuple[float, float, float, float, int, int]]] = {name: [] for name in libraries}
-        seconds = longest if writers > 1 else SECONDS
+    for writers, period in (*((number, 0.0) for number in WRITERS), (WRITERS[-1], place.period)):
+        measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in libraries}
+        seconds = place.longest if writers > 1 else SECONDS
         for _ in range(ROUNDS):
             for name in libraries:
-                taken = contended(place, name, writers, seconds=seconds, storage_options=storage_options)
-                measured[name].append(figures(taken, seconds))
+                found, lost = contended(
+                    place.uri,
+                    name,
+                    writers,
+                    seconds=seconds,
+                    period=period,
+                    storage_options=place.storage_options,
+                )
+                measured[name].append((*figures(found, seconds), lost))
         beside = [statistics.median(values) for values in zip(*measured[PYLANCE], strict=True)]
+        loop = f", each every {period:g} s" if period else ""
         for name in libraries:
             medians = (statistics.median(each) for each in zip(*measured[name], strict=True))
-            rate, middle, slow, fair, least, gave_up = medians
+            rate, middle, slow, fair, least, gave_up, _ = medians
             yield (
-                f"{where}, {writers} writers, {name}",
+                f"{place.name}, {writers} writers{loop}, {name}",
                 f"{rate:.0f}",
                 f"{rate / beside[0]:.2f}",
                 f"{middle * 1e3:.1f}",
@@ -190,4 +246,6 @@ def _rows(
                 f"{fair:.2f}",
                 f"{least:.0f}",
                 f"{gave_up:.0f}",
+                # Of all rounds: one lost append is one too many, which a median would not show.
+                f"{sum(each[-1] for each in measured[name]):.0f}",
             )
