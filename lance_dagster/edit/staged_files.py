@@ -5,8 +5,9 @@ version that names a file that is missing, truncated, or has other rows makes ev
 files are checked first, by one ranged read of each, in parallel. Files that the same call wrote are not checked again.
 """
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -19,18 +20,37 @@ from lance_dagster.datafiles import (
     read_shapes,
     staged_fragments,
 )
-from lance_dagster.errors import InvalidInputError
+from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format import layout
-from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile, Fragment, file_version_name
+from lance_dagster.format.model import (
+    LEGACY_FILE_VERSION,
+    BasePath,
+    DataFile,
+    Fragment,
+    IndexFile,
+    file_version_name,
+)
 from lance_dagster.format.schema import fields_from_arrow
-from lance_dagster.format.transaction import Operation, Overwrite, Rewrite, Transaction
+from lance_dagster.format.transaction import (
+    Append,
+    CreateIndex,
+    DataReplacement,
+    Delete,
+    Merge,
+    Operation,
+    Overwrite,
+    Rewrite,
+    Transaction,
+    Update,
+)
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext, expected_file
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import base_store, options_of, spelled
 from lance_dagster.store import Store
-from lance_dagster.transactions.base_paths import data_folder
+from lance_dagster.transactions.base_paths import base_path_of, data_folder
+from lance_dagster.transactions.index_updates import indices_of
 
 
 def check_staged(context: TableContext, head: State, staged: StagedFiles) -> None:
@@ -80,55 +100,192 @@ def commit_given(context: TableContext, branch: str, transaction: Transaction) -
 
 
 def check_transaction(context: TableContext, head: State, transaction: Transaction) -> None:
-    """Check the files that a transaction adds to a version, by the rules of `check_staged`.
+    """Check the files that a transaction adds to a version, by the rules of `check_staged`; those of new indices exist.
 
-    Files that the version names already are not checked again.
+    Files that the version describes in the same way already are not read again.
 
     Raises:
-        InvalidInputError: A name cannot be that of a data file, or a file has other rows or columns.
+        InvalidInputError: A name cannot be that of a file, a file has other rows or columns, or the version has its
+            rows already.
         CorruptFileError: A file is missing, has another size, or is damaged.
         BasePathRefusedError: A file lies outside of the table, where it is not allowed.
         StoreError: The storage failed.
     """
     operation = transaction.operation
+    # What landed since the transaction read the table is classified against it (`transactions.conflicts`).
+    read = head if transaction.read_version == head.number else None
+    read = read or context.versions.find(head.branch, transaction.read_version) or head
+    added, replaced = _added_fragments(operation)
+    refuse_repeated(read, added, read.manifest.fragments.ids if isinstance(operation, Overwrite) else replaced)
     if isinstance(operation, Overwrite) and operation.initial_bases:
         bases = (*head.manifest.base_paths, *operation.initial_bases)
         head = replace(head, manifest=replace(head.manifest, base_paths=bases))
-    added = list(_added_files(context, head, operation))
+    files = list(_added_files(context, head, operation))
+    for expected, _, _ in files:
+        # A file whose writer did not record its size, and that is not in the listing of its folder.
+        if expected.size <= 0:
+            raise CorruptFileError(expected.path, "it is missing")
     # Files of the first format have another layout; of these only the place was checked.
-    shaped = [each for each in added if each[1].version != LEGACY_FILE_VERSION]
+    shaped = [each for each in files if each[1].version != LEGACY_FILE_VERSION]
     for (expected, file, rows), shape in zip(shaped, read_shapes([each[0] for each in shaped]), strict=True):
         if shape.rows != rows:
             raise InvalidInputError(f"the file {expected.path} has {shape.rows} rows, but the transaction has {rows}")
         last = max(file.column_indices, default=-1)
         if shape.columns <= last:
             raise InvalidInputError(f"the file {expected.path} has {shape.columns} columns, so there is none at {last}")
+        found = file_version_name(shape.major, shape.minor)
+        if found != file.version:
+            raise InvalidInputError(
+                f"the file {expected.path} has the format version {found}, but the transaction has {file.version}"
+            )
+    _check_indices(context, head, operation)
+
+
+def refuse_repeated(head: State, added: Iterable[Fragment], replaced: Collection[int] = ()) -> None:
+    """Refuse new fragments with a data file whose rows a version has already, or that two of them name.
+
+    The rows would be in the table twice. Nobody means that by committing staged files again: it is a retry of a commit
+    that landed, so it gets an error that says so.
+
+    Args:
+        head: The version that the fragments are added to.
+        added: The fragments, with base ids of the version.
+        replaced: The ids of the fragments that the same commit removes or replaces.
+
+    Raises:
+        InvalidInputError: Names the file.
+    """
+    named = Counter((file.path, file.base_id) for fragment in added for file in fragment.files)
+    names = {path for path, _ in named}
+    # One write gives its files one prefix, so almost every fragment is passed over without being parsed.
+    prefix = os.path.commonprefix([*names]).encode()  # noqa: RUF071  # letters of a name, not parts of a path
+    known = head.manifest.fragments
+    for number, item in zip(known.ids, known.items, strict=True) if names else ():
+        if number in replaced or (isinstance(item, bytes) and prefix not in item):
+            continue
+        if not names.isdisjoint(known.paths(number)) and (own := known.find(number)) is not None:
+            places = [(file.path, file.base_id) for file in own.files]
+            named.update(place for place in places if place in named)
+    for (path, _), count in named.items():
+        if count > 1:
+            raise InvalidInputError(
+                f"{head} has the rows of the file {path} already, or the file is given twice, so its rows would be "
+                "duplicated; to add equal rows again, write them to new files"
+            )
 
 
 def _added_files(
     context: TableContext, head: State, operation: Operation
 ) -> Iterator[tuple[ExpectedFile, DataFile, int]]:
-    """Return the data files that a version does not name yet, with the rows of their fragments."""
-    known = {(file.path, file.base_id) for fragment in head.manifest.fragments for file in fragment.files}
-    for fragment in _named_fragments(operation):
+    """Return the data files that a version does not describe in the same way, with the rows of their fragments."""
+    known = {_description(file, own.physical_rows) for own in head.manifest.fragments for file in own.files}
+    for fragment in _named_fragments(head, operation):
+        if not fragment.files:
+            raise InvalidInputError(f"the fragment {fragment.id} has no data file, so nothing records its rows")
         for file in fragment.files:
-            if (file.path, file.base_id) not in known:
-                _check_name(file.path)
-                yield expected_file(context.versions, head, file), file, fragment.physical_rows
+            if _description(file, fragment.physical_rows) in known:
+                continue
+            _check_name(file.path)
+            if file.version == LEGACY_FILE_VERSION != head.manifest.file_version:
+                known_version = head.manifest.file_version
+                raise InvalidInputError(f"{file.path} is said to have the first format, but {head} has {known_version}")
+            yield expected_file(context.versions, head, file), file, fragment.physical_rows
         before = head.manifest.fragments.find(fragment.id)
         if fragment.deletion is not None and (before is None or before.deletion != fragment.deletion):
             # Decoding it compares it with the fragment.
             deleted_offsets(context.versions, head, fragment)
 
 
-def _named_fragments(operation: Operation) -> Iterator[Fragment]:
+def _description(file: DataFile, rows: int) -> Hashable:
+    """Return what a fragment says of a data file and the file can contradict; it does not know its field ids."""
+    return file.path, file.base_id, file.size, file.version, max(file.column_indices, default=-1), rows
+
+
+def _named_fragments(head: State, operation: Operation) -> Iterator[Fragment]:
     """Return the fragments that an operation describes."""
-    if isinstance(operation, Rewrite):
-        for group in operation.groups:
-            yield from group.new
-        return
-    for name in ("fragments", "updated_fragments", "new_fragments"):
-        yield from getattr(operation, name, ())
+    yield from _numbered_fragments(head, operation)
+    for fragment in _added_fragments(operation)[0]:
+        if fragment.deletion is not None:
+            raise InvalidInputError(
+                "a new fragment cannot have a deletion file: its name has the id that the commit gives the fragment"
+            )
+        yield fragment
+
+
+def _numbered_fragments(head: State, operation: Operation) -> Iterable[Fragment]:
+    """Return the fragments that an operation describes under ids that they have already, or that were reserved."""
+    match operation:
+        case Delete(updated_fragments=changed) | Update(updated_fragments=changed) | Merge(fragments=changed):
+            return changed
+        case Rewrite(groups=groups):
+            return [fragment for group in groups for fragment in group.new]
+        case DataReplacement(replacements=replacements):
+            # A fragment that does not exist is refused when the operation is applied.
+            pairs = [(head.manifest.fragments.find(number), file) for number, file in replacements]
+            return [replace(own, files=(file,)) for own, file in pairs if own is not None]
+    return ()
+
+
+def _added_fragments(operation: Operation) -> tuple[Sequence[Fragment], frozenset[int]]:
+    """Return the fragments that get new ids, and the ids of those that the same operation removes or replaces."""
+    match operation:
+        case Append(fragments=new) | Overwrite(fragments=new):
+            return new, frozenset()
+        case Update(new_fragments=new):
+            # As in a `replace_where` with the same files, the rows of a fragment that is updated may be the replaced.
+            return new, frozenset((*operation.removed_fragment_ids, *(own.id for own in operation.updated_fragments)))
+    return (), frozenset()
+
+
+def _check_indices(context: TableContext, head: State, operation: Operation) -> None:
+    """Check that the files of new indices exist, with the sizes that the transaction records.
+
+    Raises:
+        InvalidInputError: A name leads out of the folder of the index.
+        CorruptFileError: A file is missing or has another size.
+    """
+    match operation:
+        case CreateIndex(new_indices=new):
+            known = indices_of(head.manifest)
+            # A system index may have everything in its metadata, and no file.
+            found = [
+                (index.uuid, index.base_id, index.files)
+                for index in new
+                if index not in known and (index.fields or index.files)
+            ]
+        case Rewrite(rewritten_indices=rewritten):
+            found = [(index.new, None, index.files) for index in rewritten]
+        case _:
+            return
+    for uuid, base_id, files in found:
+        _check_index_files(context, head, uuid, base_id=base_id, files=files)
+
+
+def _check_index_files(
+    context: TableContext, head: State, uuid: str, *, base_id: int | None, files: Sequence[IndexFile]
+) -> None:
+    if not layout.is_file_name(uuid):
+        raise InvalidInputError(f"{uuid!r} cannot be the uuid of an index")
+    base = base_path_of(head.manifest, base_id, context.versions.branch_uri(head.branch))
+    folder = layout.join(layout.INDICES if base.is_dataset_root else "", uuid)
+    store, folder = context.versions.locate(base.path, folder, base.id)
+    sizes: dict[str, Mapping[str, int]] = {folder: store.sizes(folder)}
+    if not files and not sizes[folder]:
+        raise CorruptFileError(f"{store.uri}/{folder}", "the index has no files")
+    for file in files:
+        if not layout.is_path_inside(file.path):
+            raise InvalidInputError(f"{file.path!r} is not the path of a file in the folder of an index")
+        below, _, name = layout.join(folder, file.path).rpartition("/")
+        if below not in sizes:
+            sizes[below] = store.sizes(below)
+        size = sizes[below].get(name)
+        if size is None:
+            raise CorruptFileError(f"{store.uri}/{below}/{name}", "it is missing")
+        # A size of 0 means that the writer did not record one.
+        if file.size not in (0, size):
+            raise CorruptFileError(
+                f"{store.uri}/{below}/{name}", f"its size is not {file.size} bytes, as its writer said"
+            )
 
 
 def read_staged(

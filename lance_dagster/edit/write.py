@@ -32,7 +32,7 @@ from lance_dagster.datafiles import (
     write_files,
 )
 from lance_dagster.edit.predicate_check import PredicateCheck
-from lance_dagster.edit.staged_files import check_staged
+from lance_dagster.edit.staged_files import check_staged, refuse_repeated
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import (
     CommitConflictError,
@@ -374,12 +374,14 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         given = staged = _staged_for_append(context, given, head)
         added = fragments_of(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
-        deleted = 0
+        deleted, left = 0, tuple[int, ...]()
         if replaces is not None:
             left = _left_of(context, replaces, head)
             deleted = sum(own.rows for number in left if (own := head.manifest.fragments.find(number)) is not None)
             # One Update removes the earlier rows and adds the new ones, so no reader sees both or neither.
             operation = Update(removed_fragment_ids=left, new_fragments=added)
+        if isinstance(rows, StagedFiles):
+            refuse_repeated(head, added, left)
         state = submit(context, head, operation, info.as_properties(APPEND))
         return Written(state=state, added=_rows_in(added), deleted=deleted)
 
@@ -398,6 +400,8 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State
     """
     staged = _staged_for_append(context, rows, known)
     added = fragments_of(context, staged, known.manifest.fields, known)
+    if isinstance(rows, StagedFiles):
+        refuse_repeated(known, added)
 
     def check() -> None:
         if not context.versions.is_stored(known):

@@ -461,8 +461,10 @@ class LanceTable:
         """Commit a transaction, or return the version it made if it landed before.
 
         The files that it adds are checked first, by one ranged read of each; it raises the same errors as `append`.
+        The files of new indices are looked up in a listing of their folder.
 
         Raises:
+            InvalidInputError: A file has other rows or columns than said, or the branch has its rows already.
             CommitConflictError: A version that was committed since its read version conflicts with it.
             CorruptFileError: A file is missing, has another size, or is damaged.
         """

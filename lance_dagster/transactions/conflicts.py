@@ -62,6 +62,9 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
     if _adds_keys(pending) and isinstance(other, ops.Append | ops.Update):
         # An upsert inserts the keys it did not find; the other rows may contain those keys by now.
         return RETRYABLE
+    # Stricter than pylance, which adds the rows of the same file twice.
+    if _add_same_files(operation, other):
+        return RETRYABLE
     # Fail closed: an operation without a rule is prepared again.
     rule = _RULES.get(type(operation))
     return RETRYABLE if rule is None else rule(operation, other)
@@ -96,6 +99,20 @@ def _classify_append(pending: ops.Append, committed: Operation) -> Compatibility
             COMPATIBLE if committed.preserves_nullability and _still_read(pending.fragments, committed) else RETRYABLE
         )
     return COMPATIBLE
+
+
+def _add_same_files(pending: Operation, committed: Operation) -> bool:
+    """Return whether two operations add the rows of one staged file, which would be in the table twice."""
+    own = _added_files(pending)
+    return bool(own) and not own.isdisjoint(_added_files(committed))
+
+
+def _added_files(operation: Operation) -> frozenset[tuple[str, int | None]]:
+    """Return the names and base ids of the data files with the rows that an operation adds to others."""
+    match operation:
+        case ops.Append(fragments=added) | ops.Update(new_fragments=added):
+            return frozenset((file.path, file.base_id) for fragment in added for file in fragment.files)
+    return frozenset()
 
 
 def _still_read(added: Iterable[Fragment], committed: ops.Merge | ops.Project) -> bool:

@@ -132,6 +132,11 @@ LISTED: dict[str, tuple[tuple[str, str], str, set[tuple[str, str]]]] = {
         "the files hold values of a field that is gone, whose id may be given to another one",
         {(change, "drop column") for change in ("append", "update 0", "update 7")},
     ),
+    "same files": (
+        (RETRY, PASSES),
+        "the rows of one file would be in the table twice",
+        {("append", "append")},
+    ),
     "lost metadata": (
         (RETRY, PASSES),
         "pylance's projection brings back the field metadata it read, and what the other one set is lost",

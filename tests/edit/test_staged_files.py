@@ -5,13 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable, StagedFile, StagedFiles, write_files
 from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagsterError
-from lance_dagster.format.model import DataFile, DeletionFile, Fragment
-from lance_dagster.format.transaction import Append, Delete, Transaction
+from lance_dagster.format.model import DataFile, DeletionFile, Fragment, IndexFile
+from lance_dagster.format.transaction import (
+    Append,
+    CreateIndex,
+    DataReplacement,
+    Delete,
+    Merge,
+    Operation,
+    Overwrite,
+    Transaction,
+    Update,
+)
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, Script, ScriptedStore
 from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
@@ -189,3 +200,190 @@ def test_a_transaction_with_a_deletion_file_that_is_not_there_is_refused(table: 
     with pytest.raises(CorruptFileError, match=r"_deletions/0-2-7.arrow is damaged: it is missing"):
         table.commit(Transaction(read_version=2, uuid=str(uuid.uuid4()), operation=operation))
     assert [("a", 1), ("b", 2)] == contents(table)
+
+
+def committed(table: LanceTable, operation: Operation) -> LanceTable:
+    """The table after a transaction that another process made from the head."""
+    number = table.head().number
+    table.commit(Transaction(read_version=number, uuid=str(uuid.uuid4()), operation=operation))
+    return table
+
+
+def assert_commit_refused(table: LanceTable, operation: Operation, error: type[LanceDagsterError], what: str) -> None:
+    """Assert that an operation is refused, and that the table is as it was."""
+    before, rows = table.head(), contents(table)
+    with pytest.raises(error, match=what):
+        committed(table, operation)
+    assert before == LanceTable.open(table.uri).head()
+    assert rows == contents(LanceTable.open(table.uri))
+
+
+def first_fragment(table: LanceTable) -> Fragment:
+    """The first fragment of the head."""
+    return table._context.head("main").manifest.fragments[0]  # noqa: SLF001 - the fragment as it is
+
+
+@pytest.mark.parametrize(
+    "changes, error, what",
+    [
+        ({}, InvalidInputError, "has the rows of the file .* already"),
+        ({"physical_rows": 2**62}, InvalidInputError, "has the rows of the file .* already"),
+        ({"size": 7}, InvalidInputError, "has the rows of the file .* already"),
+        ({"column_indices": (99, 100)}, InvalidInputError, "has the rows of the file .* already"),
+    ],
+)
+def test_an_append_of_a_file_that_the_version_names_is_refused(
+    table: LanceTable, changes: dict[str, object], error: type[LanceDagsterError], what: str
+) -> None:
+    """Whatever the transaction says of the file, its rows would be there twice."""
+    fragment = changed(first_fragment(table), changes)
+    assert_commit_refused(table, Append(fragments=(fragment,)), error, what)
+
+
+@pytest.mark.parametrize(
+    "changes, error, what",
+    [
+        ({"physical_rows": 5}, InvalidInputError, "has 2 rows, but the transaction has 5"),
+        ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
+        ({"column_indices": (0, 99)}, InvalidInputError, "has 2 columns, so there is none at 99"),
+        ({"minor": 1}, InvalidInputError, r"has the format version 2\.2, but the transaction has 2\.1"),
+        ({"major": 0, "minor": 2}, InvalidInputError, r"is said to have the first format, but main@2 has 2\.2"),
+        ({"files": ()}, InvalidInputError, "has no data file"),
+        ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["overwrite", "merge", "update"])
+def test_a_file_that_the_version_names_is_read_where_it_is_described_in_another_way(
+    table: LanceTable, kind: str, changes: dict[str, object], error: type[LanceDagsterError], what: str
+) -> None:
+    """Only an equal description was checked before."""
+    fragment = changed(first_fragment(table), changes)
+    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - as they are
+    operations: dict[str, Operation] = {
+        "overwrite": Overwrite(fragments=(fragment,), fields=fields),
+        "merge": Merge(fragments=(fragment,), fields=fields),
+        "update": Update(updated_fragments=(fragment,), mode=1, fields_modified=(1,)),
+    }
+    assert_commit_refused(table, operations[kind], error, what)
+
+
+def changed(fragment: Fragment, changes: dict[str, Any]) -> Fragment:
+    """A fragment with another description, of itself or of its data file."""
+    own = {key: value for key, value in changes.items() if key in {"physical_rows", "files"}}
+    of_file = {key: value for key, value in changes.items() if key not in own}
+    return replace(fragment, **{"files": (replace(fragment.files[0], **of_file),), **own})
+
+
+@pytest.mark.parametrize(
+    "changes, error, what",
+    [
+        ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
+        ({"path": "../../x.lance"}, InvalidInputError, "is not the name of a file"),
+        ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
+        ({"column_indices": (0, 99)}, InvalidInputError, "has 2 columns, so there is none at 99"),
+    ],
+)
+def test_a_replacement_with_a_wrong_file_is_refused(
+    table: LanceTable, changes: dict[str, Any], error: type[LanceDagsterError], what: str
+) -> None:
+    """The files of a replacement are checked like those of an append."""
+    file = replace(first_fragment(table).files[0], **changes)
+    assert_commit_refused(table, DataReplacement(replacements=((0, file),)), error, what)
+
+
+def test_a_replacement_has_the_rows_of_its_fragment(table: LanceTable) -> None:
+    """A file of another number of rows would shift the values of a column against the others."""
+    given = staged(table, 3).files[0]
+    file = replace(first_fragment(table).files[0], path=given.name, size=given.size)
+    what = "has 1 rows, but the transaction has 2"
+    assert_commit_refused(table, DataReplacement(replacements=((0, file),)), InvalidInputError, what)
+
+
+@pytest.mark.parametrize(
+    "changes, error, what",
+    [
+        ({"uuid": str(uuid.uuid4())}, CorruptFileError, "it is missing"),
+        ({"uuid": "../data"}, InvalidInputError, "cannot be the uuid of an index"),
+        ({"uuid": str(uuid.uuid4()), "files": ()}, CorruptFileError, "the index has no files"),
+        ({"files": (IndexFile("../x", 1),)}, InvalidInputError, "is not the path of a file in the folder of an index"),
+        ({"files": (IndexFile("page_data.lance", 7),)}, CorruptFileError, "its size is not 7 bytes"),
+    ],
+)
+def test_an_index_whose_files_are_not_there_is_refused(
+    table: LanceTable, changes: dict[str, Any], error: type[LanceDagsterError], what: str
+) -> None:
+    """A version that names them would make every query that uses the index fail."""
+    lance.dataset(table.uri).create_scalar_index("value", "BTREE")
+    transaction = table._context.head("main").transaction  # noqa: SLF001 - as pylance made it
+    assert transaction is not None
+    assert isinstance(transaction.operation, CreateIndex)
+    (index,) = transaction.operation.new_indices
+    other = replace(index, **changes)
+    assert_commit_refused(table, CreateIndex(new_indices=(other,), removed_indices=(index,)), error, what)
+    # The index as it is may be recorded once more.
+    committed(table, CreateIndex(new_indices=(replace(index, name="again"),), removed_indices=(index,)))
+
+
+def test_a_new_fragment_with_a_deletion_file_is_refused(table: LanceTable) -> None:
+    """The commit gives the fragment another id, under which there is no such deletion file."""
+    table.append(entries("c", 3, 4, 5))
+    table.delete("value = 3")
+    deletion = table._context.head("main").manifest.fragments[1].deletion  # noqa: SLF001 - as it is
+    operation = transaction_of(table).operation
+    assert isinstance(operation, Append)
+    given = Append(fragments=(replace(operation.fragments[0], id=1, deletion=deletion),))
+    assert_commit_refused(table, given, InvalidInputError, "a new fragment cannot have a deletion file")
+
+
+# The same files twice.
+
+
+@pytest.mark.parametrize("branch", ["main", "run"])
+def test_staged_files_are_appended_once(table: LanceTable, branch: str) -> None:
+    """A second append is a retry of one that landed: its rows would be in the table twice."""
+    if branch != "main":
+        table.branches.create(branch)
+    given = staged(table, 3)
+    table.append(given, branch=branch)
+    for again in (table, LanceTable.open(table.uri)):
+        with pytest.raises(
+            InvalidInputError, match=f"{branch}@3 has the rows of the file {given.files[0].name} already"
+        ):
+            again.append(given, branch=branch)
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(table, branch)
+
+
+def test_staged_files_that_another_process_appends_first_are_refused(table: LanceTable) -> None:
+    """The other append lands between the check and the commit."""
+    given, other = staged(table, 3), LanceTable.open(table.uri)
+    other.head()
+    rivals = [other]
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if request.verb == "put_if_absent" and rivals:
+            rivals.pop().append(given)
+        return request.send()
+
+    with pytest.raises(InvalidInputError, match="main@3 has the rows of the file"):
+        through(table, script).append(given)
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
+
+
+def test_staged_files_replace_their_own_rows(table: LanceTable) -> None:
+    """A write that replaces rows can be done again with the same files, as its name says."""
+    given = staged(table, 3)
+    for _ in range(2):
+        table.replace_where("key = 'c'", given)
+        assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
+    for _ in range(2):
+        table.overwrite(given)
+        assert [("c", 3)] == contents(table)
+
+
+def test_staged_files_whose_rows_are_gone_can_be_appended(table: LanceTable) -> None:
+    """Nothing is in the table twice then."""
+    given = staged(table, 3)
+    table.append(given)
+    table.delete("key = 'c'")
+    table.append(given)
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)

@@ -1,6 +1,7 @@
 """Failures around the one request that makes a version: concurrent commits, lost answers, killed processes."""
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,12 +42,14 @@ def through(table: LanceTable, script: Script) -> LanceTable:
     return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
 
 
-def an_append_of(table: LanceTable) -> Transaction:
-    """A transaction that adds the table's fragment again, which duplicates its rows."""
-    head = table._context.head("main")  # noqa: SLF001 - the one way to a manifest
-    return Transaction(
-        read_version=head.number, uuid=str(uuid.uuid4()), operation=Append(fragments=head.manifest.fragments[:1])
-    )
+def an_append_of(table: LanceTable, branch: str = "main") -> Transaction:
+    """A transaction that adds a copy of the branch's first data file, which duplicates its row."""
+    head = table._context.head(branch)  # noqa: SLF001 - the one way to a manifest
+    fragment = head.manifest.fragments[0]
+    data, copied = Path(table.uri, "data"), f"{uuid.uuid4().hex}.lance"
+    shutil.copyfile(data / fragment.files[0].path, data / copied)
+    added = replace(fragment, files=(replace(fragment.files[0], path=copied),))
+    return Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=Append(fragments=(added,)))
 
 
 def numbers(table: LanceTable) -> list[int]:
@@ -307,9 +310,7 @@ def test_a_listing_that_lags_is_no_deleted_branch(table: LanceTable, hidden: int
                 return [name for name in shown if 2**64 - 1 - int(name[:20]) <= oldest + 2 - hidden]
             return found
 
-        head = table._context.head(branch)  # noqa: SLF001 - its fragments are committed once more
-        change = Append(fragments=(head.manifest.fragments[-1],))
-        transaction = Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=change)
+        head, transaction = table.head(branch), an_append_of(table, branch)
         late = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), lagging)))
         assert head.number + 1 == late.commit(transaction, branch=branch).number
         # A repeated commit finds the version, though the listing does not show it.

@@ -280,9 +280,8 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path: Path)
 def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> None:
     """The version can be read, and a power cut may lose it: committed again, it is found and synced."""
     table = new_table(tmp_path, entries("a", 1))
-    head = table._context.head("main")  # noqa: SLF001 - its fragments are committed once more
-    change = Append(fragments=(head.manifest.fragments[-1],))
-    transaction = Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=change)
+    head = table.head()
+    transaction = Transaction(read_version=head.number, uuid=str(uuid.uuid4()), operation=Append(fragments=()))
     store = Recording(table.uri)
     store.failing = "/_versions"
     failing = LanceTable(context_on(store))
@@ -428,14 +427,13 @@ def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:
 def test_sixteen_writers_share_a_branch_fairly(tmp_path: Path) -> None:
     """No writer is left behind by one that has the head at hand."""
     table = new_table(tmp_path, entries("a", 1))
-    fragment = table._context.head("main").manifest.fragments[-1]  # noqa: SLF001 - committed again and again
     counts = [0] * 16
     until = time.monotonic() + 3
 
     def write(number: int) -> None:
         own = LanceTable.open(table.uri)
         while time.monotonic() < until:
-            change = Append(fragments=(fragment,))
+            change = Append(fragments=())
             own.commit(Transaction(read_version=own.head().number, uuid=str(uuid.uuid4()), operation=change))
             counts[number] += 1
 
