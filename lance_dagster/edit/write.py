@@ -298,6 +298,9 @@ def target(context: TableContext, schema: pa.Schema, head: State, base: str | No
     """Return the write target for data files: the table's data folder, or the folder of a named base path."""
     # Branches share the data folder of the root, so a merge copies no file.
     place = None if base is None else destination(context, head, base)
+    if place is None:
+        # pylance would follow a link, and write into another table.
+        context.store.refuse_links(layout.DATA)
     options = context.storage_options if place is None else options_of(context, place)
     return WriteTarget(
         data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),

@@ -173,6 +173,7 @@ class TableContext:
             CorruptFileError: A deletion file is damaged.
             FormatError: The version's manifest cannot be read whole.
             BasePathRefusedError: The version names files outside of the table that are not allowed.
+        StoreError: A file or folder is a symbolic link.
         """
         self.check_before_reading(state, fragment_ids)
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
@@ -190,6 +191,7 @@ class TableContext:
                     raise
                 # The table was relocated, so relocating it once more has nothing to do for this version.
                 raise BasePathRefusedError(error.table, error.place, before_move=str(state)) from error
+        _refuse_links(self.versions, state)
         checks = file_checks(self.storage_options)
         if checks != "none":
             check_deletions(self.versions, state, fragment_ids)
@@ -250,6 +252,24 @@ def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedF
     # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
     known = file.size if file.version != LEGACY_FILE_VERSION else 0
     return ExpectedFile(store=store, key=key, size=known or store.sizes(key.rpartition("/")[0]).get(file.path, 0))
+
+
+def _refuse_links(versions: Versions, state: State) -> None:
+    """Refuse a version with a symbolic link where pylance would follow it; object storage has none."""
+    own = BasePath(id=0, path=versions.branch_uri(state.branch), is_dataset_root=True)
+    for folder in (layout.VERSIONS, layout.TRANSACTIONS):
+        # pylance writes there when it compacts.
+        versions.store.refuse_links(layout.join(layout.branch_root(state.branch), folder))
+    for base in (own, *state.manifest.base_paths):
+        try:
+            store, folder = versions.locate(base.path, "", base.id)
+        except BasePathRefusedError:
+            raise
+        except InvalidInputError:
+            # A place that the caller allows, of a scheme that only pylance knows.
+            continue
+        for below in (layout.DATA, layout.DELETIONS, layout.INDICES) if base.is_dataset_root else ("",):
+            store.refuse_links(layout.join(folder, below), below=True)
 
 
 def _check_shapes(versions: Versions, state: State) -> None:

@@ -158,8 +158,15 @@ class Store(Protocol):
         """
         ...
 
-    def refuse_links(self, folder: str) -> None:
-        """Refuse a folder that is a link, or lies behind one, on storages that have links."""
+    def refuse_links(self, folder: str, *, below: bool = False) -> None:
+        """Refuse a folder or file that is a link, lies behind one or, with `below`, has one below it.
+
+        Only storages of folders have links.
+        """
+        ...
+
+    def links(self, folder: str = "") -> Sequence[str]:
+        """Return the keys of the links at or below a folder, on storages that have links."""
         ...
 
     def sync_folder(self, folder: str) -> None:
@@ -202,6 +209,8 @@ def put_once(store: Store, key: str, data: bytes) -> None:
 
 def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
     """Copy one object; return whether the source exists. An existing object at `key` may be kept or replaced."""
+    # A link would copy the file of another table.
+    source.refuse_links(source_key)
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{source_key}", key)
     with tempfile.TemporaryDirectory(prefix="lance-dagster-") as folder:
@@ -214,6 +223,7 @@ def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
 
 def copy_folder(source: Store, folder: str, dest: Store, key: str) -> bool:
     """Copy the objects of a folder; return whether the source has any."""
+    source.refuse_links(folder, below=True)
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{folder}", key)
     names = source.list(folder)

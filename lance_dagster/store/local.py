@@ -14,9 +14,8 @@ The order of a write: write the object to a temporary file, fsync the file, link
   made them.
 - When the last sync fails, the name may be lost by a power cut although it can be read: `NotDurableError` says so.
 
-No folder below the root may be a symbolic link: what a deletion or a rename does to a branch would hit whatever the
-link names. With the storage option `durability` set to "process" nothing is synced, as with pylance. Temporary files
-are named `.tmp...`; Lance's own cleanup removes such files.
+No method follows a symbolic link below the root (`store.links`). With the storage option `durability` set to "process"
+nothing is synced, as with pylance. Temporary files are named `.tmp...`; Lance's own cleanup removes such files.
 """
 
 import errno
@@ -38,6 +37,7 @@ from pathlib import Path
 
 from lance_dagster.errors import NotDurableError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
+from lance_dagster.store.links import Links
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
@@ -67,6 +67,7 @@ class LocalStore:
         self._secured: dict[str, int] = {}
         # The number of the root, once the folders that lead to it are known to be synced.
         self._reached: int | None = None
+        self._links = Links(self.uri)
 
     @property
     def storage(self) -> object:
@@ -76,8 +77,7 @@ class LocalStore:
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
         try:
-            # A path string: constructing a `Path` takes longer than reading a small file.
-            with io.FileIO(f"{self._root}/{key}") as file:
+            with self._links.open(key) as file:
                 return file.readall()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
@@ -87,7 +87,7 @@ class LocalStore:
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
         try:
-            with io.FileIO(f"{self._root}/{key}") as file:
+            with self._links.open(key) as file:
                 file.seek(start)
                 # One read of a regular file may return fewer bytes only at its end, or beyond 2 GiB.
                 return file.read(end - start)
@@ -177,6 +177,7 @@ class LocalStore:
     @contextmanager
     def _scanned(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
         """Yield the entries of a folder, none where there is no such folder."""
+        self.refuse_links(folder)
         with _translated("list", f"{self._root}/{folder}"):
             try:
                 entries = os.scandir(self._root / folder)
@@ -189,7 +190,6 @@ class LocalStore:
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every file below a folder. Files deleted meanwhile may be missing; symbolic links are not followed."""
         # Iterative, because a branch name may nest folders to any depth.
-        self.refuse_links(folder)
         waiting = [folder]
         while waiting:
             below = waiting.pop()
@@ -201,7 +201,8 @@ class LocalStore:
                     waiting.append(key)
                     continue
                 try:
-                    status = entry.stat()
+                    # A link counts as itself: a collection deletes it, not the file that it names.
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -221,6 +222,7 @@ class LocalStore:
 
     def download(self, key: str, path: Path) -> bool:
         """Copy a file out of the store; return whether it exists."""
+        self.refuse_links(key)
         with _translated("read", f"{self._root}/{key}"):
             try:
                 shutil.copyfile(self._root / key, path)
@@ -334,20 +336,17 @@ class LocalStore:
                 ahead |= _locked(f"{folder}/.lock", until, held, meanwhile)
             yield ahead
 
-    def refuse_links(self, folder: str) -> None:
-        """Refuse a folder that is a symbolic link, or that lies behind one.
+    def refuse_links(self, folder: str, *, below: bool = False) -> None:
+        """Refuse a folder or file that is a symbolic link, that lies behind one, or with `below` has one below it.
 
         Raises:
             StoreError: Names the link.
         """
-        path = str(self._root)
-        for segment in folder.split("/") if folder else ():
-            path = f"{path}/{segment}"
-            if os.path.islink(path):
-                raise StoreError(
-                    f"{path} is a symbolic link to {os.readlink(path)}: a change through the link would change another "
-                    "table or folder; remove the link, or put the files there"
-                )
+        self._links.refuse(folder, below=below)
+
+    def links(self, folder: str = "") -> Sequence[str]:
+        """Return the keys of the symbolic links at or below a folder, sorted."""
+        return self._links.find(folder)
 
     @contextmanager
     def _written(

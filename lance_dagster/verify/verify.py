@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from lance_dagster.errors import StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.history.context import TableContext
@@ -92,6 +93,26 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     Raises:
         NotFoundError: The ref names nothing.
     """
+    linked = tuple(_linked(key) for key in context.store.links())
+    try:
+        report = _verified(context, ref, deep=deep, progress=progress)
+    except StoreError:
+        # What lies behind a link is not read, and without some folders nothing can be checked.
+        if not linked:
+            raise
+        return VerifyReport(problems=linked)
+    return replace(report, problems=(*linked, *report.problems))
+
+
+def _linked(key: str) -> Problem:
+    return Problem(
+        what="it is a symbolic link, which no operation follows",
+        right="a table has its files in its own folders; remove the link, or put the files there",
+        path=key,
+    )
+
+
+def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
     # The cache is not used: the stored bytes may differ from those that this process read before.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)

@@ -155,9 +155,13 @@ class ScriptedStore:
         """Take no turn: a rival that a script lets in during a turn would wait for its end."""
         return nullcontext(enter_result=False)
 
-    def refuse_links(self, folder: str) -> None:
+    def refuse_links(self, folder: str, *, below: bool = False) -> None:
         """As below."""
-        self._below.refuse_links(folder)
+        self._below.refuse_links(folder, below=below)
+
+    def links(self, folder: str = "") -> Sequence[str]:
+        """As below."""
+        return self._below.links(folder)
 
     def sync_folder(self, folder: str) -> None:
         """Ask the script, then sync."""
