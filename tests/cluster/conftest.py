@@ -1,6 +1,8 @@
 """A standalone cluster from the pip installation: a master and two workers in separate processes.
 
-The cluster runs the package as `pip install` leaves it, from a wheel that is built here, and not the checkout.
+The cluster runs the package as `pip install` leaves it, from a wheel that is built here, and not the checkout. The
+executors have a Python of their own with what the guide says that they need: the wheel and its required packages. It
+has no extra, such as pandas, and Dagster is taken out.
 """
 
 import json
@@ -18,16 +20,20 @@ import pytest
 
 from tests.conftest import HOST, free_port
 
+# Spark repeats a slow task on another host only, and the whole of 127.0.0.0/8 is this machine.
+WORKERS = (HOST, "127.0.0.2")
+UNUSED_BY_EXECUTORS = ("dagster", "dagster-pipes", "dagster-shared")
 ROOT = Path(__file__).parent.parent.parent
 START_SECONDS, PROGRAM_SECONDS = 180, 900
 
 
 class Cluster(NamedTuple):
-    """A running cluster: its address, and the environment of programs that use it."""
+    """A running cluster: its address, the environment of programs that use it, and the executors' Python."""
 
     master: str
     environment: dict[str, str]
     log: Path
+    python: Path
 
     def start(self, walk: str, table: Path) -> "subprocess.Popen[str]":
         """Start one of the programs of `walks.py` as a driver, in its own process group."""
@@ -57,33 +63,33 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     ensure_java()
     folder = tmp_path_factory.mktemp("cluster")
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
-        "PYTHONPATH": str(_installed(folder)),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": HOST,
-    }
-    program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    site, python = _installed(folder)
+    environment = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")}
+    # Executors run the Python that the driver names.
+    environment |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": HOST}
     port, web = free_port(), free_port()
-    log = folder / "cluster.log"
-    master = ["master.Master", "--host", HOST, "--port", str(port), "--webui-port", str(web)]
-    worker = ["worker.Worker", "-c", "2", "-m", "2g", "--host", HOST, "--webui-port", "0"]
     address = f"spark://{HOST}:{port}"
-    commands = [master, *([*worker, "-d", str(folder / f"work{number}"), address] for number in range(2))]
+    log = folder / "cluster.log"
+    commands = {HOST: [["master.Master", "--host", HOST, "--port", str(port), "--webui-port", str(web)]]}
+    for host in WORKERS:
+        place = ["--host", host, "--webui-port", "0", "-d", str(folder / host)]
+        commands.setdefault(host, []).append(["worker.Worker", "-c", "2", "-m", "2g", *place, address])
+    program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     with log.open("w") as output:
         processes = [
             subprocess.Popen(
                 [program, f"org.apache.spark.deploy.{command[0]}", *command[1:]],
-                env=environment,
+                env={**environment, "SPARK_LOCAL_IP": host},
                 cwd=folder,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-            for command in commands
+            for host, started in commands.items()
+            for command in started
         ]
     try:
         _wait(f"http://{HOST}:{web}/json/", processes, log)
-        yield Cluster(address, environment, log)
+        yield Cluster(address, {**environment, "PYTHONPATH": str(site)}, log, python)
     finally:
         for process in reversed(processes):
             process.terminate()
@@ -91,12 +97,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             process.wait(START_SECONDS)
 
 
-def _installed(folder: Path) -> Path:
-    """Build the wheel of the checkout and install it without its dependencies, which are installed already."""
-    site = folder / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(ROOT)]
-    subprocess.run(command, check=True, cwd=folder)
-    return site
+def _installed(folder: Path) -> tuple[Path, Path]:
+    """Build the wheel of the checkout; return the folder that has it for drivers, and the executors' Python."""
+
+    def pip(python: str | Path, *arguments: str) -> None:
+        subprocess.run([python, "-m", "pip", *arguments, "--quiet"], check=True, cwd=folder)
+
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    (wheel,) = folder.glob("*.whl")
+    site, python = folder / "site", folder / "executors" / "bin" / "python"
+    # The driver's Python has the dependencies already.
+    pip(sys.executable, "install", "--no-deps", "--target", str(site), str(wheel))
+    subprocess.run([sys.executable, "-m", "venv", folder / "executors"], check=True)
+    pip(python, "install", "--constraint", str(ROOT / "requirements.lock"), str(wheel))
+    pip(python, "uninstall", "--yes", *UNUSED_BY_EXECUTORS)
+    return site, python
 
 
 def _wait(state: str, processes: "list[subprocess.Popen[bytes]]", log: Path) -> None:

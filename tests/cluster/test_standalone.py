@@ -13,8 +13,8 @@ import pytest
 
 from lance_dagster.spark.streaming.stream_sink import EPOCH_ID
 from lance_dagster.table import LanceTable
-from tests.cluster.conftest import PROGRAM_SECONDS, Cluster
-from tests.cluster.walks import ROWS
+from tests.cluster.conftest import PROGRAM_SECONDS, WORKERS, Cluster
+from tests.cluster.walks import ABSENT, ROWS
 
 pytestmark = pytest.mark.cluster
 
@@ -45,11 +45,16 @@ def unreferenced(table: LanceTable) -> int:
 
 
 def test_rows_are_written_read_upserted_deleted_and_compacted(cluster: Cluster, table: LanceTable) -> None:
-    """Two executors do the work, with speculation."""
+    """Two executors do the work in a Python that has neither Dagster nor an extra of the package."""
     found = result(cluster.run("work", Path(table.uri)))
     changed = len(range(0, 2 * ROWS, 3))
     added = ROWS - changed
-    assert 2 == found["executors"]
+    executors = found["executors"]
+    assert 2 == len(executors["java"])
+    assert all(Path(place).is_relative_to(cluster.python.parents[1]) for place in executors["lance_dagster"])
+    assert {name: [""] for name in ABSENT} == {name: executors[name] for name in ABSENT}
+    assert ROWS == found["changes"]
+    assert found["rows"] == found["source"]
     assert [added, changed] == found["merged"]
     assert 10 == found["deleted"]
     assert (2 * ROWS + added - 10, 2 * ROWS + added - 10) == (found["rows"], found["distinct"])
@@ -67,6 +72,19 @@ def test_an_executor_that_is_lost_in_mid_write(cluster: Cluster, table: LanceTab
     assert result(cluster.run("killed_executor", Path(table.uri)))["killed"]
     assert [2] == table.branches.version_numbers(after=1)
     assert list(range(ROWS)) == sorted(table.read(columns=["id"]).column("id").to_pylist())  # type: ignore[type-var]
+    assert table.maintenance.verify(deep=True).ok
+    unreferenced(table)
+    assert table.maintenance.verify(deep=True).ok
+
+
+def test_a_slow_task_whose_second_attempt_is_faster(cluster: Cluster, table: LanceTable) -> None:
+    """Spark starts the second attempt on the other host, both write all rows, and one of them is committed."""
+    found = result(cluster.run("straggler", Path(table.uri)))
+    for way in ("stage", "save"):
+        assert [0, 1] == [attempt for attempt, _ in found[way]]
+        assert set(WORKERS) == {host for _, host in found[way]}
+    assert [2, 3] == table.branches.version_numbers(after=1)
+    assert sorted([*range(ROWS)] * 2) == sorted(table.read(columns=["id"]).column("id").to_pylist())  # type: ignore[type-var]
     assert table.maintenance.verify(deep=True).ok
     unreferenced(table)
     assert table.maintenance.verify(deep=True).ok

@@ -1,9 +1,11 @@
 """The drivers that `test_standalone.py` starts: `python walks.py WALK MASTER TABLE`. Each ends with a line of JSON."""
 
+import importlib.util
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,21 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import lance_dagster
-from lance_dagster import LanceTable, compact_table, delete_keys, local_session, read_table, stage, upsert_frame
+from lance_dagster import (
+    LanceTable,
+    compact_table,
+    delete_keys,
+    local_session,
+    read_changes,
+    read_table,
+    stage,
+    upsert_frame,
+)
 
 ROWS, PARTITIONS = 400_000, 8
+# Packages that executors need not have.
+ABSENT = ("dagster", "dagster_pipes", "dagster_shared", "pandas", "polars")
+LONGEST_WAIT_SECONDS = 300
 
 
 def session(master: str) -> SparkSession:
@@ -25,8 +39,9 @@ def session(master: str) -> SparkSession:
         "spark.executor.cores": "2",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         "spark.speculation": "true",
+        # Half of the tasks of a small stage are enough to see that one is slow.
+        "spark.speculation.quantile": "0.5",
         "spark.sql.shuffle.partitions": "4",
     }
     return local_session("lance_dagster on a cluster", master, config)
@@ -37,14 +52,18 @@ def numbers(spark: SparkSession) -> DataFrame:
     return spark.range(0, ROWS, 1, PARTITIONS).selectExpr("id", "id * id AS square")
 
 
-def executors(spark: SparkSession) -> int:
-    """The number of Java processes that run tasks."""
+def executors(spark: SparkSession) -> dict[str, list[str]]:
+    """The Java processes that run tasks, and where their Python finds some packages; nowhere is an empty text."""
+    packages = ("lance_dagster", *ABSENT)
 
-    def parents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def environment(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            yield pa.record_batch({"pid": pa.array([java_process()], pa.int64())})
+            specs = map(importlib.util.find_spec, packages)
+            found = {name: (spec and spec.origin) or "" for name, spec in zip(packages, specs, strict=True)}
+            yield pa.record_batch({"of": ["java", *found], "found": [str(java_process()), *found.values()]})
 
-    return spark.range(0, 64, 1, 64).mapInArrow(parents, "pid long").distinct().count()
+    rows = spark.range(0, 64, 1, 64).mapInArrow(environment, "of string, found string").distinct().collect()
+    return {name: sorted(row.found for row in rows if row.of == name) for name in ("java", *packages)}
 
 
 def java_process() -> int:
@@ -67,6 +86,8 @@ def work(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
     read = read_table(spark, table)
     return {
         "executors": executors(spark),
+        "source": spark.read.format("lance_dagster").load(table.uri).select("id").distinct().count(),
+        "changes": read_changes(spark, table, "main@2", "main@3").count(),
         "merged": [merged.rows_added, merged.rows_updated],
         "deleted": deleted.rows_deleted,
         "rows": read.count(),
@@ -96,6 +117,46 @@ def killed_executor(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
     return {"killed": (folder / "killed").exists()}
 
 
+def straggler(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
+    """Write rows in two ways, with a task whose first attempt waits until a second one has sent all of its rows."""
+    return {
+        "stage": _with_straggler(spark, table, "stage", lambda df: table.append(stage(df, table))),
+        "save": _with_straggler(
+            spark, table, "save", lambda df: df.write.format("lance_dagster").mode("append").save(table.uri)
+        ),
+    }
+
+
+def _with_straggler(
+    spark: SparkSession, table: LanceTable, way: str, write: Callable[[DataFrame], object]
+) -> list[list[Any]]:
+    """Write rows while one task is slow; return the number and the host of each of its attempts."""
+    folder = Path(table.uri).parent / way
+    folder.mkdir()
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None or context.partitionId() != 1:
+            yield from batches
+            return
+        attempt = context.attemptNumber()
+        host = Path(f"/proc/{java_process()}/cmdline").read_text().split("--hostname\0")[1].split("\0")[0]
+        (folder / f"{attempt} {host}").touch()
+        for number, batch in enumerate(batches):
+            deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+            while attempt == 0 and number == 1 and not (folder / "sent").exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError("Spark started no second attempt")
+                time.sleep(0.05)
+            yield batch
+        # The first attempt goes on, so both may finish their files.
+        (folder / "sent").touch()
+
+    write(numbers(spark).mapInArrow(wait, "id long, square long"))
+    attempts = (file.name.split() for file in folder.glob("* *"))
+    return sorted([int(number), host] for number, host in attempts)
+
+
 def killed_driver(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
     """Stage rows, and kill this process before they are committed."""
     staged = stage(numbers(spark), table)
@@ -117,7 +178,7 @@ def stream(spark: SparkSession, table: LanceTable) -> dict[str, Any]:
 
 
 WALKS: dict[str, Callable[[SparkSession, LanceTable], dict[str, Any]]] = {
-    walk.__name__: walk for walk in (work, killed_executor, killed_driver, stream)
+    walk.__name__: walk for walk in (work, killed_executor, straggler, killed_driver, stream)
 }
 
 if __name__ == "__main__":
