@@ -317,6 +317,15 @@ CASES = (
         spark_memory.rows,
     ),
     Case(
+        "Spark, memory of the driver",
+        "The memory of the driver at its peak during each operation on narrow rows: that of the largest of its Python "
+        "and the Python processes that Spark starts beside it to plan and to commit, and that of its Java. The "
+        "executor is a process of its own. There are as many partitions of the few rows as of the many, so the memory "
+        "should be the same. An upsert keeps eight bytes for each row that changes.",
+        ("", *(f"{part}, {rows / 1e6:.0f}M rows" for part in ("Python", "Java") for rows in spark_memory.DRIVER_ROWS)),
+        spark_memory.driver_rows,
+    ),
+    Case(
         "Spark, cores",
         "Writes and reads of narrow rows in a session of one core and in one of two.",
         ("", "1 core", "2 cores", "ratio"),
