@@ -3,6 +3,9 @@
 Spark writes the function of a task and then its rows to the worker's TCP socket. The kernel of the sender keeps the
 rows, as a small packet, until the worker's kernel acknowledges the function, and that waits 40 ms for an answer to send
 along. The worker has no answer before it has the rows. Each task would begin with these 40 ms.
+
+Spark closes the connection to a worker whose further rows it does not need, as after a limit. The worker then ends, and
+Spark's daemon, of which it is a fork, would print the broken pipe like an error.
 """
 
 import contextlib
@@ -14,6 +17,7 @@ import os
 import socket
 import stat
 import sys
+import traceback
 from pathlib import Path
 
 _OPEN_FILES = Path("/proc/self/fd")
@@ -29,8 +33,30 @@ _SETTINGS_OF_MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIB
 def begin_task() -> None:
     """Prepare a worker for a task; call it before the first row is asked for."""
     _return_memory()
+    _end_quietly()
     _freeze_imports()
     _acknowledge()
+
+
+class _DaemonTraceback:
+    """What Spark's daemon needs of the module `traceback`."""
+
+    format_exc = staticmethod(traceback.format_exc)
+
+    @staticmethod
+    def print_exc() -> None:
+        """Print the error that ends the worker, unless it is that nobody reads its rows any more."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+            traceback.print_exc()
+
+
+@functools.cache
+def _end_quietly() -> None:
+    """Let the daemon print no broken pipe when this worker ends; does nothing in other processes than its workers."""
+    daemon = sys.modules["__main__"]
+    if getattr(daemon.__spec__, "name", "") == "pyspark.daemon":
+        # The name in the daemon's module only: functions of users print what they like.
+        vars(daemon)["traceback"] = _DaemonTraceback
 
 
 @functools.cache

@@ -3,10 +3,24 @@ import platform
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
+from lance_dagster.spark import read_table
 from lance_dagster.spark.worker import begin_task
+from lance_dagster.table import LanceTable
+from tests.spark.samples import schema_of
+
+# Several batches, which no socket takes at once.
+ROWS, WORKER_SECONDS = 40_000, 60
 
 # glibc gives a buffer its own pages, or takes it from a heap, which keeps freed parts in the process.
 BUFFERS = """
@@ -44,3 +58,62 @@ def test_a_worker_returns_large_buffers(given: dict[str, str], expected: str) ->
     env = {**os.environ, **given}
     done = subprocess.run([sys.executable, "-c", BUFFERS], env=env, capture_output=True, text=True, check=True)
     assert expected == done.stdout.strip()
+
+
+@pytest.fixture
+def printed(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """A function that returns what the workers of this test have printed on standard error."""
+    java: Any = spark._jvm  # noqa: SLF001 - what Spark's Java prints is out of reach of pytest
+    system, usual = java.java.lang.System, java.java.lang.System.err
+    log = tmp_path / "stderr"
+    system.setErr(java.java.io.PrintStream(java.java.io.FileOutputStream(str(log))))
+    # Spark has a daemon for each environment of workers, which takes the stream of the time when it starts.
+    environment = spark.sparkContext.environment
+    environment["LANCE_TEST"] = tmp_path.name
+    yield log.read_text
+    del environment["LANCE_TEST"]
+    system.setErr(usual)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_limit_ends_workers_without_a_trace(
+    spark: SparkSession, tmp_table_uri: str, printed: Callable[[], str]
+) -> None:
+    """Spark stops reading from a worker that has more rows, and ends it."""
+
+    def number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.record_batch({"pid": pa.array([os.getpid()], pa.int64())})
+
+    def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            sys.stderr.write("the mark\n")
+            sys.stderr.flush()
+        yield from ()
+
+    values = pa.array(np.zeros(ROWS * 128, np.float32))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), v=pa.list_(pa.float32(), 128)))
+    table.append(pa.table({"id": range(ROWS), "v": pa.FixedSizeListArray.from_arrays(values, 128)}))
+    df = read_table(spark, table)
+    workers = spark.range(0, 4, 1, 4).mapInArrow(number, "pid long")
+    for few in (df.limit(3), df.where("id % 2 = 1").limit(3), ClassicDataFrame(df._jdf, spark).limit(3)):  # noqa: SLF001
+        pids = {row.pid for row in workers.collect()}
+        assert 3 == len(few.collect())
+        deadline = time.monotonic() + WORKER_SECONDS
+        while all(map(runs, pids)):
+            assert time.monotonic() < deadline, "no worker was ended"
+            time.sleep(0.05)
+    spark.range(1).mapInArrow(mark, "pid long").collect()
+    # Everything from the workers comes through one pipe, so what they printed before is there with the mark.
+    while "the mark" not in printed():
+        assert time.monotonic() < deadline + WORKER_SECONDS
+        time.sleep(0.05)
+    assert "the mark\n" == printed()
