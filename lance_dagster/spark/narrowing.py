@@ -208,7 +208,8 @@ class _Narrowing:
         keys = [_ids(attribute.fields)[0] for attribute in columns]
         # Lance finds columns without regard to case where there is none in the case that was given.
         known = {key: one for key, one in zip(keys, fields, strict=True) if lowered.count(one.name.lower()) == 1}
-        zone = self._spark.conf.get("spark.sql.session.timeZone") or ""
+        # The zone in which Spark has just written the condition: that of the active session, which may be another one.
+        zone = self._jvm.org.apache.spark.sql.internal.SQLConf.get().sessionLocalTimeZone()
         return Translator(columns=known, time_zone=zone)
 
     def _replaced(self, plan: Any, named: frozenset[int] | None = None) -> Any:  # noqa: ANN401 - Java objects

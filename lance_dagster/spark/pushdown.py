@@ -77,7 +77,7 @@ class Translator:
 
     Attributes:
         columns: The field of the table for each of Spark's expression ids.
-        time_zone: The zone of the Spark session, in which Spark writes timestamps.
+        time_zone: The zone in which Spark wrote the timestamps of the conditions.
     """
 
     columns: Mapping[int, "pa.Field[Any]"]
@@ -189,7 +189,7 @@ class Translator:
         return None
 
     def _instant(self, local: dt.datetime) -> dt.datetime | None:
-        """Return the UTC time of a time in the zone of the session; None where Python cannot be sure of it."""
+        """Return the UTC time of a time in the zone of the conditions; None where Python cannot be sure of it."""
         if self.time_zone in ("UTC", "Etc/UTC"):
             return local.replace(tzinfo=dt.UTC)
         if local.year not in _ZONED_YEARS:

@@ -252,6 +252,19 @@ def test_a_limit_stops_the_tasks_without_a_trace(
     assert "only showing top 2 rows" in capfd.readouterr().out
 
 
+def test_a_filter_has_the_time_zone_of_the_session_of_its_frame(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Another session, which may be the active one, has another zone."""
+    hours = pa.array([hour * 3_600_000_000 for hour in range(48)], pa.timestamp("us", "UTC"))
+    table = LanceTable.create(tmp_table_uri, schema_of(ts=hours.type))
+    table.append(pa.table({"ts": hours}))
+    other = spark.newSession()
+    other.conf.set("spark.sql.session.timeZone", "America/New_York")
+    # New York's clocks were five hours behind.
+    for session, expected in ((other, 23), (spark, 28), (other, 23)):
+        late = read_table(session, table).where("ts >= timestamp '1970-01-01 20:00:00'")
+        assert expected == len(late.collect()) == late.count() == len(late.toArrow())
+
+
 def test_deleted_rows_and_a_filter_of_the_read(spark: SparkSession, numbers: LanceTable) -> None:
     """Both apply together with the filters of the frame."""
     numbers.delete("id < 10")
