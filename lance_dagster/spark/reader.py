@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
 ROW_ID, ROW_ADDRESS = "_rowid", "_rowaddr"
+_ROW_VERSIONS = ("_row_created_at_version", "_row_last_updated_at_version")
 # The columns that Lance has of every row beside those of the table; Spark's largest whole number holds them all.
-ROW_COLUMNS = (ROW_ID, ROW_ADDRESS, "_row_created_at_version", "_row_last_updated_at_version")
+ROW_COLUMNS = (ROW_ID, ROW_ADDRESS, *_ROW_VERSIONS)
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
 SPLIT_BYTES = 32 * 1024 * 1024
@@ -97,8 +98,8 @@ class Scan:
 
         Raises:
             RefNotFoundError: There is no such ref.
-            InvalidInputError: A column does not exist or is named twice, no column is named, or Lance cannot
-                parse the filter.
+            InvalidInputError: A column does not exist or is named twice, no column is named, the table does not keep
+                the versions of rows that are named, or Lance cannot parse the filter.
         """
         version = table.at(ref)
         whole = table.schema(version)
@@ -124,9 +125,26 @@ class Scan:
             filter=filter,
             storage_options=table.storage_options,
         )
+        scan._check_row_versions(table.schema(version).names)
         if filter is not None:
             check_filter(scan)
         return scan
+
+    def _check_row_versions(self, own: Sequence[str]) -> None:
+        """Refuse the versions of rows where Lance does not keep them, and would return 1 for every row.
+
+        Raises:
+            InvalidInputError: They are read of such a table.
+        """
+        named = [name for name in _ROW_VERSIONS if name in self.schema.names and name not in own]
+        if not named:
+            return
+        _, state, _ = _opened(self.uri, self.version, self.commit_id, frozenset(self.storage_options.items()))
+        if not state.manifest.stable_row_ids:
+            raise InvalidInputError(
+                f"{self.uri} has no column {named[0]!r}: Lance keeps the versions of rows only in tables that were "
+                "created with stable row ids, as those of lance_dagster are"
+            )
 
     def narrowed(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Self:
         """Return a read of some of the columns, of the rows for which another condition is true as well."""

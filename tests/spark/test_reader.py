@@ -2,6 +2,7 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -52,6 +53,17 @@ def test_row_ids_and_row_versions_are_columns_on_request(spark: SparkSession, nu
     assert [{**dict.fromkeys(names, 3), "_row_created_at_version": 2, "_row_last_updated_at_version": 4}] == changed
     assert [10, 4] == [df.count(), df.where("_rowid > 5").count()]
     assert names == df.columns
+
+
+def test_row_versions_are_refused_where_lance_keeps_none(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Lance would return version 1 for every row of a table without stable row ids."""
+    for number in range(2):
+        lance.write_dataset(pa.table({"id": [number]}), tmp_table_uri, mode="append" if number else "create")
+    table = LanceTable.open(tmp_table_uri)
+    for name in ("_row_created_at_version", "_row_last_updated_at_version"):
+        with pytest.raises(InvalidInputError, match=f"no column '{name}': Lance keeps .* with stable row ids"):
+            read_table(spark, table, columns=["id", name])
+    assert [0, 1] == sorted(row.id for row in read_table(spark, table, columns=["id", "_rowid"]).collect())
 
 
 def test_one_frame_used_twice_keeps_its_rows(spark: SparkSession, numbers: LanceTable) -> None:
