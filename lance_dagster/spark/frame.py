@@ -1,7 +1,8 @@
 """A Spark frame that reads of Lance tables only what an action needs.
 
 `TableFrame` is a frame of classic Spark in every respect. Its operations are Spark's own, and make frames of the same
-kind. Only its actions differ: they run on the frame that `narrowed` returns.
+kind. Only its actions differ: they run on the frame that `narrowed` returns, and raise the errors of this package that
+executors met.
 
 `VersionFrame` is the frame of a whole version. Spark gets its plan when something needs that, which takes much longer
 than reading the number of rows from the manifest.
@@ -18,6 +19,7 @@ from pyspark.sql.group import GroupedData
 
 from lance_dagster.spark.narrowing import narrowed, rows_without_job, whole_frame
 from lance_dagster.spark.reader import FragmentSize, Scan
+from lance_dagster.spark.writer import errors_of_executors
 
 _OPERATIONS = (
     *("agg", "alias", "coalesce", "crossJoin", "distinct", "drop", "dropDuplicates", "drop_duplicates", "dropna"),
@@ -44,7 +46,8 @@ class TableFrame(ClassicDataFrame):
         if known is not None:
             return known
         # As a frame, because the plan of `count` itself is made by Java, after the frame was narrowed.
-        counted: list[Row] = narrowed(ClassicDataFrame.groupBy(self).count()).collect()
+        with errors_of_executors():
+            counted: list[Row] = narrowed(ClassicDataFrame.groupBy(self).count()).collect()
         number: int = counted[0][0]
         return number
 
@@ -52,7 +55,8 @@ class TableFrame(ClassicDataFrame):
         """Print the first rows."""
         # One row more, by which Spark sees whether there are more than it shows.
         first = ClassicDataFrame.limit(self, n + 1) if type(n) is int and n > 0 else self
-        narrowed(first).show(n, truncate, vertical)
+        with errors_of_executors():
+            narrowed(first).show(n, truncate, vertical)
 
     @property
     def rdd(self) -> "RDD[Row]":
@@ -128,7 +132,8 @@ def _grouping(method: Callable[..., Any]) -> Callable[..., Any]:
 def _action(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(ClassicDataFrame, name))
     def call(self: TableFrame, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Spark's signatures
-        return getattr(narrowed(self), name)(*args, **kwargs)
+        with errors_of_executors():
+            return getattr(narrowed(self), name)(*args, **kwargs)
 
     return call
 

@@ -1,14 +1,14 @@
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError, StoreError
 from lance_dagster.spark import read_table
 from lance_dagster.spark.reader import (
     FragmentRows,
@@ -208,3 +208,22 @@ def test_workers_exempt_their_imports_from_garbage_collections(spark: SparkSessi
 
     read_table(spark, numbers).collect()
     assert 10_000 < max(row.objects for row in spark.range(0, 8, 1, 8).mapInArrow(frozen, "objects long").collect())
+
+
+def test_a_table_that_executors_do_not_see(spark: SparkSession, numbers: LanceTable) -> None:
+    """Each action raises the error of the executor, and not the traceback of its worker."""
+    df = read_table(spark, numbers)
+    assert 3 == len(df.columns)
+    # The driver has the version open, as where it is on a disk of the driver.
+    Path(numbers.uri).rename(f"{numbers.uri}_elsewhere")
+    said = f"the executor on .* finds no table at {numbers.uri}; .* all of them mount at the same path"
+    actions: list[Callable[[DataFrame], object]] = [
+        lambda frame: frame.collect(),
+        lambda frame: frame.where("id > 3").count(),
+        lambda frame: frame.select("id").take(2),
+        lambda frame: frame.show(),
+        lambda frame: frame.groupBy("Odd One").count().toArrow(),
+    ]
+    for action in actions:
+        with pytest.raises(StoreError, match=said):
+            action(df)

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from lance_dagster import LanceResource, SparkResource, build_maintenance_job
 from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
 from lance_dagster.edit.compaction_plan import CompactionPlan
-from lance_dagster.errors import CommitConflictError, InvalidInputError
-from lance_dagster.spark import compact_table
+from lance_dagster.errors import CommitConflictError, InvalidInputError, StoreError
+from lance_dagster.spark import compact_table, spark_compaction
 from lance_dagster.table import LanceTable
 
 LINEAGE = ["id", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
@@ -99,3 +99,12 @@ def test_the_maintenance_job_compacts_with_spark(tmp_path: Path, instance: dg.Da
     assert result.success
     assert [3] == fragments(made)
     assert result.run_id == made.head().properties["dagster/run_id"]
+
+
+def test_executors_that_do_not_see_the_table(spark: SparkSession, table: LanceTable) -> None:
+    """The error is that of the executor, and not the traceback of its worker."""
+    plan = table.maintenance.plan_compaction("main", target_rows=8)
+    # The driver has read what it needs, as where the table is on a disk of the driver.
+    Path(table.uri).rename(f"{table.uri}_elsewhere")
+    with pytest.raises(StoreError, match=f"the executor on .* finds no table at {table.uri}; .* at the same path"):
+        spark_compaction._rewritten(spark, table, plan.version, plan.groups)  # noqa: SLF001
