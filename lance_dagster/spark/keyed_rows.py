@@ -235,6 +235,7 @@ class _Upsert:
         stored_keys = [part for n, (_, kind, _) in enumerate(self._keys) for part in _compared(existing[f"k{n}"], kind)]
         pairs = zip(self._given_keys(source), stored_keys, strict=True)
         same = functools.reduce(Column.__and__, [given == stored for given, stored in pairs])
+        # A broadcast, which Spark prefers for a small table, would bring the keys to the driver.
         joined = source.join(existing.hint("merge"), same, "full" if deletes else "left")
         given, found = functions.col("given").isNotNull(), functions.col("address").isNotNull()
         kind = functions.when(given & found, _UPDATED).when(given, _ADDED).otherwise(_MISSING)

@@ -138,12 +138,15 @@ class _Narrowing:
         # Through a variable of any type: these are Java objects.
         jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001 - the plans of Spark have no public interface
         self._jvm = jvm
-        self._catalyst = jvm.org.apache.spark.sql.catalyst
+        # Each part of such a name is a request to Java.
+        self._sql = jvm.org.apache.spark.sql
+        self._catalyst = self._sql.catalyst
         self._expressions = self._catalyst.expressions
         self._sequence = jvm.PythonUtils.toSeq
         # By the expression id of the first column of a read, which two places of a plan may share.
         self._uses: dict[int, _Use] = {}
         self._columns: dict[int, list[int]] = {}
+        self._keeps_tasks = False
         self._changed = False
 
     def frame(self) -> DataFrame:
@@ -158,6 +161,8 @@ class _Narrowing:
             or not plan.java.subqueriesAll().isEmpty()
         ):
             return self._df
+        # The n-th row of a task gets the n-th random number of the task, whatever columns an action uses.
+        self._keeps_tasks = not plan.java.deterministic() or any(node.kind == "Sample" for node in plan.walk())
         for leaf, above in leaves:
             columns = self._parsed(leaf.java.output())
             use = self._use(leaf, columns, above)
@@ -168,8 +173,7 @@ class _Narrowing:
         if not self._changed:
             return self._df
         session: Any = self._spark._jsparkSession  # noqa: SLF001
-        dataset = self._jvm.org.apache.spark.sql.classic.Dataset
-        return ClassicDataFrame(dataset.ofRows(session, replaced), self._spark)
+        return ClassicDataFrame(self._sql.classic.Dataset.ofRows(session, replaced), self._spark)
 
     def _parsed(self, expressions: Any) -> tuple[Node, ...]:  # noqa: ANN401 - a Java object
         """Return some expressions of Spark as trees."""
@@ -209,7 +213,7 @@ class _Narrowing:
         # Lance finds columns without regard to case where there is none in the case that was given.
         known = {key: one for key, one in zip(keys, fields, strict=True) if lowered.count(one.name.lower()) == 1}
         # The zone in which Spark has just written the condition: that of the active session, which may be another one.
-        zone = self._jvm.org.apache.spark.sql.internal.SQLConf.get().sessionLocalTimeZone()
+        zone = self._sql.internal.SQLConf.get().sessionLocalTimeZone()
         return Translator(columns=known, time_zone=zone)
 
     def _replaced(self, plan: Any, named: frozenset[int] | None = None) -> Any:  # noqa: ANN401 - Java objects
@@ -316,7 +320,8 @@ class _Narrowing:
     def _read(self, scan: Scan, sizes: Sequence[FragmentSize], names: list[str], use: _Use) -> DataFrame | None:
         """Return the frame that reads what is used; None when that is everything."""
         condition = use.filter
-        if not names and condition is None and scan.filter is None and use.limit is None:
+        whole = condition is None and scan.filter is None and use.limit is None
+        if not names and whole and not self._keeps_tasks:
             return self._spark.range(scan.rows)
         if not names:
             # A batch without columns does not say how many rows it has.
@@ -329,7 +334,7 @@ class _Narrowing:
                 part = scan.narrowed(names, None, use.limit)
         if part == scan:
             return None
-        return scan_frame(self._spark, part, sizes, use.name)
+        return scan_frame(self._spark, part, sizes, use.name, tasks_of=scan if self._keeps_tasks else None)
 
 
 def _optimised(df: ClassicDataFrame) -> _PlanNode:

@@ -10,6 +10,7 @@ An `offset` counts live rows, and the ranges count deleted rows as well, as row 
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,21 +51,21 @@ class PieceReader:
     range_rows: int
 
     def whole(self, fragments: list[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of whole fragments, the small ones by one scan."""
-        small: list[Any] = []
-        large: list[tuple[int, int]] = []
-        for number in fragments:
-            fragment = self._fragment(number)
-            rows = fragment.physical_rows
-            # Under a filter, only a scan can stop at a limit before it has looked at all rows.
-            if rows <= self.range_rows or (self.filter is not None and self.limit is not None):
-                small.append(fragment)
-            else:
-                large.append((number, rows))
-        if small:
-            yield from self._scan(small, filter=self.filter, limit=self.limit)
-        for number, rows in large:
-            yield from self.between(number, 0, rows)
+        """Yield the rows of whole fragments in their order, those of adjacent small ones by one scan."""
+        # The order may not depend on what is read: `rand(seed)` gives the n-th row of a task the n-th number.
+        for is_small, numbers in itertools.groupby(fragments, self._is_small):
+            if is_small:
+                yield from self._scan(
+                    [self._fragment(number) for number in numbers], filter=self.filter, limit=self.limit
+                )
+                continue
+            for number in numbers:
+                yield from self.between(number, 0, self._fragment(number).physical_rows)
+
+    def _is_small(self, fragment: int) -> bool:
+        # Under a filter, only a scan can stop at a limit before it has looked at all rows.
+        stops = self.filter is not None and self.limit is not None
+        return stops or self._fragment(fragment).physical_rows <= self.range_rows
 
     def between(self, fragment: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a fragment with offsets from `start` to before `stop`."""

@@ -7,9 +7,15 @@ Columns and filters are options of the read, because Spark cannot pass them to a
 no call for columns. For filters it has `pushFilters`, but Spark 4.3 keeps the filters of one query with the
 relation and applies them to the next query: a frame that is used twice silently loses rows. `pushFilters` must
 not be implemented here.
+
+Nor can a function in Python tell Spark the size of what it returns. Spark takes that to be the size of what the
+function is given, and broadcasts a side of a join that it takes to be small. The frame of a scan therefore begins with
+a range of as many numbers as have the size of the rows, of which a filter leaves one for each task.
 """
 
 import functools
+import itertools
+import math
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +61,11 @@ _BATCH_BYTES = 4 * 1024 * 1024
 # ranges without a row that passes are not read, so small ones read less.
 _RANGE_BYTES = 24 * 1024 * 1024
 _FILTERED_RANGE_BYTES = 12 * 1024 * 1024
+# A row in Spark has so many bytes for each column, and as many besides. A number of a range has as many.
+_CELL_BYTES = 8
+# The exponent of the most numbers for each task: two million, which take 4 ms. Spark then takes each task for 16 MiB,
+# and the default limit for a broadcast is 10 MiB.
+_MOST_NUMBERS = 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +269,7 @@ def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[Fra
 
     Fragments are not split where rows are filtered: each task would look for the rows that match in the whole fragment.
     """
-    # A fragment knows the size of its files, but not of each column; the types of the columns give their share.
-    share = row_bytes(scan.schema) / scan.table_row_bytes
+    share = _share(scan)
     # In order of the fragments and without looking ahead: rows that were written together stay together, which
     # keeps a table that is sorted by a column nearly sorted in the frame.
     groups: list[list[FragmentRows]] = [[]]
@@ -277,25 +287,52 @@ def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[Fra
     return [group for group in groups if group]
 
 
-def scan_frame(spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize], name: str) -> DataFrame:
+def _share(scan: Scan) -> float:
+    """Return the share of the columns in the size of the files, which is not known of each column, by their types."""
+    return row_bytes(scan.schema) / scan.table_row_bytes
+
+
+def scan_frame(
+    spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize], name: str, *, tasks_of: Scan | None = None
+) -> DataFrame:
     """Return a lazy frame of a scan, which Spark computes with the tasks that are planned now.
 
     The frame is a range of task numbers that `mapInArrow` replaces by rows. Spark carries rows to and from this
     function in fewer steps than those of a Python data source.
+
+    Args:
+        spark: A classic or Spark Connect session.
+        scan: The rows and columns.
+        sizes: The fragments.
+        name: The name of the function in Spark's plans.
+        tasks_of: A scan of more rows or columns, to whose tasks those of this scan correspond.
     """
-    groups = partition_pieces(scan, sizes)
+    groups = partition_pieces(tasks_of or scan, sizes)
     schema = readable_schema(scan.schema)
     if scan.addressed:
         schema = StructType([*schema.fields, StructField(ROW_ADDRESS, LongType())])
-    task = functools.partial(_read_groups, scan, groups, schema)
+    tasks = max(1, len(groups))
+    # A power of two, so that Spark compiles few different filters.
+    step = 1 << _numbers_exponent(scan, sizes, tasks)
+    task = functools.partial(_read_groups, scan, dict(zip(itertools.count(0, step), groups, strict=False)), schema)
     # Spark names the function in plans, and `narrowed` finds the scan by this name.
     task.__name__ = name  # type: ignore[attr-defined]
-    numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
+    numbers = spark.range(0, len(groups) * step, 1, tasks)
+    if step > 1:
+        numbers = numbers.where(f"(id & {step - 1}L) = 0")
     return numbers.mapInArrow(task, schema)
 
 
+def _numbers_exponent(scan: Scan, sizes: Sequence[FragmentSize], tasks: int) -> int:
+    """Return the exponent of the power of two that is nearest to the size of a task in numbers."""
+    stored = sum(size.bytes for size in sizes) * _share(scan)
+    # Files may be compressed, and values may be wide.
+    numbers = max(scan.rows * (len(scan.schema) + 1), stored / _CELL_BYTES) / tasks
+    return min(_MOST_NUMBERS, round(math.log2(max(1, numbers))))
+
+
 def _read_groups(
-    scan: Scan, groups: Sequence[Sequence[FragmentRows]], schema: StructType, numbers: Iterator[pa.RecordBatch]
+    scan: Scan, groups: Mapping[int, Sequence[FragmentRows]], schema: StructType, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the tasks with these numbers; runs on an executor."""
     begin_task()

@@ -3,22 +3,25 @@
 import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from lance_dagster.spark import narrow, read_table, stage, table_view
-from lance_dagster.spark.frame import TableFrame, VersionFrame
+from lance_dagster.spark.frame import TableFrame, VersionFrame, version_frame
 from lance_dagster.spark.narrowing import narrowed
+from lance_dagster.spark.reader import SPLIT_BYTES, Scan, fragment_sizes
 from lance_dagster.table import LanceTable
 from tests import soak
 from tests.spark.samples import schema_of
 
-ROWS = 400
+ROWS, VECTORS = 400, 2000
 TEXTS = ["", "a", "A", "a'b", "a\\b", "100%", "a_b", "é", "\U0001f600", "b", "zz", None]
 NUMBERS = [-(2**31), -3, -1, 0, 1, 2, 5, 2**31 - 1, None]
 FLOATS = [math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 0.1, -1.5, 2.5, 1e300, None]
@@ -220,7 +223,7 @@ def test_frames_and_their_columns_are_those_of_spark(spark: SparkSession, number
     assert few.schema == spark.createDataFrame([], df.schema).where("id < 5").schema
 
 
-def test_a_frame_in_subqueries_caches_samples_and_sql(spark: SparkSession, numbers: LanceTable) -> None:
+def test_a_frame_in_subqueries_caches_and_sql(spark: SparkSession, numbers: LanceTable) -> None:
     """Reads that cannot be narrowed read all columns."""
     df = read_table(spark, numbers)
     table_view(spark, numbers, "main", "numbers")
@@ -234,22 +237,54 @@ def test_a_frame_in_subqueries_caches_samples_and_sql(spark: SparkSession, numbe
         assert 3 == cached.where("id < 3").count() == len(cached.where("x < 1.5").collect())
     finally:
         cached.unpersist()
-    assert df.sample(0.5, 7).count() == df.sample(0.5, 7).count()
     assert 3 == len(df.where("id < 3").toPandas()) == df.where("id < 3").toArrow().num_rows
     assert 3 == df.where("id < 3").rdd.count()
 
 
-def test_a_limit_stops_the_tasks_without_a_trace(
-    spark: SparkSession, numbers: LanceTable, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Spark ends a worker that still has rows; the worker must not print the broken pipe."""
+def test_limits_give_as_many_rows(spark: SparkSession, numbers: LanceTable, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tasks return no more rows than are needed."""
     df = read_table(spark, numbers)
     assert 3 == len(df.limit(3).collect()) == len(df.take(3)) == len(df.select("id").head(3))
     assert df.first() is not None
     df.show(2)
     assert 7 == df.limit(7).count()
     assert 2 == len(df.where("id > 5 AND s LIKE '%7'").limit(2).collect())
-    assert "only showing top 2 rows" in capfd.readouterr().out
+    assert "only showing top 2 rows" in capsys.readouterr().out
+
+
+@pytest.fixture
+def wide(spark: SparkSession, tmp_table_uri: str) -> DataFrame:
+    """A frame that is read in four tasks with its column of vectors, as a large one is, and in one task without it."""
+    values = pa.array(np.random.default_rng(0).random(VECTORS * 32, dtype=np.float32))
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), v=pa.list_(pa.float32(), 32)))
+    table.append(pa.table({"id": range(VECTORS), "v": pa.FixedSizeListArray.from_arrays(values, 32)}))
+    scan = Scan.plan(table)
+    (size,) = fragment_sizes(scan)
+    return version_frame(spark, scan, [replace(size, bytes=4 * SPLIT_BYTES)])
+
+
+def ids(frame: DataFrame) -> set[int]:
+    """The ids of the rows."""
+    return {row.id for row in frame.collect()}
+
+
+def test_random_columns_do_not_depend_on_the_columns_that_are_read(wide: DataFrame) -> None:
+    """A row gets its number by its place in a task, so each action reads the rows in the tasks of the whole frame."""
+    df = wide
+    frame = df.where("id >= 7").withColumn("r", functions.rand(7))
+    narrow_ids, wide_ids = frame.where("r < 0.5").select("id"), frame.where("r >= 0.5").selectExpr("id", "v[0] AS x")
+    assert [["id"]] == reads(narrow_ids)
+    assert set() == ids(narrow_ids) & ids(wide_ids)
+    assert set(range(7, VECTORS)) == ids(narrow_ids) | ids(wide_ids)
+    numbered = df.withColumn("n", functions.monotonically_increasing_id())
+    pairs = numbered.select("n", "id").join(numbered.selectExpr("n", "id AS other", "v[0] AS x"), "n")
+    assert VECTORS == pairs.where("id = other").count()
+    sampled = df.sample(0.5, 7)
+    kept = ids(sampled)
+    assert kept == ids(narrow(sampled.select("id"))) == ids(narrow(sampled.selectExpr("id", "v[0] AS x")))
+    assert len(kept) == narrow(sampled).count() == sampled.count()
+    # What draws no number is read in as few tasks as it needs.
+    assert [4, 1] == [part.rdd.getNumPartitions() for part in (df, df.select("id"))]
 
 
 def test_a_filter_has_the_time_zone_of_the_session_of_its_frame(spark: SparkSession, tmp_table_uri: str) -> None:

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,3 +63,15 @@ def test_a_limit_is_enough_rows(table: LanceTable) -> None:
     for condition in (None, "id % 3 = 0"):
         read = reader(table, condition, 300, limit=5).whole([1])
         assert 5 == len(next(iter(read)))
+
+
+def test_fragments_are_read_in_their_order(tmp_table_uri: str) -> None:
+    """Large and small ones come as they are given, however many rows are read at once."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    starts = [0, 5, 505, 510, 515, 1015]
+    for start, stop in itertools.pairwise(starts):
+        table.append(pa.table({"id": range(start, stop)}))
+    for range_rows in (1, 100, ROWS):
+        for condition in (None, "id % 2 = 0"):
+            expected = list(range(0, starts[-1], 1 if condition is None else 2))
+            assert expected == values(reader(table, condition, range_rows).whole([0, 1, 2, 3, 4]))

@@ -1,16 +1,24 @@
 import gc
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, GreaterThan, InputPartition
+from pyspark.sql.types import StructType
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError, StoreError
-from lance_dagster.spark import read_table
+from lance_dagster.spark import narrow, read_table
+from lance_dagster.spark.frame import version_frame
+from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import (
+    SPLIT_BYTES,
     FragmentRows,
     FragmentSize,
     LancePartition,
@@ -19,8 +27,10 @@ from lance_dagster.spark.reader import (
     fragment_sizes,
     partition_pieces,
     read_pieces,
+    scan_frame,
 )
 from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema
+from lance_dagster.spark.writer import coalesced
 from lance_dagster.table import LanceTable
 from tests.spark.samples import rows, schema_of
 
@@ -66,12 +76,132 @@ def test_row_versions_are_refused_where_lance_keeps_none(spark: SparkSession, tm
     assert [0, 1] == sorted(row.id for row in read_table(spark, table, columns=["id", "_rowid"]).collect())
 
 
+class PushedFilters(DataSource):
+    """Ten rows, of which Spark's own filter pushdown lets a reader leave out some."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "pushed_filters"
+
+    def schema(self) -> str:
+        """One column."""
+        return "id long"
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+        """A reader of all rows."""
+        return PushedFiltersReader()
+
+
+class PushedFiltersReader(DataSourceReader):
+    """A reader as Spark documents it."""
+
+    least = 0
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take the lower bounds."""
+        for one in filters:
+            if isinstance(one, GreaterThan):
+                self.least = one.value + 1
+            else:
+                yield one
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:  # noqa: ARG002 - Spark's signature
+        """The rows that are left."""
+        yield from ((number,) for number in range(self.least, 10))
+
+
+@pytest.fixture
+def pushdown(spark: SparkSession) -> Iterator[None]:
+    """Enable the filter pushdown to Python data sources, which Spark 4.3 disables by default."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def used_twice(df: DataFrame) -> list[int]:
+    """The counts of rows of a frame with a filter, without it, and of both together."""
+    few = df.filter("id > 7")
+    return [len(frame.collect()) for frame in (few, df, few.union(df))]
+
+
 def test_one_frame_used_twice_keeps_its_rows(spark: SparkSession, numbers: LanceTable) -> None:
-    """Spark's own filter pushdown to Python data sources loses rows here."""
-    df = read_table(spark, numbers)
-    assert 2 == df.filter("id > 7").count()
-    assert 10 == df.count()
-    assert 12 == df.filter("id > 7").union(df).count()
+    """The data source has no filter pushdown, so Spark's setting does not matter."""
+    for df in (read_table(spark, numbers), spark.read.format("lance_dagster").load(numbers.uri)):
+        assert [2, 10, 12] == used_twice(df)
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_the_filter_pushdown_of_spark_loses_rows(spark: SparkSession, numbers: LanceTable) -> None:
+    """This is why no reader here has `pushFilters`; with a Spark where this fails, it may get it."""
+    spark.dataSource.register(PushedFilters)
+    assert [2, 2, 4] == used_twice(spark.read.format("pushed_filters").load())
+    for df in (read_table(spark, numbers), spark.read.format("lance_dagster").load(numbers.uri)):
+        assert [2, 10, 12] == used_twice(df)
+
+
+@pytest.fixture
+def broadcasts(spark: SparkSession) -> Iterator[None]:
+    """Let Spark broadcast what it takes to have at most 100 KiB."""
+    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "100k")
+    yield
+    spark.conf.unset("spark.sql.autoBroadcastJoinThreshold")
+
+
+def joins(df: DataFrame) -> list[tuple[str, str]]:
+    """The joins of the plan of a frame, with the side that is broadcast."""
+    plan: Any = narrowed(df)._jdf.queryExecution().executedPlan()  # noqa: SLF001
+    return re.findall(r"(SortMerge|Broadcast)\w*Join .*?(Build\w+|$)", str(plan.toString()), re.MULTILINE)
+
+
+@pytest.mark.usefixtures("broadcasts")
+def test_spark_broadcasts_small_tables_and_no_large_ones(spark: SparkSession, numbers: LanceTable) -> None:
+    """Spark knows the size of what an action reads, in a narrowed plan and in another one."""
+    large = LanceTable.create(f"{numbers.uri}_large", schema_of(id=pa.int64(), v=pa.list_(pa.float32(), 64)))
+    values = pa.array(np.random.default_rng(0).random(4000 * 64, dtype=np.float32))
+    large.append(pa.table({"id": range(4000), "v": pa.FixedSizeListArray.from_arrays(values, 64)}))
+    big, small, few = read_table(spark, large), read_table(spark, numbers), spark.range(5)
+    rest = spark.range(100_000)
+    merge, right, left = ("SortMerge", ""), ("Broadcast", "BuildRight"), ("Broadcast", "BuildLeft")
+    for joined, expected, count in [
+        (rest.join(big, "id"), merge, 4000),
+        (big.join(rest, "id"), merge, 4000),
+        (big.join(few, "id"), right, 5),
+        (few.join(big, "id"), left, 5),
+        (big.join(small, "id"), right, 10),
+        (rest.join(small, "id"), right, 10),
+        (small.join(rest, "id"), left, 10),
+        # Only the column that is read counts.
+        (rest.join(big.select("id"), "id"), right, 4000),
+    ]:
+        assert [expected] == joins(joined.selectExpr("*"))
+        assert count == joined.count() == len(joined.collect())
+    assert 4000 == len(narrow(rest.join(big, "id")).select("v").collect())
+
+
+def test_spark_knows_the_size_of_a_frame(spark: SparkSession, tmp_table_uri: str) -> None:
+    """It is the larger one of what the rows take in Spark and the share of the columns in the files, nearly."""
+    width = 64
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), n=pa.int64(), v=pa.list_(pa.float32(), width)))
+    values = pa.array(np.random.default_rng(0).random(5000 * width, dtype=np.float32))
+    vectors = pa.FixedSizeListArray.from_arrays(values, width)
+    table.append(pa.table({"id": range(5000), "n": [0] * 5000, "v": vectors}))
+    for columns, row in ((["id"], 16), (["id", "n"], 24), (["v"], 4 * width), (None, 4 * width + 16)):
+        scan = Scan.plan(table, columns=columns)
+        plan: Any = scan_frame(spark, scan, fragment_sizes(scan), "size")._jdf  # noqa: SLF001
+        size = int(plan.queryExecution().optimizedPlan().stats().sizeInBytes())
+        assert 5000 * row / 1.5 <= size <= 5000 * row * 1.5, columns
+
+
+def test_partitions_of_a_table_are_merged_by_its_size(spark: SparkSession, numbers: LanceTable) -> None:
+    """A large table keeps several of them, and a small one gets as many as there are cores."""
+    scan = Scan.plan(numbers)
+    sizes = [replace(size, bytes=8 * SPLIT_BYTES) for size in fragment_sizes(scan)]
+    large, small = version_frame(spark, scan, sizes), version_frame(spark, scan, fragment_sizes(scan))
+    assert [16, 1] == [df.rdd.getNumPartitions() for df in (large, small)]
+    # Partitions of 64 MiB are wanted, and Spark takes none of these for more than 16 MiB.
+    assert [4, 2] == [coalesced(df, "auto").rdd.getNumPartitions() for df in (large, small.repartition(8))]
+    assert 10 == len(coalesced(large, "auto").collect())
 
 
 def test_a_frame_stays_on_its_version(spark: SparkSession, numbers: LanceTable) -> None:
