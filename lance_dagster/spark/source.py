@@ -62,7 +62,10 @@ def read_table(
     Later commits do not show in the frame. In a classic session the actions of the frame, and of frames that are made
     of it by selections, filters, joins, groupings and the like, read only the columns and rows that they need, as far
     as Lance can tell them; `count` of the whole frame reads none. With Spark Connect, name the columns and the filter
-    here. Spark does not know the size of the frame, so call `broadcast(df)` to join a small one.
+    here. Spark knows the size of the frame without filters, and broadcasts a small one in a join.
+
+    An action raises the error of an executor as this package's, such as `StoreError` where the executor has no table at
+    the path.
 
     Args:
         spark: A classic or Spark Connect session.
@@ -70,14 +73,14 @@ def read_table(
             of which that version is read.
         ref: A version, or any ref expression.
         columns: The columns to read, in this order; None reads all. Those that Lance has of each row can be named too:
-            `_rowid`, `_rowaddr`, `_row_created_at_version` and `_row_last_updated_at_version`.
+            `_rowid`, `_rowaddr`, and with stable row ids `_row_created_at_version` and `_row_last_updated_at_version`.
         filter: A condition in Lance's SQL on columns of the table, such as `x > 3 AND name IS NOT NULL`. It
             may name columns that are not read.
 
     Raises:
         RefNotFoundError: There is no such ref.
-        InvalidInputError: A column does not exist, Lance cannot parse the filter, or Spark has no type for a
-            column.
+        InvalidInputError: A column does not exist, Lance cannot parse the filter, Spark has no type for a column, or
+            row versions are named of a table without stable row ids.
     """
     if isinstance(table, TableView):
         if ref != "main":
