@@ -16,6 +16,8 @@ from lance_dagster.datafiles.sql_evaluation import evaluate_predicate
 
 # Distinct values that are kept before they are assigned to groups. Few groups have more, except those of timestamps.
 _DISTINCT = 100_000
+# Lance needs about three milliseconds for an evaluation, however few rows there are, so small batches are collected.
+_ROWS_AT_ONCE = 64 * 1024
 _COUNT = "count_all"
 
 
@@ -63,45 +65,47 @@ class RowTally:
     Attributes:
         scope: The rows that the write may have; None for any.
         rows: The number of rows seen.
-        outside: The number of them outside of the scope.
-        example: The values of one such row in the columns of the scope; empty when there is none.
+        example: The values of a row outside of the scope, in the columns of the scope; empty when there is none.
     """
 
     scope: RowScope | None = None
     rows: int = 0
-    outside: int = 0
     example: str = ""
+    _outside: int = 0
     _groups: dict[str, int] = field(default_factory=dict)
     _distinct: list[pa.Table] = field(default_factory=list)
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+
+    @property
+    def outside(self) -> int:
+        """The number of rows outside of the scope."""
+        self._evaluate()
+        return self._outside
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the rows of a batch, in the types of the table."""
         self.rows += batch.num_rows
         if self.scope is None or not batch.num_rows:
             return
-        seen = pa.Table.from_batches([batch.select(list(self.scope.within.columns))])
-        inside = self.scope.within.inside(seen)
-        if inside.num_rows < seen.num_rows:
-            self.outside += seen.num_rows - inside.num_rows
-            self.example = self.example or _example(self.scope.within, seen)
-        if self.scope.groups:
-            self._distinct.append(_counted(seen))
-            if sum(rows.num_rows for rows in self._distinct) > _DISTINCT:
-                self._assign()
+        within = self.scope.within
+        self._waiting.append(batch.select(list(within.columns)))
+        if within.expression is not None or sum(rows.num_rows for rows in self._waiting) >= _ROWS_AT_ONCE:
+            self._evaluate()
 
     def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Count batches and yield them until one has a row outside of the scope.
+        """Count batches and yield them until one is known to have a row outside of the scope.
 
         The others are counted too, so that the caller can name the number of all rows outside, but they are not
         yielded: the write will not be committed.
         """
         for batch in batches:
             self.add(batch)
-            if not self.outside:
+            if not self._outside:
                 yield batch
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each group, groups without rows included."""
+        self._evaluate()
         self._assign()
         groups = self.scope.groups if self.scope else {}
         return {name: self._groups.get(name, 0) for name in groups}
@@ -115,10 +119,24 @@ class RowTally:
         """Add the numbers of a tally that another process made for other rows of the same write."""
         other = json.loads(encoded)
         self.rows += other["rows"]
-        self.outside += other["outside"]
+        self._outside += other["outside"]
         self.example = self.example or other["example"]
         for name, rows in other["groups"].items():
             self._groups[name] = self._groups.get(name, 0) + rows
+
+    def _evaluate(self) -> None:
+        """Count the rows outside of the scope, and the values of groups, among the rows that were collected."""
+        if self.scope is None or not self._waiting:
+            return
+        seen, self._waiting = pa.Table.from_batches(self._waiting), []
+        inside = self.scope.within.inside(seen)
+        if inside.num_rows < seen.num_rows:
+            self._outside += seen.num_rows - inside.num_rows
+            self.example = self.example or _example(self.scope.within, seen)
+        if self.scope.groups:
+            self._distinct.append(_counted(seen))
+            if sum(rows.num_rows for rows in self._distinct) > _DISTINCT:
+                self._assign()
 
     def _assign(self) -> None:
         """Add the rows whose values were collected to the groups that they belong to."""

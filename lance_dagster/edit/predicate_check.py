@@ -5,7 +5,7 @@ removes rows by the predicate. A row outside of it would survive the next replac
 occur twice.
 
 The check reads only the columns that the predicate names: those of Arrow rows while they are written, those of staged
-files from the files.
+files from the files. Executors that write rows check them by a `RowTally` with the scope of `predicate_scope`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, conform, evaluate_predicate
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFiles, conform, evaluate_predicate
 from lance_dagster.edit.staged_files import read_staged
 from lance_dagster.errors import InvalidInputError, Remedy
+from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 
@@ -25,6 +26,37 @@ _ROWS_AT_ONCE = 64 * 1024
 _SHOWN = 3
 # Virtual columns of a scan. Their values in memory differ from those in the table, which rows get by the commit.
 _VIRTUAL = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+_REMEDY = Remedy("leave these rows out, or give a predicate that is true for them too; append adds any rows")
+
+
+def predicate_scope(predicate: str, schema: pa.Schema) -> RowScope:
+    """Return the scope of the rows that satisfy a predicate, by which other processes count them while they write.
+
+    Args:
+        predicate: The predicate.
+        schema: The columns of the rows, in the types of the table.
+
+    Raises:
+        InvalidInputError: The predicate is invalid, or names a virtual column.
+    """
+    check_string("the predicate", predicate)
+    _refuse_virtual(predicate, schema)
+    # Before any row is written, and only for its error.
+    evaluate_predicate(predicate, schema.empty_table())
+    # A scope has at least one column, and a constant predicate names none.
+    columns = _named_columns(predicate, schema) or schema.names[:1]
+    return RowScope(within=RowFilter(predicate=predicate, expression=None, columns=tuple(columns)))
+
+
+def refuse_outside(tally: RowTally) -> None:
+    """Refuse a write whose tally has rows outside of the scope of `predicate_scope`.
+
+    Raises:
+        InvalidInputError: There are such rows. They may be in data files, which no version names.
+    """
+    if tally.scope is not None and tally.outside:
+        complaint = _complaint(tally.outside, tally.rows, tally.scope.within.predicate)
+        raise InvalidInputError(f"{complaint}, such as one with {tally.example}; nothing was committed", remedy=_REMEDY)
 
 
 @dataclass(slots=True)
@@ -87,22 +119,14 @@ class PredicateCheck:
         if rows is None or not rows.num_rows:
             return
         self._checked += rows.num_rows
-        virtual = next((name for name in _VIRTUAL if name in self.predicate), None)
-        if virtual is not None and virtual not in self.schema.names:
-            raise InvalidInputError(
-                f"the predicate {self.predicate!r} names {virtual}, which new rows do not have before the commit",
-                remedy=Remedy("delete the rows and append the new ones, or name a column of the table"),
-            )
+        _refuse_virtual(self.predicate, self.schema)
         satisfied = evaluate_predicate(self.predicate, rows)
         if not satisfied.all():
             raise self._refusal(rows.filter(pa.array(~satisfied)))
 
     @property
     def _columns(self) -> list[str]:
-        """The columns that the predicate may name: those whose name occurs in it, in any case."""
-        # Reading a column too many costs little time; parsing the SQL here would need a second grammar beside Lance's.
-        text = self.predicate.lower()
-        return [name for name in self.schema.names if name.lower() in text]
+        return _named_columns(self.predicate, self.schema)
 
     def _add(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
@@ -110,13 +134,32 @@ class PredicateCheck:
             self._finish()
 
     def _refusal(self, wrong: pa.Table) -> InvalidInputError:
-        rows = f"{wrong.num_rows} of {self._checked} {'row' if self._checked == 1 else 'rows'}"
-        verb = "does" if wrong.num_rows == 1 else "do"
         values = _values(wrong)
         return InvalidInputError(
-            f"{rows} {verb} not satisfy the predicate {self.predicate!r} of the replacement"
+            f"{_complaint(wrong.num_rows, self._checked, self.predicate)}"
             f"{f': {values}' if values else ''}; nothing was committed",
-            remedy=Remedy("leave these rows out, or give a predicate that is true for them too; append adds any rows"),
+            remedy=_REMEDY,
+        )
+
+
+def _complaint(wrong: int, checked: int, predicate: str) -> str:
+    rows = f"{wrong} of {checked} {'row' if checked == 1 else 'rows'}"
+    return f"{rows} {'does' if wrong == 1 else 'do'} not satisfy the predicate {predicate!r} of the replacement"
+
+
+def _named_columns(predicate: str, schema: pa.Schema) -> list[str]:
+    """Return the columns that the predicate may name: those whose name occurs in it, in any case."""
+    # Reading a column too many costs little time; parsing the SQL here would need a second grammar beside Lance's.
+    text = predicate.lower()
+    return [name for name in schema.names if name.lower() in text]
+
+
+def _refuse_virtual(predicate: str, schema: pa.Schema) -> None:
+    virtual = next((name for name in _VIRTUAL if name in predicate), None)
+    if virtual is not None and virtual not in schema.names:
+        raise InvalidInputError(
+            f"the predicate {predicate!r} names {virtual}, which new rows do not have before the commit",
+            remedy=Remedy("delete the rows and append the new ones, or name a column of the table"),
         )
 
 

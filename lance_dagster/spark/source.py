@@ -38,7 +38,7 @@ from lance_dagster.table import LanceTable
 _STORAGE = "storage."
 _READ_OPTIONS = ("path", "ref", "columns", "filter")
 _FOLLOW_OPTIONS = ("path", "ref", "columns", CHANGES, *STREAM_OPTIONS)
-_WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where")
+_WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where", "partitions")
 # Spark passes the place of its checkpoint and the output mode on as options.
 _STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation")
 # What Spark adds to the options of a table that it is asked to keep in its catalog.
@@ -120,8 +120,10 @@ class LanceDataSource(DataSource):
     Reading takes the options `ref` (default `main`), `columns` (`a,b` or a JSON list) and `filter` (Lance's
     SQL). Writing takes `branch` (default `main`) and `vectors` (`embedding:256`, several separated by
     commas), creates a table that does not exist, and supports the modes `append` and `overwrite`, the latter also
-    with `replace_where`, the condition of the rows to replace. Spark itself refuses the other modes, which
-    `write_table` has. Prefer that or `stage` for writes: they are faster, and the caller gets the version.
+    with `replace_where`, the condition of the rows to replace, which each new row has to satisfy. `partitions`
+    (`2026-01-30,2026-01-31` or a JSON list) are the partition keys of the rows, as in `LanceTable.append`. Spark itself
+    refuses the other modes, which `write_table` has. Prefer that or `stage` for writes: they are faster, and the caller
+    gets the version.
 
     Both take storage options as `storage.<key>`. Classic Spark shows them nowhere, but a Spark Connect server
     writes the options of every read and write to its event log: there, give the server credentials of its own or the
@@ -172,8 +174,11 @@ class LanceDataSource(DataSource):
         if replace_where is not None and not overwrite:
             raise InvalidInputError("replace_where replaces rows, so it needs .mode('overwrite')")
         replaced = overwrite and replace_where is None
+        partitions = _names("partitions", self.options.get("partitions")) or ()
         table, branch, target = self._target(schema, overwrite=replaced, known=_WRITE_OPTIONS)
-        return LanceWriter(table, branch, schema=target, overwrite=overwrite, replace_where=replace_where)
+        return LanceWriter(
+            table, branch, schema=target, overwrite=overwrite, replace_where=replace_where, partitions=partitions
+        )
 
     def streamReader(self, schema: StructType) -> LanceStreamReader:  # noqa: N802 - Spark's signature
         """Return the reader of a stream of the branch `ref`."""
@@ -212,7 +217,7 @@ class LanceDataSource(DataSource):
 
     def _plan(self, columns: Sequence[str] | None = None, known: Sequence[str] = _READ_OPTIONS) -> Scan:
         uri, storage_options = self._place(known)
-        named = columns if columns is not None else _names(self.options.get("columns"))
+        named = columns if columns is not None else _names("columns", self.options.get("columns"))
         ref = self.options.get("ref", "main")
         if is_table_uri(uri):
             if "ref" in self.options:
@@ -249,8 +254,8 @@ def _version_of(uri: str, storage_options: Mapping[str, str]) -> tuple[str, str]
     return view.uri, view.ref
 
 
-def _names(text: str | None) -> list[str] | None:
-    """Parse names from an option: a JSON list, or names separated by commas."""
+def _names(option: str, text: str | None) -> list[str] | None:
+    """Parse names from the text of an option: a JSON list, or names separated by commas."""
     if text is None:
         return None
     if not text.lstrip().startswith("["):
@@ -258,7 +263,7 @@ def _names(text: str | None) -> list[str] | None:
     try:
         names = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidInputError(f"the option columns is no JSON list of names: {text}") from error
+        raise InvalidInputError(f"the option {option} is no JSON list of names: {text}") from error
     return [str(name) for name in names]
 
 

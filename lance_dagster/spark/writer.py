@@ -20,7 +20,7 @@ import uuid
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
@@ -31,6 +31,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.edit.predicate_check import predicate_scope, refuse_outside
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.format.layout import VERSIONS
 from lance_dagster.spark.narrowing import narrowed
@@ -53,11 +54,12 @@ Coalesce = int | Literal["auto"] | None
 
 
 class StageOptions(TypedDict, total=False):
-    """The keyword arguments of `stage` that say which columns the files have and where they go."""
+    """The keyword arguments of `stage` that say which columns and rows the files have and where they go."""
 
     vectors: Mapping[str, int] | None
     schema: pa.Schema | None
     base: str | None
+    where: str | None
 
 
 def stage(
@@ -87,10 +89,12 @@ def stage(
         **options: `vectors`, the length of vector columns, is checked against the table's before anything is written.
             `schema` has the columns after the commit, for an `overwrite` that changes them (see `replacement_schema`);
             without it they are the branch's own. `base` is the name of the base path to write to instead of the table
-            itself.
+            itself. `where` is a predicate in Lance's SQL that each row has to satisfy, such as the one that
+            `table.replace_where` is then given. Executors evaluate it while they write; otherwise `replace_where`
+            reads the files again to check them.
 
     Raises:
-        InvalidInputError: An option is unknown.
+        InvalidInputError: An option is unknown, or a row does not satisfy `where`.
         SchemaMismatchError: The frame's columns or types are not the table's, or a value does not fit its
             column.
         RefNotFoundError: There is no such branch.
@@ -98,7 +102,21 @@ def stage(
     check_names("option of stage", options, StageOptions.__annotations__)
     target = table.write_target(options.get("schema"), branch, options.get("base"))
     check_fits(df.schema, target.schema, vectors=options.get("vectors"))
-    return stage_counted(coalesced(df, coalesce), target, RowTally())
+    return stage_where(coalesced(df, coalesce), target, options.get("where"))
+
+
+def stage_where(df: DataFrame, target: WriteTarget, where: str | None) -> StagedFiles:
+    """Write a Spark frame's rows as `stage_counted` does, and refuse those that do not satisfy a predicate.
+
+    Raises:
+        InvalidInputError: The predicate is invalid, or a row does not satisfy it.
+        SchemaMismatchError: A value does not fit its column.
+    """
+    tally = RowTally(None if where is None else predicate_scope(where, target.schema))
+    staged = stage_counted(df, target, tally)
+    # Not by the tasks, which Spark would run again in vain.
+    refuse_outside(tally)
+    return replace(staged, satisfies=where)
 
 
 def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -196,8 +214,10 @@ def check_visible(target: WriteTarget) -> None:
     Raises:
         StoreError: The path of the table leads to no table on this machine.
     """
-    root = Path(target.data_uri).parent
-    if "://" not in target.data_uri and target.base is None and not (root / VERSIONS).is_dir():
+    data = Path(target.data_uri)
+    root = data.parent
+    # A table that is written before it is created has only the data folder.
+    if "://" not in target.data_uri and target.base is None and not ((root / VERSIONS).is_dir() or data.is_dir()):
         raise StoreError(
             f"the executor on {socket.gethostname()} finds no table at {root}; a table that several machines write has "
             "to be on object storage or on a file system that all of them mount at the same path"
@@ -265,9 +285,10 @@ def errors_of_executors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenFiles(WriterCommitMessage):
-    """The files that one task wrote, as its message to the commit."""
+    """The files that one task wrote and the counts of its rows, as its message to the commit."""
 
     files: tuple[StagedFile, ...]
+    tally: str
 
 
 class LanceWriter(DataSourceArrowWriter):
@@ -279,14 +300,27 @@ class LanceWriter(DataSourceArrowWriter):
     """
 
     def __init__(
-        self, table: LanceTable, branch: str, *, schema: pa.Schema, overwrite: bool, replace_where: str | None = None
+        self,
+        table: LanceTable,
+        branch: str,
+        *,
+        schema: pa.Schema,
+        overwrite: bool,
+        replace_where: str | None = None,
+        partitions: Sequence[str] = (),
     ) -> None:
-        """Fix the branch's head, the schema of the files and the uuid of this write."""
+        """Fix the branch's head, the schema of the files and the uuid of this write.
+
+        Raises:
+            InvalidInputError: The predicate `replace_where` is invalid.
+        """
         self._uri = table.uri
         self._branch = branch
         self._target = table.write_target(schema, branch)
         self._overwrite = overwrite
         self._replace_where = replace_where
+        self._scope = None if replace_where is None else predicate_scope(replace_where, schema)
+        self._partitions = partitions
         self._base = table.head(branch).number
         # Made on the driver, before Spark pickles this object: all tasks and every repetition of the commit share it.
         self._write = uuid.uuid4().hex
@@ -296,23 +330,34 @@ class LanceWriter(DataSourceArrowWriter):
         """Write one task's rows; runs on an executor."""
         begin_task()
         check_visible(self._target)
-        batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
-        return _WrittenFiles(write_files(self._target, batches))
+        tally = RowTally(self._scope)
+        batches = tally.passing(to_table_batch(batch, self._target.schema) for batch in iterator)
+        files = write_files(self._target, batches)
+        return _WrittenFiles(files, tally.encoded())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit the files of all tasks as one version."""
+        """Commit the files of all tasks as one version.
+
+        Raises:
+            InvalidInputError: A row does not satisfy the predicate of a replacement.
+        """
         # Open the table again: the commit runs in another process than the one that planned the write.
         table = LanceTable.open(self._uri, self._target.storage_options)
         if self._is_committed(table):
             return
-        files = tuple(file for message in messages if isinstance(message, _WrittenFiles) for file in message.files)
-        staged = StagedFiles(self._target.schema, files)
+        tally = RowTally(self._scope)
+        written = [message for message in messages if isinstance(message, _WrittenFiles)]
+        for message in written:
+            tally.absorb(message.tally)
+        # Not by the tasks, which Spark would run again in vain.
+        refuse_outside(tally)
+        files = tuple(file for message in written for file in message.files)
+        staged = StagedFiles(self._target.schema, files, satisfies=self._replace_where)
         properties = {WRITE_PROPERTY: self._write}
-        if self._replace_where is not None:
-            table.replace_where(self._replace_where, staged, branch=self._branch, properties=properties)
-            return
         save = table.overwrite if self._overwrite else table.append
-        save(staged, branch=self._branch, properties=properties)
+        if self._replace_where is not None:
+            save = functools.partial(table.replace_where, self._replace_where)
+        save(staged, branch=self._branch, partitions=self._partitions, properties=properties)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the commit may have landed, so the files must not be deleted."""
