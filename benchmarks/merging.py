@@ -137,7 +137,9 @@ def _with_appended(folder: Path, rows: int) -> str:
     """Make a table with branches that each appended one fragment of this many rows; all of them name one file."""
     data = pa.table({"value": pa.array(np.zeros(rows, np.int8))})
     table = LanceTable.create(folder / f"a{rows}-{uuid.uuid4().hex[:8]}.lance", data.schema, storage_options=QUICK)
-    (file,) = write_files(replace(table.write_target(), max_rows=rows), data.to_batches(max_chunksize=10**6))
+    (file,) = write_files(
+        replace(table.write_target(), max_rows=rows, max_bytes=None), data.to_batches(max_chunksize=10**6)
+    )
     start = table.append(data.slice(0, 1))
     for number in range(_BRANCHES):
         table.branches.create(f"run/{number}", str(start))

@@ -51,6 +51,7 @@ from lance_dagster.datafiles.sql_evaluation import (
 )
 from lance_dagster.datafiles.writing import (
     FILE_VERSION,
+    MAX_BYTES_PER_FILE,
     SMALL_FILE_BYTES,
     StagedFile,
     StagedFiles,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_VERSION",
+    "MAX_BYTES_PER_FILE",
     "SMALL_FILE_BYTES",
     "AddressedRows",
     "Addresses",

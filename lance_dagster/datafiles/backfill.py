@@ -55,7 +55,7 @@ def backfill(
     rows = fragment.physical_rows
     # One file holds the whole fragment, whatever its size: the files of a fragment must agree on the number of rows.
     computed = _computed(dataset, fragment.id, reads, compute, schema=target.schema)
-    files = write_files(replace(target, max_rows=rows), _filled(computed, rows))
+    files = write_files(replace(target, max_rows=rows, max_bytes=None), _filled(computed, rows))
     if [rows] != [file.rows for file in files]:
         raise CorruptFileError(dataset.uri, f"fragment {fragment.id} does not have the {rows} rows it should")
     return files[0]

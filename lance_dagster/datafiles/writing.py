@@ -35,6 +35,9 @@ SMALL_FILE_BYTES = 1024 * 1024
 # The versions that LanceFileWriter writes; it does not write the legacy format.
 _WRITABLE = frozenset({"2.0", "2.1", "2.2", "2.3"})
 _MAX_ROWS_PER_FILE = 1024 * 1024
+MAX_BYTES_PER_FILE = 1024 * 1024 * 1024
+"""About how many bytes of Arrow a data file holds at most; a million rows of 1,000 bytes. Wide rows fill files before
+they have the most rows: a task that fails then loses less work, and readers share the rows of a table more evenly."""
 # pylance buffers 8 MiB for each column, which takes gigabytes for a thousand columns.
 _BUFFER_BYTES = 8 * 1024 * 1024
 _MOST_BUFFER_BYTES = 48 * 1024 * 1024
@@ -47,7 +50,8 @@ class WriteTarget:
     It contains the storage options of the table, which its repr omits because they hold secrets. The names of its files
     begin with `prefix`, by which the files of an interrupted write are recognised. `base` is the name of the base path
     of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files that the table
-    has; 0 when it has none. `synced_by_commit` leaves the sync of small files to the append of this process that names
+    has; 0 when it has none. A file is closed at `max_rows` rows, or at about `max_bytes` bytes of Arrow; with None, the
+    rows alone decide. `synced_by_commit` leaves the sync of small files to the append of this process that names
     them next. `records_digests` says that each file is read again, to record its digest.
     """
 
@@ -56,6 +60,7 @@ class WriteTarget:
     file_version: str = FILE_VERSION
     prefix: str = ""
     max_rows: int = _MAX_ROWS_PER_FILE
+    max_bytes: int | None = MAX_BYTES_PER_FILE
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     base: str | None = None
     stored_row_bytes: int = 0
@@ -92,7 +97,9 @@ class StagedFiles:
 
 
 def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
-    """Write batches to data files of at most `target.max_rows` rows; without rows, no file is written.
+    """Write batches to data files of at most `max_rows` rows and about `max_bytes` bytes of the target.
+
+    Without rows, no file is written. A batch that is larger than what a file has room for is divided.
 
     Raises:
         SchemaMismatchError: A batch does not match the schema of the target.
@@ -146,16 +153,22 @@ class _OpenFile:
         self._name = "-".join(filter(None, (target.prefix, f"{uuid.uuid4().hex}.lance")))
         self._path = f"{target.data_uri}/{self._name}"
         self._room = target.max_rows
+        self._bytes = target.max_bytes
         self._target = target
         self._writer: LanceFileWriter | None = None
 
     @property
     def full(self) -> bool:
-        return self._room == 0
+        return self._room == 0 or (self._bytes is not None and self._bytes <= 0)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Write the rows that fit into the file, and return the remaining ones."""
         now = batch.slice(0, self._room)
+        if self._bytes is not None:
+            # Rows are taken to be of equal size. At least one is written, however large it is.
+            if now.nbytes > self._bytes:
+                now = now.slice(0, -(-now.num_rows * self._bytes // now.nbytes))
+            self._bytes -= now.nbytes
         with storage_errors(f"write {self._path}"):
             self._writer = self._writer or self._opened()
             self._writer.write_batch(now)

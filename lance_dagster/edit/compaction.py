@@ -51,6 +51,10 @@ from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import indices_of
 
+def _size(fragment: Fragment) -> int:
+    return sum(file.size for file in fragment.files)
+
+
 _ATTEMPTS = 5
 _BLOBS = ("lance-encoding:blob", "lance.blob")
 
@@ -171,7 +175,10 @@ def _group(context: TableContext, head: State, group: Group, goal: Goal) -> Comp
     rows = sum(fragment.rows for fragment in group)
     # Rows are divided evenly, so no file is below the target: a small last file would be compacted again next time.
     most = -(-rows // max(1, rows // goal.target_rows))
-    place = replace(target(context, head.schema, head, _base_of(context, head, group)), max_rows=max(1, most))
+    # By rows alone: the plan has divided the fragments by size already, and a file that is closed early leaves a small
+    # last file.
+    place = target(context, head.schema, head, _base_of(context, head, group))
+    place = replace(place, max_rows=max(1, most), max_bytes=None)
     return CompactionGroup(fragments=tuple(fragment.id for fragment in group), target=place, rows=rows)
 
 

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lance_dagster.datafiles import (
-    WriteTarget,
-)
+from lance_dagster.datafiles import MAX_BYTES_PER_FILE, WriteTarget
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.versions import Version
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 
 Group = tuple[Fragment, ...]
+# Fragments of wide rows are large enough before they have many rows. Files are closed by their size in memory, and a
+# compressed file of that size is smaller.
+_LARGE_BYTES = MAX_BYTES_PER_FILE // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
 
     Args:
         manifest: The version to compact.
-        target_rows: The number of rows a fragment should have; fragments with fewer rows are candidates.
+        target_rows: The number of rows a fragment should have; fragments with fewer rows are candidates, unless their
+            files are large.
         deleted_share: The share of deleted rows, from 0 to 1, above which a fragment is rewritten even alone.
     """
     bitmaps = [covered_fragments(index) for index in indices_of(manifest)]
@@ -58,7 +60,8 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
     def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], frozenset[int | None]]:
         worn = _worn(fragment, deleted_share)
         known = tuple(bitmap is not None and fragment.id in bitmap for bitmap in bitmaps)
-        return worn or fragment.rows < target_rows, known, frozenset(file.base_id for file in fragment.files)
+        small = fragment.rows < target_rows and _size(fragment) < _LARGE_BYTES
+        return worn or small, known, frozenset(file.base_id for file in fragment.files)
 
     groups: list[Group] = []
     # `groupby` without a sort: only adjacent fragments of equal kind may form a group.
@@ -74,13 +77,18 @@ def _worn(fragment: Fragment, deleted_share: float) -> bool:
 
 
 def _bins(run: Sequence[Fragment], target_rows: int) -> Iterator[Group]:
-    """Split a run of adjacent fragments wherever the target number of rows is reached."""
+    """Split a run of adjacent fragments wherever the target number of rows, or a large size, is reached."""
     bins: list[list[Fragment]] = [[]]
-    rows = 0
+    rows = size = 0
     for fragment in run:
-        if rows >= target_rows:
+        if rows >= target_rows or size >= _LARGE_BYTES:
             bins.append([])
-            rows = 0
+            rows = size = 0
         bins[-1].append(fragment)
         rows += fragment.rows
+        size += _size(fragment)
     yield from map(tuple, bins)
+
+
+def _size(fragment: Fragment) -> int:
+    return sum(file.size for file in fragment.files)

@@ -75,7 +75,7 @@ def write_table(
     if _PARTITION_BY & {name.lower() for name in options}:
         raise InvalidInputError(
             "a Lance table has no partitions in Spark's sense: leave partitionBy out, and replace a part of the table "
-            "with mode='overwrite' and replace_where=\"day = '2026-01-31'\"; partitions=['2026-01-31'] tells merges which"
+            "with mode='overwrite' and replace_where=\"day = '2026-01-31'\"; partitions=['2026-01-31'] is for merges"
         )
     check_names("option of write_table", options, SaveOptions.__annotations__)
     meant = _normalized(mode)

@@ -43,8 +43,9 @@ def compact_table(
 ) -> Version:
     """Rewrite adjacent small fragments, and fragments with many deleted rows, to larger ones by a Spark job.
 
-    There is one commit, and its result is that of `table.maintenance.compact`, which this calls for a table with blobs
-    or with an index that only pylance can rewrite. Each group of fragments is a task; `target_rows` decides how many
+    There is one commit of the rows, after a version that reserves the ids of their fragments. The result is that of
+    `table.maintenance.compact`, which this calls for a table with blobs or with an index that only pylance can rewrite.
+    Each group of fragments is a task; `target_rows` decides how many
     groups there are. When another commit changed one of the fragments meanwhile, the job is run again.
 
     Args:
@@ -53,8 +54,8 @@ def compact_table(
         branch: The branch to compact.
         message: The commit message.
         properties: Stored with the transaction.
-        **goal: `target_rows`, the rows a fragment should have at least, and `deleted_share`, the share of deleted rows
-            above which a fragment is rewritten even alone.
+        **goal: `target_rows`, the rows a fragment should have at least, unless its files have 512 MiB, and
+            `deleted_share`, the share of deleted rows above which a fragment is rewritten even alone.
 
     Returns:
         The compacted version; the newest one when no fragment needs rewriting.

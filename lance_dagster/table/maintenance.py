@@ -274,7 +274,7 @@ class Maintenance(Generic[TableT]):
 
         Args:
             branch: The branch to compact. Readers of older versions, and branches forked from them, keep the old files.
-            target_rows: Rows a fragment should have at least.
+            target_rows: Rows a fragment should have at least, unless its files have 512 MiB.
             deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
             message: The commit message.
             properties: Stored with the transaction.

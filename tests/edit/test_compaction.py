@@ -1,5 +1,6 @@
 """Compaction keeps the rows, with their ids and versions, in fewer fragments."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import lance
@@ -8,6 +9,11 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, LanceTable
+from lance_dagster.datafiles import FILE_VERSION
+from lance_dagster.edit.compaction import plan_compaction
+from lance_dagster.format.model import DataFile, Fragment
+from lance_dagster.format.schema import fields_from_arrow
+from lance_dagster.transactions.apply import empty_manifest
 
 LINEAGE = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 
@@ -80,6 +86,20 @@ def test_nothing_to_do_makes_no_version(tmp_path: Path) -> None:
     assert "main@1" == str(table.maintenance.compact())
     table.append(rows(1, 2, 3))
     assert "main@2" == str(table.maintenance.compact())
+
+
+def test_large_files_are_large_enough_whatever_their_rows() -> None:
+    """Files of wide rows are closed by their bytes, and would otherwise be rewritten by the next compaction."""
+    mebibyte = 1024 * 1024
+    sizes = [900, 10, 20, 900, 300, 300, 300, 900, 700]
+    file = DataFile(path="a.lance", fields=(0,), column_indices=(0,), major=2, minor=2)
+    fragments = tuple(
+        Fragment(id=number, files=(replace(file, size=size * mebibyte),), physical_rows=10)
+        for number, size in enumerate(sizes)
+    )
+    manifest = replace(empty_manifest(fields_from_arrow(rows().schema), FILE_VERSION), fragments=fragments)
+    groups = plan_compaction(manifest, target_rows=1_000, deleted_share=0.1)
+    assert [[1, 2], [4, 5]] == [[fragment.id for fragment in group] for group in groups]
 
 
 def test_a_fragment_with_many_deleted_rows_is_rewritten_alone(tmp_path: Path) -> None:

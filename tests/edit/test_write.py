@@ -116,6 +116,21 @@ def test_large_input_is_split_into_files(table: LanceTable) -> None:
     assert [("c", value) for value in range(10)] == contents(table)[2:]
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 10])
+def test_wide_rows_are_split_by_their_bytes(table: LanceTable, at_once: int) -> None:
+    """A batch is divided where a file is full, and a row that is larger than a file has a file of its own."""
+    rows = entries("c" * 1000, *range(10))
+    target = table.write_target()
+    limited = replace(target, max_bytes=4 * (rows.nbytes // 10))
+    files = write_files(limited, rows.to_batches(max_chunksize=at_once))
+    assert 10 == sum(file.rows for file in files)
+    assert all(3 <= file.rows <= 5 for file in files[:-1])
+    table.append(StagedFiles(target.schema, files))
+    assert list(range(10)) == [value for _, value in contents(table)[2:]]
+    tiny = write_files(replace(target, max_bytes=100), rows.to_batches())
+    assert [1] * 10 == [file.rows for file in tiny]
+
+
 def test_a_replace_takes_out_and_puts_in_at_once(table: LanceTable) -> None:
     """One version deletes the old rows and adds the new ones."""
     version = table.replace_where("key = 'a'", entries("a", 8, 9))
