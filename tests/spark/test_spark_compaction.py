@@ -85,9 +85,15 @@ def test_what_only_pylance_can_rewrite_is_left_to_it(spark: SparkSession, table:
     assert not index.needs_work
 
 
-@pytest.mark.usefixtures("spark")
-def test_the_maintenance_job_compacts_with_spark(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """The job uses Spark if it has the key of a Spark resource."""
+def test_the_maintenance_job_compacts_with_spark(
+    spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    """The job uses Spark if it has the key of a Spark resource: a Spark job writes the rows."""
+
+    def spark_jobs() -> set[int]:
+        """The jobs of this session that are in no group of jobs."""
+        return set(spark.sparkContext.statusTracker().getJobIdsForGroup())
+
     lance = LanceResource(root=str(tmp_path))
     key = dg.AssetKey("orders")
     made = LanceTable.create(tmp_path / "orders.lance", pa.schema([pa.field("id", pa.int64())]))
@@ -95,8 +101,10 @@ def test_the_maintenance_job_compacts_with_spark(tmp_path: Path, instance: dg.Da
         made.append(pa.table({"id": [number]}))
     job = build_maintenance_job([key], spark_key="spark", collect=None).job
     resources = {"lance": lance, "spark": SparkResource(master="local[2]")}
+    before = spark_jobs()
     result = job.execute_in_process(resources=resources, instance=instance)
     assert result.success
+    assert 1 == len(spark_jobs() - before)
     assert [3] == fragments(made)
     assert result.run_id == made.head().properties["dagster/run_id"]
 

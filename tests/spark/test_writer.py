@@ -1,11 +1,8 @@
 import contextlib
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -18,25 +15,6 @@ from lance_dagster.spark.writer import large_batches, stage_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import every_type, rows, schema_of
 
-ROOT = Path(__file__).parents[2]
-# Local Spark tries a task once unless its master says otherwise, so this needs its own Spark.
-RETRIED_JOB = """
-import sys
-from pyspark import TaskContext
-from lance_dagster.spark import local_session, stage
-from lance_dagster.table import LanceTable
-
-def unlucky(batches):
-    task = TaskContext.get()
-    yield from batches
-    if task.partitionId() == 0 and task.attemptNumber() == 0:
-        raise RuntimeError("the machine went away")
-
-spark = local_session(master="local[2,2]", config={"spark.driver.memory": "1g"})
-table = LanceTable.open(sys.argv[1])
-df = spark.range(0, 2_400_000, 1, 2).mapInArrow(unlucky, "id long")
-table.append(stage(df, table))
-"""
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -237,20 +215,6 @@ def test_a_limit_the_user_set_is_kept(spark: SparkSession) -> None:
         assert "7" == spark.conf.get(BATCH_ROWS)
     finally:
         spark.conf.unset(BATCH_ROWS)
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_a_task_that_fails_and_is_tried_again_leaves_one_copy(tmp_table_uri: str) -> None:
-    """The first attempt had finished a file when it failed; the commit has the files of the second."""
-    LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
-    command = [sys.executable, "-c", RETRIED_JOB, tmp_table_uri]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stderr
-    table = LanceTable.open(tmp_table_uri)
-    assert 2_400_000 == table.count_rows() == len(pc.unique(table.read()["id"]))
-    assert 4 == len(table.to_lance().get_fragments())
-    assert 4 < len(list((Path(tmp_table_uri) / "data").iterdir()))
 
 
 def test_rows_are_staged_under_a_base_path(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:
