@@ -51,10 +51,6 @@ from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import indices_of
 
-def _size(fragment: Fragment) -> int:
-    return sum(file.size for file in fragment.files)
-
-
 _ATTEMPTS = 5
 _BLOBS = ("lance-encoding:blob", "lance.blob")
 
