@@ -115,7 +115,7 @@ def merge(
             rows = PrintedRows.of(found, options)
         _write_preview(output, found, rows, hint_for(found.conflicts, found.remedy, f"{into}...{source}"))
         return
-    # The head is read before the merge: the output says whether a version was made, and how many rows it added.
+    # The head is read before the merge: the output says whether a version was made.
     before = table.head(into)
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         made = table.merge(
@@ -265,12 +265,22 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
         made: The version that has the result.
         nothing: What to print when that version existed before.
     """
+    from lance_dagster.edit.write_result import WriteResult
+
     # A merge that was made before returns the version that has it, which is not newer than the head.
     new = made.number > before.number
-    document = {"made": new, "before": str(before), "version": version_document(made), "conflicts": []}
-    # By how many rows the branch grew is printed, so that an unexpected result is noticed.
-    grown = made.rows - before.rows
-    rows = counted(made.rows, "row") + (f" ({grown:+,})" if grown else "")
+    # A compaction makes a version and changes no row.
+    counts = made.counts if isinstance(made, WriteResult) else dict.fromkeys(("added", "deleted", "updated"), 0)
+    document = {
+        "made": new,
+        "before": str(before),
+        "version": version_document(made),
+        **{f"rows_{verb}": count for verb, count in counts.items()},
+        "conflicts": [],
+    }
+    # The rows that changed are printed, so that an unexpected result is noticed.
+    changed = ", ".join(f"{count:,} {verb}" for verb, count in counts.items() if count)
+    rows = counted(made.rows, "row") + (f" ({changed})" if changed else "")
     lines = [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing]
     # The property of an older version says nothing about this call.
     lacking = json.loads(made.properties.get(NEEDS_BACKFILL, "{}")) if new else {}
@@ -297,7 +307,7 @@ def _preview_lines(found: "MergePreview") -> Iterator[str]:
         yield f"{counted(len(found.conflicts), 'conflict')}; nothing would be written"
         return
     facts = [
-        ("rows", f"{found.rows_added:,} added, {found.rows_updated:,} updated, {found.rows_removed:,} removed"),
+        ("rows", f"{found.rows_added:,} added, {found.rows_updated:,} updated, {found.rows_deleted:,} deleted"),
         *((("of both sides", f"{counted(found.rows_combined, 'row')} written anew"),) if found.rows_combined else ()),
         ("columns", "changed" if found.schema_changed else "as they are"),
         *(("needs backfill", f"{path}, null in {counted(rows, 'row')}") for path, rows in found.needs_backfill.items()),

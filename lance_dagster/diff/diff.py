@@ -18,6 +18,7 @@ from lance_dagster.diff.changed_rows import ChangedRows
 from lance_dagster.diff.comparison_shapes import ComparedColumn
 from lance_dagster.diff.manifest_diff import ChangeKind, Comparison, FragmentChange, IndexChange, KeyChange, compare
 from lance_dagster.diff.row_comparison import ByIds, ByKey, ByValues, Identity, RowComparison, RowDifferences
+from lance_dagster.diff.row_matching import paired_by_ids
 from lance_dagster.diff.schema_diff import FieldChange
 from lance_dagster.diff.versioned_rows import NO_ADDRESSES, VersionedRows
 from lance_dagster.edit.upsert import key_columns
@@ -274,6 +275,29 @@ def diff(
         not_compared=comparison.not_compared,
         _rows=rows,
     )
+
+
+def count_moved_rows(context: TableContext, before: State, after: State) -> RowCounts:
+    """Count the rows that differ between two versions of one branch, without reading a value.
+
+    A row counts as changed where both versions have it, in other data files: a compaction may have moved it as it was.
+    Without stable row ids a row that moved counts as one removed and one added.
+    """
+    comparison = compare(before.manifest, after.manifest, _relation(context, before, after)[0])
+    old, new = VersionedRows(context, before, after=False), VersionedRows(context, after, after=True)
+    olds = {fragment.id: old.live(fragment) for fragment in comparison.match.removed}
+    news = {fragment.id: new.live(fragment) for fragment in comparison.match.added}
+    in_place = 0
+    for pair in comparison.match.pairs:
+        was, is_now = old.deleted(pair.before), new.deleted(pair.after)
+        olds[pair.before.id], news[pair.after.id] = is_now - was, was - is_now
+        if pair.rewritten(comparison.matched):
+            in_place += len(old.live(pair.before) - is_now)
+    removed, added = (sum(map(len, rows.values())) for rows in (olds, news))
+    if not (before.manifest.stable_row_ids and after.manifest.stable_row_ids):
+        return RowCounts(added, removed, in_place)
+    moved = paired_by_ids(old.id_runs(olds), new.id_runs(news)).rows
+    return RowCounts(added - moved, removed - moved, in_place + moved)
 
 
 def _relation(context: TableContext, before: State, after: State) -> tuple[Manifest | None, ByIds | ByValues]:

@@ -14,13 +14,15 @@ from lance_dagster.history.versions import State, Version
 class WriteResult(Version):
     """The version that a write made, with its counts of rows; it equals that version and can be used as a ref.
 
-    A write that found nothing to do returns the newest version and counts no row.
+    A write that found nothing to do returns the version that has the change already, and counts no row. A merge counts
+    the rows of the branch that it was made on.
 
     Attributes:
         rows_added: The number of rows that were not in the table before.
         rows_deleted: The number of rows that were deleted. An overwrite counts those of the version it read, without
             rows that others appended while it was running.
-        rows_updated: The number of rows that got new values and kept their identity.
+        rows_updated: The number of rows that got new values and kept their identity. A restore reads no row: it counts
+            those that both versions have in other data files.
     """
 
     rows_added: int = 0
@@ -36,14 +38,18 @@ class WriteResult(Version):
     __hash__ = None  # type: ignore[assignment]  # as for Version, whose properties are a mapping
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of rows by the words `added`, `deleted` and `updated`."""
+        return {"added": self.rows_added, "deleted": self.rows_deleted, "updated": self.rows_updated}
+
+    @property
     def summary(self) -> str:
         """One line of text, such as `main@17: 3 rows added, 1 deleted`."""
-        counts = ((self.rows_added, "added"), (self.rows_deleted, "deleted"), (self.rows_updated, "updated"))
-        done = [(count, verb) for count, verb in counts if count]
+        done = [(count, verb) for verb, count in self.counts.items() if count]
         if not done:
             return f"{self}: no rows changed"
         (first, verb), *others = done
-        told = [f"{first} {'row' if first == 1 else 'rows'} {verb}", *(f"{count} {verb}" for count, verb in others)]
+        told = [f"{first:,} {'row' if first == 1 else 'rows'} {verb}", *(f"{count:,} {verb}" for count, verb in others)]
         return f"{self}: {', '.join(told)}"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import Call, InvalidInputError
 from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, MERGE, MERGED_BRANCH, SQUASHED_PREFIX
 from lance_dagster.format.validation import validate_commit_info
@@ -62,7 +63,7 @@ class MergeOptions:
         ParsedStrategy.parse(self.strategy)
 
 
-def merge(context: TableContext, source: State, into: str, options: MergeOptions) -> State:
+def merge(context: TableContext, source: State, into: str, options: MergeOptions) -> Written:
     """Merge a version into a branch; return the version that contains it, an older one where it was merged before.
 
     Raises:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap
 
+from lance_dagster.diff.diff import RowCounts, count_moved_rows
 from lance_dagster.edit.write import submit
-from lance_dagster.errors import Call, InvalidInputError, Remedy
+from lance_dagster.edit.write_result import Written
+from lance_dagster.errors import Call, FormatError, InvalidInputError, Remedy, StoreError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.row_runs import RowRuns
@@ -182,7 +184,7 @@ class ChangeRange:
 
 def apply_change(
     context: TableContext, range_from: Callable[[State], ChangeRange], branch: str, options: PickOptions
-) -> State:
+) -> Written:
     """Merge a change range into a branch as its next version; return the head where that changes nothing.
 
     Args:
@@ -302,7 +304,7 @@ def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
     return found
 
 
-def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickOptions) -> State:
+def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickOptions) -> Written:
     """Apply the change of a version to another branch; return the head where the branch has the change already.
 
     Raises:
@@ -313,7 +315,7 @@ def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickO
     parent = _parent(context, commit_, options.parent)
     head = context.head(onto)
     if str(head) == str(commit_) or _says(head, PICKED, commit_) or _changes_no_row(commit_):
-        return head
+        return Written(state=head)
     changes = [_change(parent, commit_)]
     # The first parent is the version before on the same line, whatever the branch was called there.
     since = changes if options.parent in (None, 1) else []
@@ -331,7 +333,7 @@ def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickO
     return apply_change(context, range_from, onto, options)
 
 
-def revert(context: TableContext, commit_: State, branch: str, options: PickOptions) -> State:
+def revert(context: TableContext, commit_: State, branch: str, options: PickOptions) -> Written:
     """Take the change of a version back in the next version of a branch; return the head where that is done already.
 
     Raises:
@@ -349,7 +351,7 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
         commit_, parent, to = reinstated, _parent(context, reinstated, None), None
     # A repeated call makes no second version.
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
-        return head
+        return Written(state=head)
     if to is not None:
         # A merge can be taken back to either parent. The parent decides which change is undone, so it is recorded.
         options = replace(options, properties={**options.properties, REVERTED_TO: identity(to)})
@@ -358,7 +360,7 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
     return apply_change(context, lambda _: change_range, branch, options)
 
 
-def restore(context: TableContext, to: State, branch: str, options: PickOptions) -> State:
+def restore(context: TableContext, to: State, branch: str, options: PickOptions) -> Written:
     """Make an earlier version of a branch its next version; return the head where it has that state already.
 
     A restoring transaction cannot name a version from before the fork. For such a version, the changes made since are
@@ -369,10 +371,13 @@ def restore(context: TableContext, to: State, branch: str, options: PickOptions)
     """
     head = context.head(branch)
     if _says(head, RESTORED, to):
-        return head
+        return Written(state=head)
     if to.branch == branch:
-        same = head.number == to.number or _operation(head) == Restore(version=to.number)
-        return head if same else submit(context, head, Restore(version=to.number), options.properties)
+        if head.number == to.number or _operation(head) == Restore(version=to.number):
+            return Written(state=head)
+        rows = _restored_rows(context, head, to)
+        state = submit(context, head, Restore(version=to.number), options.properties)
+        return Written(state=state, added=rows.added, deleted=rows.removed, updated=rows.changed)
     target = lineage_of(to, context.refs)
 
     def change_range(head: State) -> ChangeRange:
@@ -390,6 +395,15 @@ def restore(context: TableContext, to: State, branch: str, options: PickOptions)
         return ChangeRange(kind=RESTORED, of=to, base=head, source=to, changes=changes)
 
     return apply_change(context, change_range, branch, options)
+
+
+def _restored_rows(context: TableContext, head: State, to: State) -> RowCounts:
+    """Count the rows that a restore changes; all rows of both versions, where the files do not tell."""
+    try:
+        return count_moved_rows(context, head, to)
+    except (FormatError, StoreError):
+        # A head that cannot be read is a reason to restore, so it must not prevent that.
+        return RowCounts(context.versions.describe(to).rows, context.versions.describe(head).rows, 0)
 
 
 def _changes_no_row(commit_: State) -> bool:

@@ -68,7 +68,7 @@ class MergePreview:
     conflicts: tuple[Conflict, ...] = ()
     rows_added: int = 0
     rows_updated: int = 0
-    rows_removed: int = 0
+    rows_deleted: int = 0
     rows_combined: int = 0
     schema_changed: bool = False
     fast_forward: bool = False
@@ -94,7 +94,7 @@ class MergePreview:
             yield from (f"{conflict.kind} conflict: {conflict}" for conflict in self.conflicts)
             yield "nothing would be written" + ("" if self.hint is None else f"; {self.hint}")
         else:
-            yield f"rows: {self.rows_added:,} added, {self.rows_updated:,} updated, {self.rows_removed:,} removed"
+            yield f"rows: {self.rows_added:,} added, {self.rows_updated:,} updated, {self.rows_deleted:,} deleted"
             if self.rows_combined:
                 yield f"rows with changes of both sides, written anew: {self.rows_combined:,}"
             yield f"columns: {'changed' if self.schema_changed else 'as they are'}"
@@ -249,7 +249,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         made,
         rows_added=tally.rows_added,
         rows_updated=tally.rows_updated,
-        rows_removed=tally.rows_removed,
+        rows_deleted=tally.rows_removed,
         rows_combined=tally.rows_combined,
         schema_changed=tally.schema_changed,
         needs_backfill=tally.needs_backfill,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy
 from lance_dagster.format.transaction import (
     CASTS,
@@ -29,7 +30,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_keys import with_keys
 from lance_dagster.merge.gather_input import state_of
 from lance_dagster.merge.materialize import materialize
-from lance_dagster.merge.rules import Conflict, MergeInput, MergePlan, MergeRefusal, ParsedStrategy, plan_merge
+from lance_dagster.merge.rules import Conflict, MergeInput, MergePlan, MergeRefusal, ParsedStrategy, Tally, plan_merge
 from lance_dagster.transactions.apply import next_version
 
 
@@ -53,8 +54,8 @@ class ProposedMerge:
     is_merge: bool = True
 
 
-def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], ProposedMerge | State]) -> State:
-    """Make a merge the next version of a branch.
+def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], ProposedMerge | State]) -> Written:
+    """Make a merge the next version of a branch; return it with the number of rows that it changed there.
 
     Args:
         context: The table.
@@ -67,6 +68,8 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
     """
     # All attempts share one id: a commit whose response was lost is recognised by it and not made a second time.
     transaction_id = str(uuid.uuid4())
+    # By the head: a plan is also made ahead of the turn to commit, for a head that may not be the last one.
+    tallies: dict[int, Tally] = {}
 
     def propose(head: State) -> Proposal | State:
         wanted = prepare(head)
@@ -87,11 +90,17 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         # A protected branch takes merges and maintenance; a pick, a revert or a restore counts as a direct commit.
         if not wanted.is_merge:
             refuse_direct_commit(context.store, branch, transaction)
+        tallies[head.number] = plan.tally
         return Proposal(
             transaction, next_version(head.manifest, result, transaction, timestamp=now_ns(), writer=WRITER)
         )
 
-    return commit(context.versions, branch, propose, context.head(branch))
+    state = commit(context.versions, branch, propose, context.head(branch))
+    # A version that had the change already was made by another transaction, and counts no row.
+    if state.transaction is None or state.transaction.uuid != transaction_id:
+        return Written(state=state)
+    tally = tallies[state.number - 1]
+    return Written(state=state, added=tally.rows_added, deleted=tally.rows_removed, updated=tally.rows_updated)
 
 
 def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePlan:

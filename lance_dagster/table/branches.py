@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.edit.write import CommitInfo
+from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
@@ -249,7 +250,7 @@ class Branches:
 
     def sync(
         self, name: str, *, strategy: Strategy = None, message: str | None = None, properties: Properties = None
-    ) -> Version:
+    ) -> WriteResult:
         """Merge the parent of a branch into the branch; otherwise as `table.merge`.
 
         Raises:
@@ -264,7 +265,7 @@ class Branches:
             raise self._context.refs.branch_not_found(name)
         options = MergeOptions(strategy=strategy, message=message, properties=properties or {})
         merged = merge_commit.merge(self._context, self._context.at(found.parent_branch), name, options)
-        return self._context.versions.describe(merged)
+        return merged.described(self._context)
 
     def is_merged(self, source: Ref, into: str = MAIN) -> Version | None:
         """Return the version of `into` that contains all of `source`, or None when `source` has something new.

@@ -488,7 +488,7 @@ class LanceTable:
         mode: MergeMode = MERGE_COMMIT,
         message: str | None = None,
         properties: Properties = None,
-    ) -> Version:
+    ) -> WriteResult:
         """Merge a version into a branch; this writes only metadata, and the rows that combine cells of both sides.
 
         All changes of both sides to rows, columns and settings since their merge base are kept, or are reported as
@@ -508,7 +508,7 @@ class LanceTable:
             MergeConflictError: There are conflicts, which the error lists; nothing was written.
         """
         options = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
-        return self._described(merge_commit.merge(self._context, self._context.at(source), into, options))
+        return self._result(merge_commit.merge(self._context, self._context.at(source), into, options))
 
     def cherry_pick(
         self,
@@ -519,7 +519,7 @@ class LanceTable:
         strategy: Strategy = None,
         message: str | None = None,
         properties: Properties = None,
-    ) -> Version:
+    ) -> WriteResult:
         """Apply the change of one version to another branch; return its head when the branch has the change already.
 
         A branch that reverted the change gets it again. The new version keeps the committer of the picked one, and
@@ -536,7 +536,7 @@ class LanceTable:
             InvalidInputError: It is a merge and no parent was given.
         """
         options = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
-        return self._described(picks.cherry_pick(self._context, self._context.at(source), into, options))
+        return self._result(picks.cherry_pick(self._context, self._context.at(source), into, options))
 
     def revert(
         self,
@@ -547,7 +547,7 @@ class LanceTable:
         strategy: Strategy = None,
         message: str | None = None,
         properties: Properties = None,
-    ) -> Version:
+    ) -> WriteResult:
         """Undo the change of one version, and keep all later changes.
 
         Rows that the version added are deleted, rows that it deleted come back, and rows that it updated get their
@@ -565,11 +565,11 @@ class LanceTable:
             InvalidInputError: It is a merge and no parent was given.
         """
         options = PickOptions(parent=parent, strategy=strategy, message=message, properties=properties or {})
-        return self._described(picks.revert(self._context, self._context.at(ref), branch, options))
+        return self._result(picks.revert(self._context, self._context.at(ref), branch, options))
 
     def restore(
         self, ref: Ref, branch: str = MAIN, *, message: str | None = None, properties: Properties = None
-    ) -> Version:
+    ) -> WriteResult:
         """Restore an older version of a branch as a new version; later versions stay in the log.
 
         A branch whose newest version is a restore of that version is left as it is.
@@ -579,7 +579,7 @@ class LanceTable:
         """
         to = self._context.at(ref)
         options = PickOptions(properties=CommitInfo.of(branch, message or f"restore {to}", properties).as_properties())
-        return self._described(picks.restore(self._context, to, branch, options))
+        return self._result(picks.restore(self._context, to, branch, options))
 
     def _result(self, written: Written) -> WriteResult:
         return written.described(self._context)

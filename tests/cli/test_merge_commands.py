@@ -39,7 +39,7 @@ def torn(table: LanceTable) -> LanceTable:
 def test_a_branch_is_merged(table: LanceTable) -> None:
     """A merge prints the version that it makes; a second one has nothing to do."""
     (line,) = lines_of("merge", table.uri, "run/1", "-m", "all of it")
-    assert "main@2 -> main@3  3 rows  all of it" == line
+    assert "main@2 -> main@3  3 rows (1 added, 1 deleted, 1 updated)  all of it" == line
     assert [("a", 1), ("a", 12), ("r", 1)] == contents(table)
     assert ["nothing to do: main@3 has everything of run/1"] == lines_of("merge", table.uri, "run/1")
 
@@ -71,7 +71,7 @@ def test_a_merge_goes_into_any_branch(table: LanceTable) -> None:
     """A merge may have any branch as its dest, and says which."""
     table.branches.create("next")
     (line,) = lines_of("merge", table.uri, "run/1", "--into", "next")
-    assert line.startswith("next@2 -> next@3  3 rows  merge run/1@5 into next")
+    assert line.startswith("next@2 -> next@3  3 rows (1 added, 1 deleted, 1 updated)  merge run/1@5 into next")
     assert "main@2" == str(table.head())
 
 
@@ -287,12 +287,12 @@ def test_a_merge_is_previewed(table: LanceTable) -> None:
     assert "run/1@6 into main@2; merge base main@2" == lines[0]
     facts = {line[4:18].strip(): line[18:].strip() for line in lines[1:]}
     assert {
-        "rows": "1 added, 1 updated, 1 removed",
+        "rows": "1 added, 1 updated, 1 deleted",
         "columns": "changed",
         "fast-forward": "yes",
     } == facts
     answer = document_of("merge", table.uri, "run/1", "--preview")
-    assert (True, 1, 1, 1) == (answer["ok"], answer["rows_added"], answer["rows_updated"], answer["rows_removed"])
+    assert (True, 1, 1, 1) == (answer["ok"], answer["rows_added"], answer["rows_updated"], answer["rows_deleted"])
     assert "main@2" == str(table.head())
     table.merge("run/1")
     assert "nothing to do: it was merged before" == lines_of("merge", table.uri, "run/1", "--preview")[1]
@@ -429,7 +429,7 @@ def test_a_branch_is_synced(table: LanceTable) -> None:
     table.append(entries("b", 1))
     (line,) = lines_of("sync", table.uri, "run/1", "--property", "ticket=7")
     assert "7" == table.head("run/1").properties["ticket"]
-    assert line.startswith("run/1@5 -> run/1@6  4 rows (+1)  merge main@3 into run/1")
+    assert line.startswith("run/1@5 -> run/1@6  4 rows (1 added)  merge main@3 into run/1")
     assert not document_of("sync", table.uri, "run/1")["made"]
     assert 2 == run("sync", table.uri, "main").exit_code
 

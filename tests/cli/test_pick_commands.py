@@ -25,7 +25,7 @@ def table(tmp_path: Path) -> LanceTable:
 def test_one_change_is_taken_over(table: LanceTable) -> None:
     """Earlier changes of the branch are not picked."""
     (line,) = lines_of("cherry-pick", table.uri, "fix")
-    assert "main@2 -> main@3  3 rows (+1)  the second" == line
+    assert "main@2 -> main@3  3 rows (1 added)  the second" == line
     assert [("a", 1), ("a", 2), ("f", 2)] == contents(table)
     answer = document_of("cherry-pick", table.uri, "fix@3", "--onto", "main")
     assert (True, "main@3", "main@4") == (answer["made"], answer["before"], answer["version"]["version"])
@@ -36,7 +36,7 @@ def test_a_change_is_taken_back(table: LanceTable) -> None:
     table.append(entries("b", 1))
     table.delete("value = 2")
     (line,) = lines_of("revert", table.uri, "main@4")
-    assert line.startswith("main@4 -> main@5  3 rows (+1)  revert main@4")
+    assert line.startswith("main@4 -> main@5  3 rows (1 added)  revert main@4")
     answer = document_of("revert", table.uri, "main@3")
     assert (True, "main@6") == (answer["made"], answer["version"]["version"])
     assert [("a", 1), ("a", 2)] == contents(table)
@@ -87,7 +87,7 @@ def test_a_branch_is_restored(table: LanceTable) -> None:
     """The restore is the next version of the branch."""
     table.append(entries("b", 1))
     (line,) = lines_of("restore", table.uri, "main@2", "-m", "back", "--property", "ticket=7")
-    assert "main@3 -> main@4  2 rows (-1)  back" == line
+    assert "main@3 -> main@4  2 rows (1 deleted)  back" == line
     assert "7" == table.head().properties["ticket"]
     assert ["nothing to do: main@4 is the newest version"] == lines_of("restore", table.uri, "main")
     answer = document_of("restore", table.uri, "fix@3", "--branch", "fix")

@@ -771,11 +771,11 @@ def test_a_preview_tells_rows_and_writes_nothing(table: LanceTable) -> None:
         preview.dest,
         preview.conflicts,
         preview.rows_added,
-        preview.rows_removed,
+        preview.rows_deleted,
     )
     assert before == snapshot(table)
     table.merge("run")
-    assert (0, 0) == (table.preview_merge("run").rows_added, table.preview_merge("run").rows_removed)
+    assert (0, 0) == (table.preview_merge("run").rows_added, table.preview_merge("run").rows_deleted)
 
 
 def test_a_preview_of_an_overwrite_counts_everything(tmp_path: Path) -> None:
@@ -784,5 +784,5 @@ def test_a_preview_of_an_overwrite_counts_everything(tmp_path: Path) -> None:
     table.branches.create("run")
     table.overwrite(pa.table({"name": ["x"]}), branch="run")
     preview = table.preview_merge("run")
-    assert (1, 2) == (preview.rows_added, preview.rows_removed)
+    assert (1, 2) == (preview.rows_added, preview.rows_deleted)
     assert SCHEMA.names == table.schema().names

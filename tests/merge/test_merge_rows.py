@@ -116,7 +116,7 @@ def test_the_same_update_on_both_sides_is_one(stable: LanceTable) -> None:
     update(stable, 30, "value = 3", "run")
     compact(stable, "run")
     stable.delete("value = 4")
-    assert 0 == stable.preview_merge("run").rows_removed
+    assert 0 == stable.preview_merge("run").rows_deleted
     stable.merge("run")
     assert [("a", 10), ("a", 10), ("a", 30), ("b", 5), ("b", 6)] == contents(stable)
     sound(stable)
@@ -151,7 +151,7 @@ def test_a_row_gets_the_cells_that_both_sides_changed(stable: LanceTable) -> Non
     update(stable, 10, "value = 1", "run")
     as_pylance(stable).update({"key": "'z'"}, where="value = 1")
     preview = stable.preview_merge("run")
-    assert (1, 1, 0, 0) == (preview.rows_combined, preview.rows_updated, preview.rows_added, preview.rows_removed)
+    assert (1, 1, 0, 0) == (preview.rows_combined, preview.rows_updated, preview.rows_added, preview.rows_deleted)
     assert "written anew: 1" in str(preview)
     merged = stable.merge("run")
     (after,) = lineage_of(stable, "value = 10")

@@ -86,7 +86,7 @@ def test_a_preview_has_the_hint_too(table: LanceTable) -> None:
     assert f"nothing would be written; {preview.hint}" == last
     settled = table.preview_merge("run", strategy="source-wins")
     assert (None, None) == (settled.remedy, settled.hint)
-    assert "rows: 0 added, 1 updated, 0 removed" in str(settled)
+    assert "rows: 0 added, 1 updated, 0 deleted" in str(settled)
     table.merge("run", strategy="source-wins")
     assert "nothing to do: it was merged before" == str(table.preview_merge("run")).splitlines()[1]
 

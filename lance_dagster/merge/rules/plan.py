@@ -389,13 +389,15 @@ class _Build:
         # These are counted without making the sets: a fragment may have a hundred million rows.
         returned = sum(each.decision.alive.difference_cardinality(each.situation.dest.alive) for each in decided)
         removed = sum(each.situation.dest.alive.difference_cardinality(each.decision.alive) for each in decided)
+        # A row that the dest lacks came back with its new values, and counts as added.
+        updated = (
+            each.decision.from_source & each.situation.source.updated & each.situation.dest.alive for each in decided
+        )
         # The dest's copy of such a row goes, and the row does not.
         combined = len(self.rows.combined.dest)
         return Tally(
             rows_added=inserted + returned,
-            rows_updated=separate.rows_updated
-            + sum(len(each.decision.from_source & each.situation.source.updated) for each in decided)
-            + combined,
+            rows_updated=separate.rows_updated + sum(map(len, updated)) + combined,
             rows_combined=combined,
             rows_removed=separate.rows_removed + removed - combined + sum(map(len, self.rows.dropped.values())),
             schema_changed=before != schema.fields,

@@ -175,7 +175,7 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Conf
     try:
         try:
             # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
-            made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD))
+            made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD)).state
             context.versions.cache(MAIN, made)
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository is not changed.
@@ -302,7 +302,7 @@ def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[
     name = _staging_branch(context, head, [*(source.id for source in sources), strategy]).name
     try:
         # A merge that an earlier attempt made is found, and not repeated.
-        return [merge(context, source, name, change.options) for source in sources]
+        return [merge(context, source, name, change.options).state for source in sources]
     except MergeConflictError:
         # No publication needs the branch: another one that shares it merges the same versions and is refused too, and
         # may delete it at this moment.

@@ -42,7 +42,7 @@ def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -
     hold(not alone, "both ways", f"{alone} is in conflict one way only")
     hold((there.source, there.dest) == (back.dest, back.source), "both ways", f"{there} and {back}")
     if not there.conflicts:
-        left = dest + there.rows_added - there.rows_removed, source + back.rows_added - back.rows_removed
+        left = dest + there.rows_added - there.rows_deleted, source + back.rows_added - back.rows_deleted
         hold(left[0] == left[1], "both ways", f"{left[0]} rows one way, {left[1]} the other")
     return False
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import lance
 import pytest
 
-from lance_dagster import LanceTable, Version
+from lance_dagster import LanceTable, WriteResult
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.history.context import Ref
 from tests.properties.merging.allowed_refusals import ALLOWED, needless
@@ -167,15 +167,15 @@ def test_a_wrong_merge_is_found(merger: Merger, laws: set[str]) -> None:
 class LosesRows(LanceTable):
     """A table that loses a row in each cherry-pick and each revert."""
 
-    def cherry_pick(self, source: Ref, into: str = "main", **how: object) -> Version:
+    def cherry_pick(self, source: Ref, into: str = "main", **how: object) -> WriteResult:
         """Pick, and lose a row."""
         return self._careless(super().cherry_pick(source, into, **how), into)  # type: ignore[arg-type]  # as given
 
-    def revert(self, ref: Ref, branch: str = "main", **how: object) -> Version:
+    def revert(self, ref: Ref, branch: str = "main", **how: object) -> WriteResult:
         """Revert, and lose a row."""
         return self._careless(super().revert(ref, branch, **how), branch)  # type: ignore[arg-type]  # as given
 
-    def _careless(self, made: Version, branch: str) -> Version:
+    def _careless(self, made: WriteResult, branch: str) -> WriteResult:
         ids = as_pylance(self, branch).to_table(columns=[KEY]).to_pydict()[KEY]
         if ids:
             as_pylance(self, branch).delete(f"{KEY} = {max(ids)}")
@@ -185,7 +185,7 @@ class LosesRows(LanceTable):
 class RevertsNothing(LanceTable):
     """A table that makes a version for a revert, but does not revert anything."""
 
-    def revert(self, ref: Ref, branch: str = "main", **how: object) -> Version:
+    def revert(self, ref: Ref, branch: str = "main", **how: object) -> WriteResult:
         """Make a version without a change."""
         found = super().revert(ref, branch, **how)  # type: ignore[arg-type]  # as given
         self.restore(f"{branch}@{found.number - 1}", branch)
