@@ -16,11 +16,12 @@ import pendulum
 
 from lance_dagster.errors import AlreadyExistsError, FormatError, LanceDagsterError, NotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.versions import State
 from lance_dagster.repository.channel_moves import Channel, ChannelMoves
-from lance_dagster.repository.commits.ref_log import next_entry, person
+from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.projection import COMMIT
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
@@ -75,13 +76,17 @@ class Adoption:
 
     _repository: RepositoryContext
 
-    def adopt(self, names: Iterable[str] | None, channels: Iterable[str], message: str) -> Adopted:
+    def adopt(
+        self, names: Iterable[str] | None, channels: Iterable[str], *, message: str, properties: Mapping[str, str]
+    ) -> Adopted:
         """Register and commit tables, then let channels begin at the tags of these tables.
 
         Raises:
             NotFoundError: There is no table at a name that was given.
             AlreadyExistsError: A table that was given is a copy of another one.
         """
+        # Checked first: tables would be registered without a commit otherwise.
+        validate_commit_info(message, properties)
         tags = tuple(channels)
         for tag in tags:
             check_tag_name(tag)
@@ -90,12 +95,12 @@ class Adoption:
         # Tables that a commit names were registered and read when they were committed, so they cost no request here.
         new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
         # `main` before the channels: the commit of a channel has that of `main` as its parent.
-        head, adopted = self._committed(head, new, message)
+        head, adopted = self._committed(head, new, message, properties)
         present = [one for one in wanted if one in head.tables]
         taken: dict[str, AdoptedChannel] = {}
         for tag in tags:
             found, left = self._tagged(tag, present)
-            begun = self._begun(tag, found, head) if found else None
+            begun = self._begun(tag, found, head, properties) if found else None
             skipped += left
             if begun is not None:
                 taken[tag] = begun
@@ -135,7 +140,7 @@ class Adoption:
         return found, skipped
 
     def _committed(
-        self, head: RepositoryCommit, names: list[str], message: str
+        self, head: RepositoryCommit, names: list[str], message: str, properties: Mapping[str, str]
     ) -> tuple[RepositoryCommit, tuple[str, ...]]:
         if not names:
             return head, ()
@@ -148,9 +153,8 @@ class Adoption:
             return capture(context, self._repository.registry.register(name), context.head(MAIN))
 
         said = message or f"adopt {', '.join(names)}"
-        done = commit_tables(
-            self._repository.logs, CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said)
-        )
+        request = CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said, properties=properties)
+        done = commit_tables(self._repository.logs, request)
         return done.commit, tuple(sorted(done.changed))
 
     def _tagged(self, name: str, tables: Iterable[str]) -> tuple[dict[str, Tagged], list[str]]:
@@ -183,7 +187,9 @@ class Adoption:
             return {}, left
         return found, left
 
-    def _begun(self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit) -> AdoptedChannel | None:
+    def _begun(
+        self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit, properties: Mapping[str, str]
+    ) -> AdoptedChannel | None:
         """Add tables to a channel at the versions of their tags; the tables that it names stay."""
         # Outside of the decision, which may be made several times: capturing a version costs requests.
         versions = for_each_table(
@@ -205,11 +211,10 @@ class Adoption:
             # With the commit of `main` as a parent the channel contains it, so a publication that has nothing new does
             # not bring the channel to `main`, past the tags.
             parents = (head,) if present is None else (present, head)
-            target, data = new_commit(tables, parents, author=person(), message=reason, properties={})
+            target, data = new_commit(tables, parents, author=person(), message=reason, properties=properties)
             self._repository.logs.put_commit(target, data)
-            return next_entry(
-                before, "promote", target.id, reason=reason, hold=_hold([found[table] for table in taken])
-            )
+            hold = _hold([found[table] for table in taken])
+            return with_properties(next_entry(before, "promote", target.id, reason=reason, hold=hold), properties)
 
         moved = ChannelMoves(self._repository).move(name, entry, create=True)
         if not taken:

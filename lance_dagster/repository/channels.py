@@ -23,6 +23,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
+from lance_dagster.history.context import Properties
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
 from lance_dagster.history.refs.tag_operations import release_tag
@@ -58,7 +59,7 @@ class PromoteOptions(TypedDict, total=False):
     """Options of a promotion."""
 
     reason: str
-    properties: Mapping[str, str] | None
+    properties: Properties
     expected: str | None
     forward_only: bool
     since: RefEntry | None
@@ -73,7 +74,7 @@ class RollbackOptions(TypedDict, total=False):
     to: str | None
     hold: bool
     who: str
-    properties: Mapping[str, str]
+    properties: Properties
     tags: bool
 
 
@@ -118,10 +119,16 @@ class Channels:
             raise unknown_channel(self._repository, name)
         return tuple(islice(self._repository.logs.entries("channel", name), limit))
 
-    def create(self, name: str, at: str = "main", *, reason: str = "") -> Channel:
+    def create(self, name: str, at: str = "main", *, reason: str = "", properties: Properties = None) -> Channel:
         """Create a channel; return the existing one when it names the same commit.
 
         The name of a deleted channel may be used again; its history continues.
+
+        Args:
+            name: The new channel.
+            at: The commit, as a ref expression.
+            reason: Why; the history shows it.
+            properties: Kept in the history.
 
         Raises:
             AlreadyExistsError: The channel names another commit, or a branch or release tag has the name.
@@ -136,7 +143,9 @@ class Channels:
                     f"channel {name!r} of {self._repository.root} exists and names commit {before.commit[:12]}",
                     remedy=remedy,
                 )
-            return None if before is not None else next_entry(None, "promote", commit.id, reason=reason)
+            if before is not None:
+                return None
+            return with_properties(next_entry(None, "promote", commit.id, reason=reason), properties or {})
 
         return self._moves.move(name, entry, create=True)
 
@@ -314,13 +323,16 @@ class Channels:
         # Tried once: after another process moved the channel, the same number of steps would lead to another commit.
         return self._moves.move(name, entry, once=True, tags=options.get("tags", True))
 
-    def hold(self, name: str, *, reason: str, who: str = "", tags: bool = True) -> Channel:
+    def hold(
+        self, name: str, *, reason: str, who: str = "", properties: Properties = None, tags: bool = True
+    ) -> Channel:
         """Keep a channel where it is until it is released, and the tags of that name in its tables too.
 
         Args:
             name: The channel.
             reason: Why.
             who: Who holds it; empty for the committer.
+            properties: Kept in the history.
             tags: Hold the tags of the tables, so that a program that promotes a single table is refused as well.
 
         Raises:
@@ -337,7 +349,8 @@ class Channels:
                 return None
             refuse_held(name, before)
             held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC"))
-            return next_entry(before, "hold", before.commit, reason=given, hold=held, by=who)
+            made = next_entry(before, "hold", before.commit, reason=given, hold=held, by=who)
+            return with_properties(made, properties or {})
 
         return self._moves.move(name, entry, tags=tags)
 
@@ -386,13 +399,16 @@ class Channels:
         reasons = {entry.hold.reason for entry in entries if entry.hold is not None}
         return frozenset(reasons - ({channel.hold.reason} if channel.hold else set()))
 
-    def release(self, name: str, *, reason: str, who: str = "", tags: bool = True) -> Channel:
+    def release(
+        self, name: str, *, reason: str, who: str = "", properties: Properties = None, tags: bool = True
+    ) -> Channel:
         """Let a held channel move again; a channel that is not held is left as it is.
 
         Args:
             name: The channel.
             reason: Why.
             who: Who releases it; empty for the committer.
+            properties: Kept in the history.
             tags: Release the tags of that name in the tables too, which a publisher held beside the channel.
         """
         given = given_reason(reason, "release")
@@ -402,7 +418,8 @@ class Channels:
                 raise unknown_channel(self._repository, name)
             if before.hold is None:
                 return None
-            return next_entry(before, "release", before.commit, reason=given, by=who)
+            made = next_entry(before, "release", before.commit, reason=given, by=who)
+            return with_properties(made, properties or {})
 
         # The tags do not follow this entry: that would release only those held for the reason of the channel, and a
         # publisher may have held them for another one. They are released below.
@@ -424,7 +441,7 @@ class Channels:
             for_each_table(release, present)
         return released
 
-    def delete(self, name: str, *, reason: str) -> None:
+    def delete(self, name: str, *, reason: str, properties: Properties = None) -> None:
         """Delete a channel, and keep the tags of that name in the tables.
 
         Its history stays. Collections keep the commits that it named within `CommitRetention.keep_for` of now, the
@@ -438,7 +455,8 @@ class Channels:
             # Read at each try: a hold that another process put meanwhile has to be respected.
             before = self.get(name).entry
             refuse_held(name, before)
-            if self._repository.logs.append("channel", name, next_entry(before, "delete", "", reason=reason)):
+            end = with_properties(next_entry(before, "delete", "", reason=reason), properties or {})
+            if self._repository.logs.append("channel", name, end):
                 return
         raise contended(self._repository, name)
 

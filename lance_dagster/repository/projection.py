@@ -18,7 +18,7 @@ from lance_dagster.errors import (
     ProtectedError,
     RefMovedError,
 )
-from lance_dagster.history.context import TableContext
+from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
@@ -152,8 +152,16 @@ class Releases:
         """Read all release tags, by name."""
         return list_tags(self._repository.logs)
 
-    def create(self, name: str, at: str = "main", *, message: str = "") -> tuple[ReleaseTag, tuple[Lagging, ...]]:
+    def create(
+        self, name: str, at: str = "main", *, message: str = "", properties: Properties = None
+    ) -> tuple[ReleaseTag, tuple[Lagging, ...]]:
         """Name a commit permanently, in the repository and by an immutable tag in each of its tables.
+
+        Args:
+            name: The new tag.
+            at: The commit, as a ref expression.
+            message: What is released.
+            properties: Kept with the tag of the repository.
 
         Raises:
             AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
@@ -161,7 +169,7 @@ class Releases:
         commit = self._repository.resolve(at)
         # The tag of the repository comes first and is one put: of two processes that want different commits, one is
         # refused here, before it touches the tables.
-        tag = create_release(self._repository.logs, name, commit.id, message=message)
+        tag = create_release(self._repository.logs, name, commit.id, message=message, properties=properties or {})
         following = FollowingTag(name=name, immutable=True)
         return tag, project(self._repository.registry, commit, commit.tables, tag=following, options=None)
 

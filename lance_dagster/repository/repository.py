@@ -32,7 +32,8 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import string_list, validate_commit_info
+from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
@@ -101,9 +102,20 @@ class LanceRepository:
 
     @classmethod
     def create(
-        cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+        cls,
+        root: str | os.PathLike[str],
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        message: str = "",
+        properties: Properties = None,
     ) -> "LanceRepository":
         """Create a repository at a root, or open the existing one. Tables join it one by one, or by `adopt`.
+
+        Args:
+            root: A folder or `s3://bucket/prefix`.
+            storage_options: Credentials and endpoint.
+            message: The message of the first commit, which has no tables.
+            properties: Kept with that commit.
 
         Raises:
             InvalidInputError: The root lies inside a table, or below another repository that would find its tables.
@@ -116,7 +128,8 @@ class LanceRepository:
         # Checked independently of the marker: an earlier call may have died between the two.
         if logs.newest("branch", MAIN) is None:
             # The first commit is empty, so that every commit that a person makes has a parent to be compared with.
-            first, data = new_commit({}, (), author=person(), message="create the repository", properties={})
+            said = message or "create the repository"
+            first, data = new_commit({}, (), author=person(), message=said, properties=properties or {})
             logs.put_commit(first, data)
             logs.append("branch", MAIN, next_entry(None, "commit", first.id, reason=first.message))
         if not made:
@@ -174,15 +187,30 @@ class LanceRepository:
             raise TableNotFoundError(f"no Lance table {name!r} in {self.root}")
         return table
 
-    def create_table(self, name: str, schema: pa.Schema) -> LanceTable:
+    def create_table(
+        self, name: str, schema: pa.Schema, *, message: str | None = None, properties: Properties = None
+    ) -> LanceTable:
         """Create an empty table and register it; open an existing table if it has these columns.
+
+        Args:
+            name: The table.
+            schema: Its columns.
+            message: The message of the first version of the table; the repository gets no commit.
+            properties: Stored with the transaction of that version.
 
         Raises:
             SchemaMismatchError: The existing table has other columns; it is not registered.
         """
         context = self._context.table(name)
         # An existing table is used: an earlier call may have died before it was registered.
-        table = LanceTable.create(context.uri, schema, storage_options=context.storage_options, exist_ok=True)
+        table = LanceTable.create(
+            context.uri,
+            schema,
+            storage_options=context.storage_options,
+            message=message,
+            properties=properties,
+            exist_ok=True,
+        )
         found, given = table.schema(), arrow_from_fields(fields_from_arrow(schema))
         if not found.equals(given):
             raise SchemaMismatchError(
@@ -202,6 +230,7 @@ class LanceRepository:
         *,
         channels: Iterable[str] = ("production",),
         message: str = "",
+        properties: Properties = None,
     ) -> Adopted:
         """Add existing Lance tables to the repository, and let channels start at their tags.
 
@@ -214,6 +243,7 @@ class LanceRepository:
             names: The tables; None for all that lie below the root, without those that `remove_table` removed.
             channels: The tags to look for, such as `production`.
             message: The commit message; by default it names the tables.
+            properties: Kept with the commit, and with the commits of the channels.
 
         Returns:
             What was done. With `names=None`, tables that cannot be adopted are skipped and listed.
@@ -223,29 +253,46 @@ class LanceRepository:
             AlreadyExistsError: A table is a copy of another one; or the name of a channel is that of a branch.
         """
         wanted = None if names is None else string_list("names", names, "shop/orders")
-        return Adoption(self._context).adopt(wanted, string_list("channels", channels, "production"), message)
+        tags = string_list("channels", channels, "production")
+        return Adoption(self._context).adopt(wanted, tags, message=message, properties=properties or {})
 
-    def move_table(self, name: str, new_name: str) -> RepositoryCommit:
+    def move_table(
+        self, name: str, new_name: str, *, message: str = "", properties: Properties = None
+    ) -> RepositoryCommit:
         """Give a table whose folder was moved its new name, and commit that.
 
         Move the folder first, with the tools of the storage. Branches of the table name its old place and are repaired
         here. Older commits are read at the new place as far as their versions are on `main`.
 
+        Args:
+            name: The old name.
+            new_name: The new one.
+            message: The commit message, also of the versions by which branches are repaired.
+            properties: Kept with the commit and with these versions.
+
         Raises:
             TableNotFoundError: The table is not registered.
             InvalidInputError: Another table is at the new place.
         """
+        # Checked before anything is written: the table would get its new name without a commit otherwise.
+        validate_commit_info(message, properties or {})
         # The register is changed first: commits use the old name of the table, and readers find the new name by its
         # identity.
         self._context.registry.rename(name, new_name)
         moved = self._context.table(new_name)
-        LanceTable(moved).maintenance.relocate(self._context.table(name).uri)
+        old = self._context.table(name).uri
+        LanceTable(moved).maintenance.relocate(old, message=message or None, properties=properties)
         request = CommitRequest(
-            branch=MAIN, stage=_nothing, names=(), renamed={name: new_name}, message=f"move {name} to {new_name}"
+            branch=MAIN,
+            stage=_nothing,
+            names=(),
+            renamed={name: new_name},
+            message=message or f"move {name} to {new_name}",
+            properties=properties or {},
         )
         return commit_tables(self._context.logs, request).commit
 
-    def remove_table(self, name: str, *, message: str = "") -> RepositoryCommit:
+    def remove_table(self, name: str, *, message: str = "", properties: Properties = None) -> RepositoryCommit:
         """Commit that a table is no longer part of the repository. Its files stay, and older commits still read it.
 
         Raises:
@@ -254,7 +301,12 @@ class LanceRepository:
         if name not in self.head().tables and name not in self.tables():
             raise TableNotFoundError(f"{self.root} has no table {name!r}")
         request = CommitRequest(
-            branch=MAIN, stage=_nothing, names=(), removed=(name,), message=message or f"remove {name}"
+            branch=MAIN,
+            stage=_nothing,
+            names=(),
+            removed=(name,),
+            message=message or f"remove {name}",
+            properties=properties or {},
         )
         # The commit goes first: a call that died after it is repeated and finds the table still registered. In the
         # opposite order the head would name a table that is not registered.
@@ -286,7 +338,7 @@ class LanceRepository:
         message: str,
         *,
         tables: Iterable[str] | None = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Properties = None,
     ) -> RepositoryCommit:
         """Commit the newest version of `main` of each table, as one state of the repository.
 
@@ -347,7 +399,7 @@ class LanceRepository:
         *,
         plan_again: PlanAgain,
         message: str,
-        properties: Mapping[str, str] | None = None,
+        properties: Properties = None,
         audit: Callable[[Mapping[str, TableView]], None] | None = None,
         reads: Iterable[str] = (),
     ) -> Published:
@@ -418,7 +470,7 @@ class LanceRepository:
         """Pin a reader of a channel to another commit, because it published that commit itself."""
         self._context.logs.pin_again(reader, channel, commit)
 
-    def revert(self, ref: str, *, message: str = "", properties: Mapping[str, str] | None = None) -> RepositoryCommit:
+    def revert(self, ref: str, *, message: str = "", properties: Properties = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
 
         A table that was moved since is found by its id. A table that was removed is left out, and the message of the

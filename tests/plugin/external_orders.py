@@ -35,7 +35,8 @@ if __name__ == "__main__":
                 orders.table.update({"id": "id + 10"}, where=script["where"], branch=orders.branch)
             case "writes":
                 for method, *ids in script["writes"]:
-                    getattr(orders, method)(pa.table({"id": pa.array(ids, pa.int64())}))
+                    given = pa.table({"id": pa.array(ids, pa.int64())})
+                    getattr(orders, method)(given, **script.get("said", {}))
             case "compact":
                 orders.append(rows)
                 orders.table.maintenance.compact(branch=orders.branch)

@@ -343,3 +343,18 @@ def test_process_without_extras() -> None:
 def schema_of_orders() -> Any:
     """A schema with one column."""
     return pa.schema([("id", pa.int64())])
+
+
+def test_a_process_says_what_it_writes(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Its message and properties are stored beside those of the run, which a retry finds; it cannot replace them."""
+    said = {"message": "from the till", "properties": {"till": "3", "dagster/run_id": "another"}}
+    writes = [["overwrite", 1], ["append", 2]]
+    # The check fails, so the branch of the run stays.
+    result = run(lake, instance, mode="writes", writes=writes, ids=[-1], said=said, fails=True, retries=1)
+    branch = f"run/{result.run_id}"
+    assert [1, 2] == ids(lake, branch)
+    made = [version for version in lake.table(ORDERS).log(branch) if "dagster/write" in version.properties]
+    # The first attempt overwrote and appended too; the overwrite of the second one dropped that.
+    assert [("from the till", "3", result.run_id)] * 4 == [
+        (version.message, version.properties.get("till"), version.properties["dagster/run_id"]) for version in made
+    ]

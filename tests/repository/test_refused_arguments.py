@@ -35,6 +35,11 @@ WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "hold by a person": lambda lake: lake.channels.hold("production", reason="x", who=NO_TEXT),
     "roll back for a reason": lambda lake: lake.channels.rollback("production", reason=NO_TEXT),
     "delete for a reason": lambda lake: lake.channels.delete("production", reason=NO_TEXT),
+    "adopt with a property": lambda lake: lake.adopt(properties={"n": NO_TEXT}),
+    "hold with a property": lambda lake: lake.channels.hold("production", reason="x", properties={"n": NO_TEXT}),
+    "move with a property": lambda lake: lake.move_table("orders", "items", properties={"n": NO_TEXT}),
+    "remove with a property": lambda lake: lake.remove_table("orders", properties={"n": NO_TEXT}),
+    "release with a property": lambda lake: lake.tags.create("v1", properties={"n": NO_TEXT}),
     "release with a message": lambda lake: lake.tags.create("v1", message=NO_TEXT),
     "fork with metadata": lambda lake: lake.fork("orders", "run/2", metadata={"n": NO_TEXT}),
     "publish nothing": lambda lake: lake.publish(None),  # type: ignore[arg-type]  # as a caller may

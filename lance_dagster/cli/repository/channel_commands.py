@@ -1,10 +1,11 @@
 """`lance-dagster repository promote`, `rollback`, `hold`, `release` and `history`: channels; `tag`: release tags."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.arguments import about_repository, refuse_beside, refuse_without
+from lance_dagster.cli.arguments import about_repository, properties_from, refuse_beside, refuse_without
 from lance_dagster.cli.output import Output, aligned, first_line, printable
 from lance_dagster.cli.repository.repository_commands import lagging_documents, lagging_lines
 from lance_dagster.cli.repository.repository_inspect import (
@@ -19,7 +20,23 @@ if TYPE_CHECKING:
     from lance_dagster.repository import Channel, LanceRepository, RefEntry
 
 _with_channel = click.option("--channel", default="production", show_default=True, help="The channel.")
+_with_properties = click.option(
+    "--property", "properties", metavar="KEY=VALUE", multiple=True, help="Kept in the history; may be given again."
+)
 _with_reason = click.option("--reason", "-m", required=True, help="Why; the history shows it.")
+
+
+class _MoveOptions(TypedDict):
+    """Why a channel is moved, and what its history keeps."""
+
+    reason: str
+    properties: Sequence[str]
+
+
+class _PromoteOptions(_MoveOptions):
+    """The options of `promote`."""
+
+    expect: str | None
 
 
 class _ReleaseTagOptions(TypedDict):
@@ -27,6 +44,7 @@ class _ReleaseTagOptions(TypedDict):
 
     at: str
     message: str | None
+    properties: Sequence[str]
     delete: bool
     force: bool
 
@@ -36,16 +54,19 @@ class _ReleaseTagOptions(TypedDict):
 @_with_channel
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
 @click.option("--reason", "-m", default="", help="Why; the history shows it.")
+@_with_properties
 @click.option("--expect", metavar="REF", help="Refuse unless the channel names this commit when it is moved.")
 def promote(
-    repository: "LanceRepository", output: Output, channel: str, at: str, reason: str, expect: str | None
+    repository: "LanceRepository", output: Output, channel: str, at: str, **options: Unpack[_PromoteOptions]
 ) -> None:
     """Move a channel to a commit, for all tables at once."""
     # Read before the move, for the line that is printed; the move itself compares with --expect only.
     before = _named_by(repository, channel)
     # The log of a channel has ids, so an expression such as production~1 is resolved here.
-    expected = None if expect is None else repository.head(expect).id
-    _write_move(output, before, repository.channels.promote(channel, at, reason=reason, expected=expected))
+    expected = None if options["expect"] is None else repository.head(options["expect"]).id
+    properties = properties_from(options["properties"])
+    made = repository.channels.promote(channel, at, reason=options["reason"], properties=properties, expected=expected)
+    _write_move(output, before, made)
 
 
 @click.command("create-channel", epilog="Example: lance-dagster repository create-channel s3://lake staging --at main")
@@ -53,24 +74,32 @@ def promote(
 @click.argument("channel")
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
 @click.option("--reason", "-m", default="", help="Why; the history shows it.")
-def create_channel(repository: "LanceRepository", output: Output, channel: str, at: str, reason: str) -> None:
+@_with_properties
+def create_channel(
+    repository: "LanceRepository", output: Output, channel: str, at: str, **options: Unpack[_MoveOptions]
+) -> None:
     """Create a channel; the first publication creates production automatically."""
-    before = _named_by(repository, channel)
-    _write_move(output, before, repository.channels.create(channel, at, reason=reason))
+    before, properties = _named_by(repository, channel), properties_from(options["properties"])
+    made = repository.channels.create(channel, at, reason=options["reason"], properties=properties)
+    _write_move(output, before, made)
 
 
 @click.command("delete-channel")
 @about_repository
 @click.argument("channel")
 @_with_reason
-def delete_channel(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
+@_with_properties
+def delete_channel(
+    repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_MoveOptions]
+) -> None:
     """Delete a channel. The tags of that name in the tables stay, and so does its history.
 
     Its commits stay readable by commit id as long as collect keeps the commits that refs named.
     """
     # Read before: the entry of a deletion names no commit, and the output shows the commit that the channel named.
     before = repository.channels.get(channel)
-    repository.channels.delete(channel, reason=reason)
+    properties = properties_from(options["properties"])
+    repository.channels.delete(channel, reason=options["reason"], properties=properties)
     output.write(
         {"name": channel, "deleted": True, "commit": before.commit}, [f"{channel}: {before.commit[:12]}, deleted"]
     )
@@ -80,6 +109,7 @@ def delete_channel(repository: "LanceRepository", output: Output, channel: str, 
 @about_repository
 @_with_channel
 @_with_reason
+@_with_properties
 @click.option("--steps", type=click.IntRange(min=1), default=1, help="How many promotions to go back; 1 if not given.")
 @click.option("--to", metavar="REF", help="The commit to go back to, in place of --steps.")
 @click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or leave it free to move.")
@@ -92,7 +122,7 @@ def rollback(repository: "LanceRepository", output: Output, channel: str, **opti
     # Both name the target. The default of --steps does not count: only typed options do.
     if options["to"] is not None:
         refuse_beside("--to", "steps")
-    before = _named_by(repository, channel)
+    before, options["properties"] = _named_by(repository, channel), properties_from(options["properties"])
     _write_move(output, before, repository.channels.rollback(channel, **options))
 
 
@@ -100,18 +130,24 @@ def rollback(repository: "LanceRepository", output: Output, channel: str, **opti
 @about_repository
 @_with_channel
 @_with_reason
-def hold(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
+@_with_properties
+def hold(repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_MoveOptions]) -> None:
     """Keep a channel where it is until it is released."""
-    _write_channel(output, repository.channels.hold(channel, reason=reason), "held")
+    properties = properties_from(options["properties"])
+    made = repository.channels.hold(channel, reason=options["reason"], properties=properties)
+    _write_channel(output, made, "held")
 
 
 @click.command()
 @about_repository
 @_with_channel
 @_with_reason
-def release(repository: "LanceRepository", output: Output, channel: str, reason: str) -> None:
+@_with_properties
+def release(repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_MoveOptions]) -> None:
     """Let a held channel move again."""
-    _write_channel(output, repository.channels.release(channel, reason=reason), "free to move")
+    properties = properties_from(options["properties"])
+    made = repository.channels.release(channel, reason=options["reason"], properties=properties)
+    _write_channel(output, made, "free to move")
 
 
 @click.command()
@@ -141,17 +177,19 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
 @click.argument("name")
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit to name.")
 @click.option("--message", "-m", help="What is released.")
+@click.option("--property", "properties", metavar="KEY=VALUE", multiple=True, help="Kept with it; may be given again.")
 @click.option("--delete", "-d", is_flag=True, help="Delete the tag of the repository; those of the tables stay.")
 @click.option("--force", is_flag=True, help="With --delete: needed, since a release tag is meant to stay.")
 def tag(repository: "LanceRepository", output: Output, name: str, **options: Unpack[_ReleaseTagOptions]) -> None:
     """Name a commit permanently by the release tag NAME, in the repository and in each of its tables."""
     if options["delete"]:
-        refuse_beside("--delete", "at", "message")
+        refuse_beside("--delete", "at", "message", "properties")
         repository.tags.delete(name, force=options["force"])
         output.write({"name": name, "deleted": True}, [f"{name}: deleted"])
         return
     refuse_without("--delete", "force")
-    made, lagging = repository.tags.create(name, options["at"], message=options["message"] or "")
+    message, properties = options["message"] or "", properties_from(options["properties"])
+    made, lagging = repository.tags.create(name, options["at"], message=message, properties=properties)
     document = {"name": made.name, "commit": made.commit, "lagging": lagging_documents(lagging)}
     output.write(document, [f"{made.name}: {made.commit[:12]}", *lagging_lines(lagging)])
 

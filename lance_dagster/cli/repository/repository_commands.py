@@ -7,7 +7,7 @@ the repository do not depend on it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -46,13 +46,6 @@ class _PublishOptions(CommitOptions):
     keep_branches: bool
 
 
-class _Committing(TypedDict):
-    """The options of `revert`."""
-
-    message: str | None
-    properties: Sequence[str]
-
-
 @click.command(epilog="Example: lance-dagster repository create s3://lake")
 @click.argument("root", metavar="ROOT", type=click.Path())
 @with_storage_options
@@ -83,23 +76,26 @@ def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
     "--channel", "channels", multiple=True, default=("production",), show_default=True, help="A tag to look for."
 )
 @with_message
+@with_properties
 def adopt(
     repository: "LanceRepository",
     output: Output,
     names: tuple[str, ...],
     channels: tuple[str, ...],
-    message: str | None,
+    **options: Unpack[CommitOptions],
 ) -> None:
     """Add existing tables below ROOT to the repository: all that are found, if none is named.
 
     The commit names the newest version of main of each table. A channel gets the tables that have a tag of its name, at
     the version of the tag. Their files stay as they are.
     """
-    before = repository.head()
+    before, properties = repository.head(), properties_from(options["properties"])
     # Without names the search goes through all folders below the root, which can take long on object storage.
     with busy("looking for tables"):
         # No name on the command line means all tables; an empty list would mean none.
-        done = repository.adopt(names or None, channels=channels, message=message or "")
+        done = repository.adopt(
+            names or None, channels=channels, message=options["message"] or "", properties=properties
+        )
     output.write(_adopted_document(done), [printable(line) for line in _adopted_lines(repository, before, done)])
 
 
@@ -140,23 +136,30 @@ def _adopted_document(done: "Adopted") -> dict[str, Any]:
 @about_repository
 @click.argument("name", metavar="OLD")
 @click.argument("new_name", metavar="NEW")
-def move(repository: "LanceRepository", output: Output, name: str, new_name: str) -> None:
+@with_message
+@with_properties
+def move(
+    repository: "LanceRepository", output: Output, name: str, new_name: str, **options: Unpack[CommitOptions]
+) -> None:
     """Give a table a new name after its folder was moved from OLD.lance to NEW.lance.
 
     Move the folder first, with the tools of the storage, while nothing writes to it.
     """
     with _commit_lines(repository, output) as made:
-        made(repository.move_table(name, new_name))
+        properties = properties_from(options["properties"])
+        made(repository.move_table(name, new_name, message=options["message"] or "", properties=properties))
 
 
 @click.command("remove-table")
 @about_repository
 @click.argument("name", metavar="TABLE")
 @with_message
-def remove(repository: "LanceRepository", output: Output, name: str, message: str | None) -> None:
+@with_properties
+def remove(repository: "LanceRepository", output: Output, name: str, **options: Unpack[CommitOptions]) -> None:
     """Take a table out of the repository. Its files stay, and older commits still read it."""
     with _commit_lines(repository, output) as made:
-        made(repository.remove_table(name, message=message or ""))
+        properties = properties_from(options["properties"])
+        made(repository.remove_table(name, message=options["message"] or "", properties=properties))
 
 
 @click.command(epilog="Example: lance-dagster repository fork s3://lake run/1 shop/orders shop/lines")
@@ -251,7 +254,7 @@ def publish(
 @click.argument("ref")
 @with_message
 @with_properties
-def revert(repository: "LanceRepository", output: Output, ref: str, **options: Unpack[_Committing]) -> None:
+def revert(repository: "LanceRepository", output: Output, ref: str, **options: Unpack[CommitOptions]) -> None:
     """Undo on main what one commit did to its tables, all at once, and keep everything that came later."""
     with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
         properties = properties_from(options["properties"])

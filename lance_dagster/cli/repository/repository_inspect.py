@@ -288,6 +288,7 @@ def tags(repository: "LanceRepository", output: Output) -> None:
             "created_by": each.created_by,
             "created_at": each.created_at.isoformat(),
             "message": each.message,
+            "properties": dict(each.properties),
         }
         for each in found
     ]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from lance_dagster.edit.write import Rows
     from lance_dagster.edit.write_result import WriteResult
+    from lance_dagster.history.context import Properties
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
 
@@ -180,32 +181,39 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         table = self.table
         return RunBranch(table=table, chain=self._chain).head() or table.head(MAIN)
 
-    def append(self, rows: "Rows") -> "WriteResult":
+    def append(self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None) -> "WriteResult":
         """Append rows, or files staged by Spark; may be called several times.
 
         Each call replaces the rows of the same call of an earlier attempt of the step. What an earlier attempt appended
         by further calls is taken back at the end of the block.
 
+        Args:
+            rows: The rows.
+            message: The commit message; None for the method and the asset.
+            properties: Stored with the transaction, beside those that name asset, run and step.
+
         Raises:
             InvalidInputError: A row is outside of the partitions of the run, or a run that this one continues appended
                 to the table and was published; nothing was committed.
         """
-        branch, info = self._ready(rows, adds=True), self._commit("append")
+        branch, info = self._ready(rows, adds=True), self._commit("append", message, properties)
         earlier = branch.earlier_attempt(info["properties"])
         return self._counted(info, branch.table.append(self._held(rows), replaces=earlier, **info))
 
-    def overwrite(self, rows: "Rows") -> "WriteResult":
-        """Replace all rows, also those of other partitions, and the schema where it differs.
+    def overwrite(self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None) -> "WriteResult":
+        """Replace all rows, also those of other partitions, and the schema where it differs; arguments as for `append`.
 
         Raises:
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
-        table, info = self._ready(rows).table, self._commit("overwrite")
+        table, info = self._ready(rows).table, self._commit("overwrite", message, properties)
         # The rows are held in their own schema, which becomes that of the table.
         return self._counted(info, table.overwrite(self._partitions.held(rows, rows.schema), **info))
 
-    def replace_partitions(self, rows: "Rows") -> "WriteResult":
-        """Replace the rows of the partitions of the run.
+    def replace_partitions(
+        self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None
+    ) -> "WriteResult":
+        """Replace the rows of the partitions of the run; arguments as for `append`.
 
         Raises:
             InvalidInputError: The run has no partitions, or a row is outside of them; nothing was committed.
@@ -214,18 +222,20 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             raise InvalidInputError(
                 f"the run of {self._properties[md.ASSET_KEY]} has no partitions to replace; use overwrite or append"
             )
-        table, info = self._ready(rows).table, self._commit("replace")
+        table, info = self._ready(rows).table, self._commit("replace", message, properties)
         predicate = self._partitions.filter(table.schema(self.branch)).predicate
         return self._counted(info, table.replace_where(predicate, self._held(rows), **info))
 
-    def replace_where(self, predicate: str, rows: "Rows") -> "WriteResult":
-        """Replace the rows that a predicate selects.
+    def replace_where(
+        self, predicate: str, rows: "Rows", *, message: str | None = None, properties: "Properties" = None
+    ) -> "WriteResult":
+        """Replace the rows that a predicate selects; arguments as for `append`.
 
         Raises:
             InvalidInputError: A row is outside of the partitions of the run, or does not satisfy the predicate;
                 nothing was committed.
         """
-        table, info = self._ready(rows).table, self._commit("replace")
+        table, info = self._ready(rows).table, self._commit("replace", message, properties)
         return self._counted(info, table.replace_where(predicate, self._held(rows), **info))
 
     def check(
@@ -299,12 +309,13 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             return RunBranch(table=self.table, chain=self._chain).written()
         return None
 
-    def _commit(self, mode: str) -> "_Commit":
+    def _commit(self, mode: str, message: str | None = None, properties: "Properties" = None) -> "_Commit":
         return {
             "branch": self.branch,
-            "message": f"{mode} {self._properties[md.ASSET_KEY]}",
-            # Without the number, the second append of a process would be taken for a retry of the first one.
-            "properties": {**self._properties, md.WRITE: f"{mode} {len(self._writes) + 1}"},
+            "message": message or f"{mode} {self._properties[md.ASSET_KEY]}",
+            # The own properties win: a retry finds the versions of an earlier attempt by them. Without the number, the
+            # second append of a process would be taken for a retry of the first one.
+            "properties": {**(properties or {}), **self._properties, md.WRITE: f"{mode} {len(self._writes) + 1}"},
             "partitions": self.partition_keys,
         }
 

@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote, unquote
 
@@ -18,20 +18,21 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
-from lance_dagster.format.validation import check_string
+from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseTag:
-    """A release tag: its name, the id of its commit, and who created it, when and why."""
+    """A release tag: its name, the id of its commit, who created it, when and why, and its properties."""
 
     name: str
     commit: str
     created_by: str
     created_at: pendulum.DateTime
     message: str
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "release tag"]) -> None:
@@ -72,7 +73,7 @@ def list_tags(logs: RefLogs) -> dict[str, ReleaseTag]:
     return {name: tag for name in names if (tag := read_tag(logs, name)) is not None}
 
 
-def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> ReleaseTag:
+def create_release(logs: RefLogs, name: str, commit: str, *, message: str, properties: Mapping[str, str]) -> ReleaseTag:
     """Create a release tag; return the existing one when it names the same commit.
 
     Raises:
@@ -81,13 +82,14 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str) -> Re
         NotFoundError: A collection is deleting the commit.
     """
     check_tag_name(name)
-    check_string("the message", message)
+    validate_commit_info(message, properties)
     refuse_taken(logs, name, "release tag")
     tag = {
         "commit": commit,
         "by": person(),
         "at": pendulum.now("UTC").isoformat(),
         "message": message,
+        "properties": dict(properties),
         "write": uuid.uuid4().hex,
     }
     data = json.dumps(tag).encode()
@@ -131,13 +133,14 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
 
 def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
     try:
-        found: Mapping[str, str] = json.loads(data)
+        found = json.loads(data)
         return ReleaseTag(
             name=name,
             commit=str(found["commit"]),
             created_by=str(found["by"]),
             created_at=pendulum.instance(pendulum.DateTime.fromisoformat(str(found["at"]))),
             message=str(found["message"]),
+            properties={str(key): str(value) for key, value in found.get("properties", {}).items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CorruptFileError(path, f"it does not hold a release tag: {type(error).__name__}") from error
