@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from lance_dagster.diff.row_comparison import RowDifferences as RowDifferences
     from lance_dagster.diff.schema_diff import FieldChange as FieldChange, FieldChangeKind as FieldChangeKind
     from lance_dagster.edit.compaction_plan import CompactionGroup as CompactionGroup, CompactionPlan as CompactionPlan
+    from lance_dagster.edit.creation import (
+        CreateOptions as CreateOptions,
+    )
     from lance_dagster.edit.index_status import IndexStatus as IndexStatus
+    from lance_dagster.edit.upsert import (
+        When as When,
+    )
     from lance_dagster.edit.write_result import WriteResult as WriteResult
     from lance_dagster.errors import (
         AlreadyExistsError as AlreadyExistsError,
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
         PermissionRefusedError as PermissionRefusedError,
         ProtectedError as ProtectedError,
         PublishRefusedError as PublishRefusedError,
+        Reason as Reason,
         RefMovedError as RefMovedError,
         RefNotFoundError as RefNotFoundError,
         RefSyntaxError as RefSyntaxError,
@@ -58,8 +65,15 @@ if TYPE_CHECKING:
         UnsupportedFeatureError as UnsupportedFeatureError,
         VersionNotFoundError as VersionNotFoundError,
     )
+    from lance_dagster.format import transaction as operations  # noqa: F401  # a name of `__all__`
     from lance_dagster.format.model import (
         BasePath as BasePath,
+        DataFile as DataFile,
+        DeletionFile as DeletionFile,
+        Field as Field,
+        Fragment as Fragment,
+        IndexFile as IndexFile,
+        IndexMetadata as IndexMetadata,
     )
     from lance_dagster.format.transaction import (
         Transaction as Transaction,
@@ -83,6 +97,12 @@ if TYPE_CHECKING:
         Strategy as Strategy,
         Winner as Winner,
     )
+    from lance_dagster.placement.clone import (
+        CloneOptions as CloneOptions,
+    )
+    from lance_dagster.placement.relocate import (
+        RelocateOptions as RelocateOptions,
+    )
     from lance_dagster.plugin import (
         Audit as Audit,
         AzureOptions as AzureOptions,
@@ -101,6 +121,7 @@ if TYPE_CHECKING:
         LanceTablesComponent as LanceTablesComponent,
         MaintenanceConfig as MaintenanceConfig,
         MaintenanceJob as MaintenanceJob,
+        MaintenanceOptions as MaintenanceOptions,
         Matches as Matches,
         NoSchemaChange as NoSchemaChange,
         NotNull as NotNull,
@@ -118,7 +139,9 @@ if TYPE_CHECKING:
         S3Options as S3Options,
         Satisfies as Satisfies,
         SchemaIs as SchemaIs,
+        SensorOptions as SensorOptions,
         SparkResource as SparkResource,
+        SweeperOptions as SweeperOptions,
         TableAddress as TableAddress,
         TableCheck as TableCheck,
         Unique as Unique,
@@ -150,19 +173,23 @@ if TYPE_CHECKING:
         AdoptedChannel as AdoptedChannel,
         Channel as Channel,
         ChannelHold as ChannelHold,
+        Channels as Channels,
         ChannelState as ChannelState,
         CommitRetention as CommitRetention,
         Lagging as Lagging,
         LanceRepository as LanceRepository,
+        PromoteOptions as PromoteOptions,
         Published as Published,
         PublishOptions as PublishOptions,
         RefEntry as RefEntry,
+        Releases as Releases,
         ReleaseTag as ReleaseTag,
         RepositoryCommit as RepositoryCommit,
         RepositoryDiff as RepositoryDiff,
         RepositoryGarbage as RepositoryGarbage,
         RepositoryStatus as RepositoryStatus,
         RepositoryView as RepositoryView,
+        RollbackOptions as RollbackOptions,
         TableDiff as TableDiff,
         TableState as TableState,
         TableVersion as TableVersion,
@@ -195,14 +222,19 @@ if TYPE_CHECKING:
         write_table as write_table,
     )
     from lance_dagster.table import (
+        Branches as Branches,
+        Columns as Columns,
+        Config as Config,
         Diff as Diff,
         LanceTable as LanceTable,
+        Maintenance as Maintenance,
         MergePreview as MergePreview,
         RefStatus as RefStatus,
         Relocation as Relocation,
         Repointed as Repointed,
         RowCounts as RowCounts,
         TableStatus as TableStatus,
+        Tags as Tags,
         VerifyReport as VerifyReport,
     )
     from lance_dagster.verify.manifest_rules import Problem as Problem
@@ -252,8 +284,17 @@ _HOMES = {
         "TableNotFoundError",
         "UnsupportedFeatureError",
         "VersionNotFoundError",
+        "Reason",
     ),
-    "lance_dagster.format.model": ("BasePath",),
+    "lance_dagster.format.model": (
+        "BasePath",
+        "DataFile",
+        "DeletionFile",
+        "Field",
+        "Fragment",
+        "IndexFile",
+        "IndexMetadata",
+    ),
     "lance_dagster.format.transaction": ("Transaction",),
     "lance_dagster.gc.garbage_report": ("FileCount", "GarbageReport"),
     "lance_dagster.history.log": ("LogFilter",),
@@ -326,6 +367,9 @@ _HOMES = {
         "LancePublisherComponent",
         "LanceResourceComponent",
         "LanceTablesComponent",
+        "SweeperOptions",
+        "MaintenanceOptions",
+        "SensorOptions",
     ),
     "lance_dagster.spark": (
         "CompactionGoal",
@@ -374,6 +418,10 @@ _HOMES = {
         "RepositoryView",
         "TableVersion",
         "TableView",
+        "Channels",
+        "PromoteOptions",
+        "Releases",
+        "RollbackOptions",
     ),
     "lance_dagster.repository.repository_namespace": ("RepositoryNamespace",),
     "lance_dagster.table": (
@@ -386,10 +434,21 @@ _HOMES = {
         "RefStatus",
         "TableStatus",
         "VerifyReport",
+        "Branches",
+        "Columns",
+        "Config",
+        "Maintenance",
+        "Tags",
     ),
+    "lance_dagster.edit.creation": ("CreateOptions",),
+    "lance_dagster.edit.upsert": ("When",),
+    "lance_dagster.placement.relocate": ("RelocateOptions",),
+    "lance_dagster.placement.clone": ("CloneOptions",),
     "lance_dagster.verify.manifest_rules": ("Problem",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# The operations of a `Transaction` have general names, such as `Merge`, so they stay in a module of their own.
+_MODULES = {"operations": "lance_dagster.format.transaction"}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names} | _MODULES
 
 __all__ = tuple(_HOME_OF)  # one list of names, kept above
 
@@ -399,7 +458,8 @@ def __getattr__(name: str) -> object:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'lance_dagster' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         PartitionFilter as PartitionFilter,
     )
     from lance_dagster.plugin.operate.branch_sweeper import (
+        SweeperOptions as SweeperOptions,
         build_branch_sweeper as build_branch_sweeper,
     )
     from lance_dagster.plugin.operate.discovery_sensor import (
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from lance_dagster.plugin.operate.maintenance_job import (
         MaintenanceConfig as MaintenanceConfig,
         MaintenanceJob as MaintenanceJob,
+        MaintenanceOptions as MaintenanceOptions,
         build_maintenance_job as build_maintenance_job,
     )
     from lance_dagster.plugin.operate.pipes_session import (
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
         build_protected_branch_sensor as build_protected_branch_sensor,
     )
     from lance_dagster.plugin.operate.ref_sensor import (
+        SensorOptions as SensorOptions,
         build_ref_sensor as build_ref_sensor,
         ref_asset_specs as ref_asset_specs,
     )
@@ -134,12 +137,12 @@ _HOMES = {
     "definitions": ("LanceAssetsOptions", "lance_assets", "validate_definitions"),
     "io.io_manager": ("LanceIOManager",),
     "io.partition_values": ("PartitionFilter",),
-    "operate.branch_sweeper": ("build_branch_sweeper",),
+    "operate.branch_sweeper": ("SweeperOptions", "build_branch_sweeper"),
     "operate.discovery_sensor": ("build_discovery_sensor",),
-    "operate.maintenance_job": ("MaintenanceConfig", "MaintenanceJob", "build_maintenance_job"),
+    "operate.maintenance_job": ("MaintenanceConfig", "MaintenanceJob", "MaintenanceOptions", "build_maintenance_job"),
     "operate.pipes_session": ("PipesTable", "pipes_extras", "pipes_table"),
     "operate.protected_branch_sensor": ("build_protected_branch_sensor",),
-    "operate.ref_sensor": ("build_ref_sensor", "ref_asset_specs"),
+    "operate.ref_sensor": ("SensorOptions", "build_ref_sensor", "ref_asset_specs"),
     "operate.waiting_check": ("build_waiting_checks",),
     "provider_options": ("AzureOptions", "GoogleOptions", "S3Options"),
     "publish.promoted_asset": ("candidate_audited", "newer_than", "promoted_asset_spec", "tag_moved"),

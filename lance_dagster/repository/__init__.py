@@ -2,6 +2,7 @@
 
 from lance_dagster.repository.adoption import Adopted, AdoptedChannel
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
+from lance_dagster.repository.channels import Channels, PromoteOptions, RollbackOptions
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.resolve_commit import RESTORES
@@ -9,6 +10,7 @@ from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, Rep
 from lance_dagster.repository.projection import COMMIT, Lagging
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions
+from lance_dagster.repository.projection import Releases
 from lance_dagster.repository.repository import LanceRepository
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
@@ -23,18 +25,22 @@ __all__ = [
     "Channel",
     "ChannelHold",
     "ChannelState",
+    "Channels",
     "CommitRetention",
     "Lagging",
     "LanceRepository",
+    "PromoteOptions",
     "PublishOptions",
     "Published",
     "RefEntry",
     "ReleaseTag",
+    "Releases",
     "RepositoryCommit",
     "RepositoryDiff",
     "RepositoryGarbage",
     "RepositoryStatus",
     "RepositoryView",
+    "RollbackOptions",
     "TableDiff",
     "TableState",
     "TableVersion",
