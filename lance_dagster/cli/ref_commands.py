@@ -214,7 +214,7 @@ def rollback(
     count = steps or 1 if to is None else _steps_to(table, current, str(table.at(to)))
     # The steps were counted from the target read above: a tag that was moved since would end somewhere else.
     expected = table.at(expect) if expect is not None else _target(table, current)
-    _write_move(output, _target_before(current, expected), table.tags.roll_back(name, count, expected=expected))
+    _write_move(output, _target_before(current, expected), table.tags.rollback(name, count, expected=expected))
 
 
 def _refuse_published(table: "LanceTable", name: str, *, force: bool) -> None:

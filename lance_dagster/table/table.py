@@ -46,7 +46,8 @@ class LanceTable:
     A table object holds no open file and no lock, and is cheap to create. Use one per process.
 
     `ref` arguments take a branch, a tag, an expression such as `"main@17"`, `"production~2"` or
-    `"main@{2026-01-31}"`, a commit id, or a `Version`. `branch` and `into` name the branch that gets a new version.
+    `"main@{2026-01-31}"`, a commit id, or a `Version`; so do `source`, which is merged, and `at`, to which a branch or
+    tag is to point. `branch` and `into` name the branch that gets a new version, `name` what a namespace holds.
     `message` is the commit message that the log shows, `properties` are stored with the transaction.
 
     A ref that names nothing raises `RefNotFoundError`, a ref whose version was cleaned up raises
@@ -441,18 +442,17 @@ class LanceTable:
         return write.stage(self._context, data, branch, base)
 
     def write_target(
-        self, schema: pa.Schema | None = None, branch: Ref = MAIN, base: str | None = None
+        self, schema: pa.Schema | None = None, ref: Ref = MAIN, base: str | None = None
     ) -> datafiles.WriteTarget:
         """Return the target with which another process stages data files: `write_files(target, batches)`.
 
         Args:
-            schema: The columns of the files; None for those of `branch`. The files can be committed to any branch.
-            branch: A branch, or a version that the caller has read, which decides the columns, the base paths and the
-                file format.
-            base: The name of the base path to write the files to, which the branch must have; None for the
+            schema: The columns of the files; None for those of the version. The files can be committed to any branch.
+            ref: The version that decides the columns, the base paths and the file format.
+            base: The name of the base path to write the files to, which the version must have; None for the
                 table itself. Pass the target's `base` on to the `StagedFiles` made of them.
         """
-        state = self._context.recall(branch) if isinstance(branch, Version) else self._context.head(branch)
+        state = self._context.recall(ref)
         target = write.target(self._context, schema or state.schema, state, base)
         # For Spark only: it takes longer to find out than a small append has to spare.
         return replace(target, stored_row_bytes=write.stored_row_bytes(state))

@@ -96,7 +96,7 @@ class Tags:
             name, target, refs, versions, expected=None if expected is None else str(expected)
         )
 
-    def roll_back(
+    def rollback(
         self,
         name: str,
         steps: int = 1,
@@ -139,7 +139,7 @@ class Tags:
         expected: Version | str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Tag:
-        """Keep a tag where it is until `release`: `move`, `roll_back`, `rename` and `delete` are refused meanwhile.
+        """Keep a tag where it is until `release`: `move`, `rollback`, `rename` and `delete` are refused meanwhile.
 
         The hold is stored with the tag, as `Tag.hold`, and stays in `Tag.holds` after the release. Other programs do
         not check it. A repeated call with the same reason changes nothing.

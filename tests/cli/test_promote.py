@@ -93,7 +93,7 @@ def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTab
     """Such a rollback would move the tag forward."""
     for number in (2, 4):
         table.tags.move("production", f"main@{number}")
-    table.tags.roll_back("production")
+    table.tags.rollback("production")
     back = run("rollback", table.uri, "--to", "main@4")
     assert (2, True) == (back.exit_code, "cannot be rolled back to main@4, from where it was rolled" in back.stderr)
 

@@ -83,7 +83,7 @@ def test_where_a_tag_was_is_shown(table: LanceTable) -> None:
     """The history has the newest move first, with its mover, its time and whether it was a rollback."""
     for number in (1, 2):
         table.tags.move("production", f"main@{number}")
-    table.tags.roll_back("production")
+    table.tags.rollback("production")
     lines = lines_of("tag", table.uri, "production", "--history")
     assert ["main@2 -> main@1", "main@1 -> main@2", "new -> main@1"] == [line[:16].strip() for line in lines]
     assert lines[0].endswith("rolled back by 1")

@@ -70,7 +70,7 @@ def test_a_tag_lives_on_object_storage(remote: LanceTable) -> None:
     remote.tags.move("live", "main@3", expected=remote.at("main@2"))
     by_pylance(remote).tags.update("live", 1)
     assert ["main@1", "main@3", "main@2"] == [move.after for move in remote.tags.history("live")]
-    assert "main@3" == remote.tags.roll_back("live").ref
+    assert "main@3" == remote.tags.rollback("live").ref
     remote.tags.rename("live", "production")
     remote.branches.protect(["main"])
     remote.tags.protect(["production"])

@@ -112,7 +112,7 @@ def test_a_tag_is_rolled_back_to_a_branch_though_another_tag_has_its_name(tagged
     """What was written down is a branch."""
     tagged.tags.create("production", "branch:run@4")
     tagged.tags.move("production", "main")
-    assert "run@4" == tagged.tags.roll_back("production").ref
+    assert "run@4" == tagged.tags.rollback("production").ref
 
 
 # Pickled previews.

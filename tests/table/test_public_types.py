@@ -35,6 +35,7 @@ from lance_dagster import (
     PipesTable,
     Releases,
     Tags,
+    Version,
     Winner,
     WriteMode,
     operations,
@@ -65,7 +66,7 @@ WITHOUT_MESSAGE = {
         "plan_compaction record_digests verify",
         "PipesTable": "check report",
         "Releases": "delete list",
-        "Tags": "create delete get history hold list move protect release rename roll_back set_metadata unprotect",
+        "Tags": "create delete get history hold list move protect release rename rollback set_metadata unprotect",
     }.items()
     for name in names.split()
 }
@@ -178,6 +179,19 @@ def test_points_in_time_are_datetimes_and_durations_timedeltas() -> None:
         one for one, _ in times
     }
     assert set() == wrong
+
+
+def test_an_argument_that_names_a_version_has_a_word_for_it() -> None:
+    """`ref` where it is read, `at` where a name is to point to it; a `branch` and a `name` are no versions."""
+    refs = [
+        (where, name)
+        for where, function in public_functions()
+        for name, found in inspect.get_annotations(function).items()
+        if Version in typing.get_args(found) and str in typing.get_args(found) and name != "return"
+    ]
+    assert {"LanceTable.write_target", "Tags.move", "read_table"} <= {where for where, _ in refs}
+    words = {"ref", "other", "at", "source", "before", "after", "newest", "expected"}
+    assert [] == [f"{where}({name})" for where, name in refs if name not in words]
 
 
 def test_every_method_that_commits_takes_a_message_and_properties() -> None:

@@ -244,7 +244,7 @@ class _Output:
                 f"{self.write.asset}: files were staged at {staged.base}, and {branch} of {table.uri} has no base path "
                 "with a name there; add_base adds one"
             )
-        target = table.write_target(branch=branch, base=names.get(staged.base or ""))
+        target = table.write_target(ref=branch, base=names.get(staged.base or ""))
         for file in staged.files:
             yield from read_data_file(f"{target.data_uri}/{file.name}", columns, target.storage_options)
 

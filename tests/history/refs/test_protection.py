@@ -96,7 +96,7 @@ def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     table.tags.move("production", "main@3")
     with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
         table.tags.move("production", "run/1")
-    assert "main@2" == table.tags.roll_back("production").ref
+    assert "main@2" == table.tags.rollback("production").ref
     with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; tags.unprotect\("):
         table.tags.delete("v1", force=True)
     table.tags.create("other", "run/1")

@@ -288,7 +288,7 @@ def test_a_tag_gets_another_name(table: LanceTable) -> None:
     renamed = table.tags.rename("candidate", "production")
     assert ["production"] == list(table.tags.list()) == list(as_pylance(table).tags.list())
     assert ["main@3", "main@2"] == [move.after for move in table.tags.history("production")]
-    assert "main@2" == table.tags.roll_back("production").ref
+    assert "main@2" == table.tags.rollback("production").ref
     assert "main@3" == renamed.ref
     with pytest.raises(RefNotFoundError):
         table.tags.rename("candidate", "third")

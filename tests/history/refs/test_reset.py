@@ -151,7 +151,7 @@ def test_what_a_rollback_needs_is_named(table: LanceTable) -> None:
     table.tags.move("production", "main@1")
     with pytest.raises(ConflictError, match="tag 'production' named run@4"):
         table.branches.reset("run", "run@3")
-    table.tags.roll_back("production")
+    table.tags.rollback("production")
     assert "run@4" == table.tags.get("production").ref
 
 

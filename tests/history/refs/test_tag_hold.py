@@ -28,7 +28,7 @@ def test_a_held_tag_is_not_changed(table: LanceTable) -> None:
     tags = table.tags
     calls: list[Callable[[], object]] = [
         lambda: tags.move("production", "main@4"),
-        lambda: tags.roll_back("production"),
+        lambda: tags.rollback("production"),
         lambda: tags.rename("production", "live"),
         lambda: tags.delete("production", force=True),
         lambda: tags.hold("production", reason="another"),

@@ -65,21 +65,21 @@ def test_a_tag_is_rolled_back_and_forth(table: LanceTable) -> None:
     """Single steps and several steps can be mixed; a move that was rolled back does not count, a later one does."""
     for number in (2, 3, 4, 5):
         table.tags.move("production", f"main@{number}")
-    assert "main@4" == table.tags.roll_back("production").ref
-    assert "main@3" == table.tags.roll_back("production", metadata={"lance/reason": "worse"}).ref
+    assert "main@4" == table.tags.rollback("production").ref
+    assert "main@3" == table.tags.rollback("production", metadata={"lance/reason": "worse"}).ref
     assert (1, {"lance/reason": "worse"}) == (
         table.tags.history("production")[0].steps_back,
         table.tags.history("production")[0].metadata,
     )
     table.tags.move("production", "main@6")
-    assert "main@2" == table.tags.roll_back("production", 2).ref
+    assert "main@2" == table.tags.rollback("production", 2).ref
     with pytest.raises(InvalidInputError, match="cannot roll tag 'production' back by 1: nothing is known from before"):
-        table.tags.roll_back("production")
+        table.tags.rollback("production")
     table.tags.move("production", "main@6")
     with pytest.raises(InvalidInputError, match="back by 2: only main@2 is known from before main@6"):
-        table.tags.roll_back("production", 2)
+        table.tags.rollback("production", 2)
     with pytest.raises(InvalidInputError, match="by 1 step or more, not by 0"):
-        table.tags.roll_back("production", 0)
+        table.tags.rollback("production", 0)
     assert ("main@2", "main@6") == moves(table)[0]
     assert 9 == len(moves(table))
 
@@ -90,7 +90,7 @@ def test_the_history_is_bounded(table: LanceTable) -> None:
         table.tags.move("production", f"main@{2 + number % 4}")
     assert 20 == len(moves(table))
     assert "main@3" == table.tags.get("production").ref
-    assert f"main@{2 + 10 % 4}" == table.tags.roll_back("production", 19).ref
+    assert f"main@{2 + 10 % 4}" == table.tags.rollback("production", 19).ref
     for number in range(10):
         table.tags.move("production", f"main@{2 + number % 2}", metadata={"reason": "x" * 50_000})
     assert 300_000 > (Path(table.uri) / "_refs/tags/production.json").stat().st_size
@@ -105,10 +105,10 @@ def test_a_move_by_pylance_is_found_out(table: LanceTable) -> None:
     assert ("main@2", "main@4", "another program") == (newest.before, newest.after, newest.moved_by)
     table.tags.move("production", "main@5")
     assert [("main@4", "main@5"), ("main@2", "main@4"), (None, "main@2")] == moves(table)
-    assert "main@4" == table.tags.roll_back("production").ref
+    assert "main@4" == table.tags.rollback("production").ref
     as_pylance(table).tags.update("production", 6)
-    assert "main@4" == table.tags.roll_back("production").ref
-    assert "main@2" == table.tags.roll_back("production").ref
+    assert "main@4" == table.tags.rollback("production").ref
+    assert "main@2" == table.tags.rollback("production").ref
 
 
 def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
@@ -117,7 +117,7 @@ def test_a_tag_of_pylance_has_a_history_from_then_on(table: LanceTable) -> None:
     assert [(None, "main@3")] == moves(table)
     table.tags.move("production", "main@4")
     assert [("main@3", "main@4"), (None, "main@3")] == moves(table)
-    assert "main@3" == table.tags.roll_back("production").ref
+    assert "main@3" == table.tags.rollback("production").ref
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_rolling_back_is_a_compare_and_swap(table: LanceTable) -> None:
         return request.send()
 
     with pytest.raises(RefMovedError, match="points to main@5, not to main@3"):
-        through(table, script).tags.roll_back("production")
+        through(table, script).tags.rollback("production")
     with pytest.raises(RefMovedError, match="points to main@5, not to main@2"):
-        table.tags.roll_back("production", expected=table.at("main@2"))
+        table.tags.rollback("production", expected=table.at("main@2"))
     assert "main@5" == table.tags.get("production").ref
 
 
@@ -159,8 +159,8 @@ def test_a_version_that_is_gone_is_not_rolled_back_to(table: LanceTable) -> None
         table.tags.move("production", ref)
     table.branches.delete("run")
     with pytest.raises(VersionNotFoundError, match=r"run@3 of .* is gone: its branch was deleted$"):
-        table.tags.roll_back("production")
-    assert "main@2" == table.tags.roll_back("production", 2).ref
+        table.tags.rollback("production")
+    assert "main@2" == table.tags.rollback("production", 2).ref
 
 
 def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
@@ -176,9 +176,9 @@ def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
     table.append(entries("stranger", 1), branch="run")
     gone = "run@3 of .* is gone: its branch was deleted, and another one has its name"
     with pytest.raises(VersionNotFoundError, match=gone):
-        LanceTable.open(table.uri).tags.roll_back("production")
+        LanceTable.open(table.uri).tags.rollback("production")
     assert "main@4" == table.tags.get("production").ref
-    assert "main@2" == table.tags.roll_back("production", 2).ref
+    assert "main@2" == table.tags.rollback("production", 2).ref
 
 
 def test_a_tag_is_rolled_back_to_a_branch_that_was_renamed(table: LanceTable) -> None:
@@ -191,8 +191,8 @@ def test_a_tag_is_rolled_back_to_a_branch_that_was_renamed(table: LanceTable) ->
     table.append(entries("r", 2), branch="renamed")
     kept = table.maintenance.collect_garbage(timedelta(0)).kept
     assert all("named earlier by tag 'production'" in kept[version] for version in ("main@2", "renamed@3"))
-    assert "renamed@3" == table.tags.roll_back("production").ref
-    assert "main@2" == table.tags.roll_back("production").ref
+    assert "renamed@3" == table.tags.rollback("production").ref
+    assert "main@2" == table.tags.rollback("production").ref
 
 
 def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: LanceTable) -> None:
@@ -205,7 +205,7 @@ def test_the_branch_of_a_move_by_pylance_is_known_from_the_next_move_on(table: L
     own = table.branches.get("run").id
     assert ("", own, own, "main") == (first.before_id, first.after_id, newest.before_id, newest.after_id)
     table.branches.rename("run", "renamed")
-    assert "renamed@3" == table.tags.roll_back("production").ref
+    assert "renamed@3" == table.tags.rollback("production").ref
 
 
 def test_moves_without_ids_are_read(table: LanceTable) -> None:
@@ -219,7 +219,7 @@ def test_moves_without_ids_are_read(table: LanceTable) -> None:
     moved = [{key: move[key] for key in ("from", "to", "at", "by")} for move in json.loads(stored["metadata"][MOVES])]
     stored["metadata"][MOVES] = json.dumps(moved)
     path.write_text(json.dumps(stored))
-    assert "run@3" == table.tags.roll_back("production").ref
+    assert "run@3" == table.tags.rollback("production").ref
 
 
 def test_an_immutable_tag_stays(table: LanceTable) -> None:
@@ -308,7 +308,7 @@ def test_a_job_that_died_is_done_or_not(table: LanceTable, job: str, step: int) 
             case "move":
                 at.tags.move("production", "main@4")
             case "roll back":
-                at.tags.roll_back("production", expected=at.at("main@3"))
+                at.tags.rollback("production", expected=at.at("main@3"))
             case "describe":
                 at.tags.set_metadata("production", {"a": "b"})
             case _:
