@@ -442,3 +442,10 @@ class PermissionRefusedError(StoreError):
     def __str__(self) -> str:
         """Name the request, the answer and the permission."""
         return f"the storage refused to {self.what}: {self.answer}; {self.hint}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which has a plural where the number is not 1."""
+    if number != 1:
+        noun = f"{noun}es" if noun.endswith(("ch", "x", "s")) else f"{noun}s"
+    return f"{number:,} {noun}"

@@ -16,7 +16,6 @@ from lance_dagster.cli.output import (
     Output,
     aligned,
     busy,
-    counted,
     fact_lines,
     first_line,
     given_properties,
@@ -25,7 +24,7 @@ from lance_dagster.cli.output import (
     shown_time,
     version_document,
 )
-from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import RefNotFoundError, VersionNotFoundError, counted
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, COMMITTER
 

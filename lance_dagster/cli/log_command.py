@@ -27,7 +27,6 @@ from lance_dagster.cli.output import (
     ID_DIGITS,
     Output,
     aligned,
-    counted,
     first_line,
     is_narrow,
     printable,
@@ -35,7 +34,7 @@ from lance_dagster.cli.output import (
     terminal_width,
     version_document,
 )
-from lance_dagster.errors import FormatError
+from lance_dagster.errors import FormatError, counted
 from lance_dagster.format.layout import MAIN
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from lance_dagster.cli.arguments import (
 )
 from lance_dagster.cli.command_errors import DONE, REFUSED
 from lance_dagster.cli.merge_commands import write_version
-from lance_dagster.cli.output import Output, aligned, bar, counted, problem_lines, version_document
+from lance_dagster.cli.output import Output, aligned, bar, problem_lines, version_document
+from lance_dagster.errors import counted
 from lance_dagster.format.layout import PUBLISHED
 from lance_dagster.gc.retention import duration
 

@@ -35,12 +35,11 @@ from lance_dagster.cli.output import (
     Output,
     aligned,
     busy,
-    counted,
     first_line,
     shown_time,
     version_document,
 )
-from lance_dagster.errors import AlreadyExistsError, ConflictError, Remedy
+from lance_dagster.errors import AlreadyExistsError, ConflictError, Remedy, counted
 from lance_dagster.format.transaction import NEEDS_BACKFILL
 
 if TYPE_CHECKING:

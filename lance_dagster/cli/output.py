@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lance_dagster.cli.command_errors import Refusal
+from lance_dagster.errors import counted
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
@@ -63,6 +64,9 @@ class Output:
 
 
 def _print(lines: Sequence[str]) -> None:
+    # Python has no standard output where the shell closed it, as by `>&-`; then there is nobody to read the lines.
+    if sys.stdout is None:
+        return
     try:
         for line in lines:
             click.echo(line)
@@ -76,14 +80,16 @@ def _print(lines: Sequence[str]) -> None:
 
 def discard_output() -> None:
     """Send standard output nowhere: Python flushes it once more at exit, which would fail a second time."""
+    if sys.stdout is None:
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def terminal_width() -> int | None:
-    """Return how many characters a line may have; None where standard output is not a terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Return how many characters a line may have; None where standard output is closed or no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def is_narrow() -> bool:
@@ -255,13 +261,6 @@ def json_value(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are 
     return [json_value(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which has a plural where the number is not 1."""
-    if number != 1:
-        noun = f"{noun}es" if noun.endswith(("ch", "x", "s")) else f"{noun}s"
-    return f"{number:,} {noun}"
-
-
 def problem_lines(severity: str, where: str, *explanation: str) -> list[str]:
     """Return the lines for one problem: its severity in colour and its place, then the explanation, indented."""
     return [f"{click.style(severity, fg=_COLOURS[severity])}: {where}", *(f"    {line}" for line in explanation)]
@@ -311,7 +310,7 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
         A function that takes the number of things done and the number of all things; None without a terminal.
     """
     # Standard error, so that the progress does not mix with output that goes into a pipe or a file.
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     try:
@@ -323,7 +322,7 @@ def bar() -> Iterator[Callable[[int, int], None] | None]:
 @contextmanager
 def busy(doing: str) -> Iterator[None]:
     """Show on a terminal the present activity and its seconds; for operations whose length is unknown."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     done = Event()

@@ -7,7 +7,7 @@ import click
 
 from lance_dagster.cli.arguments import BRANCH, REF, TAG, about_table, refuse_beside, refuse_without
 from lance_dagster.cli.inspect_commands import hold_document
-from lance_dagster.cli.output import Output, aligned, counted, printable
+from lance_dagster.cli.output import Output, aligned, printable
 from lance_dagster.errors import (
     Call,
     ConflictError,
@@ -16,6 +16,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
     VersionNotFoundError,
+    counted,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
 

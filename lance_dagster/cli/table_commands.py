@@ -18,8 +18,8 @@ from lance_dagster.cli.arguments import (
     with_storage_options,
 )
 from lance_dagster.cli.diff_command import first_rows
-from lance_dagster.cli.output import Output, aligned, busy, counted, is_narrow, json_value, shown_time, value_table
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, LanceDagsterError, RefNotFoundError
+from lance_dagster.cli.output import Output, aligned, busy, is_narrow, json_value, shown_time, value_table
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError, LanceDagsterError, RefNotFoundError, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

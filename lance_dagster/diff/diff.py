@@ -22,7 +22,7 @@ from lance_dagster.diff.row_matching import paired_by_ids
 from lance_dagster.diff.schema_diff import FieldChange
 from lance_dagster.diff.versioned_rows import NO_ADDRESSES, VersionedRows
 from lance_dagster.edit.upsert import key_columns
-from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError
+from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError, counted
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import TableContext, open_context
@@ -42,8 +42,7 @@ class RowCounts:
 
     def __str__(self) -> str:
         """Return the counts as one line."""
-        rows = "row" if self.added == 1 else "rows"
-        return f"{self.added:,} {rows} added, {self.removed:,} removed, {self.changed:,} changed"
+        return f"{counted(self.added, 'row')} added, {self.removed:,} removed, {self.changed:,} changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.edit.key_lookup import look_up
 from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, retried, submit, target
-from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError, counted
 from lance_dagster.format import evolution
 from lance_dagster.format.evolution import Fields
 from lance_dagster.format.model import Fragment, Manifest
@@ -282,4 +282,5 @@ def _refuse_indexed(manifest: Manifest, name: str) -> None:
 def _refuse_nulls(context: TableContext, head: State, path: str) -> None:
     nulls = count(context.dataset(head), f"{'.'.join(quote_column(name) for name in path.split('.'))} IS NULL")
     if nulls:
-        raise InvalidInputError(f"column {path!r} of {head} is null in {nulls} rows; fill or delete these first")
+        rows = counted(nulls, "row")
+        raise InvalidInputError(f"column {path!r} of {head} is null in {rows}; fill them, or delete the rows, first")

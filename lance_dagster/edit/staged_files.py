@@ -20,7 +20,7 @@ from lance_dagster.datafiles import (
     read_shapes,
     staged_fragments,
 )
-from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, counted
 from lance_dagster.format import layout
 from lance_dagster.format.model import (
     LEGACY_FILE_VERSION,
@@ -70,9 +70,9 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
         columns, version = len(described.column_indices), described.version
         found = file_version_name(shape.major, shape.minor)
         wrong = (
-            f"{shape.rows} rows, but its description has {fragment.physical_rows}"
+            f"{counted(shape.rows, 'row')}, but its description has {fragment.physical_rows}"
             if shape.rows != fragment.physical_rows
-            else f"{shape.columns} columns, and the table stores {columns}"
+            else f"{counted(shape.columns, 'column')}, and the table stores {columns}"
             if shape.columns < columns
             else f"the format version {found}, and the table has {version}"
             if found != version
@@ -129,10 +129,12 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
     shaped = [each for each in files if each[1].version != LEGACY_FILE_VERSION]
     for (expected, file, rows), shape in zip(shaped, read_shapes([each[0] for each in shaped]), strict=True):
         if shape.rows != rows:
-            raise InvalidInputError(f"the file {expected.path} has {shape.rows} rows, but the transaction has {rows}")
+            found = counted(shape.rows, "row")
+            raise InvalidInputError(f"the file {expected.path} has {found}, but the transaction has {rows}")
         last = max(file.column_indices, default=-1)
         if shape.columns <= last:
-            raise InvalidInputError(f"the file {expected.path} has {shape.columns} columns, so there is none at {last}")
+            columns = counted(shape.columns, "column")
+            raise InvalidInputError(f"the file {expected.path} has {columns}, so there is none at {last}")
         found = file_version_name(shape.major, shape.minor)
         if found != file.version:
             raise InvalidInputError(

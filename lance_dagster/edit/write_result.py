@@ -6,6 +6,7 @@ manifest had. No data and no manifest is read for them.
 
 from dataclasses import dataclass, fields
 
+from lance_dagster.errors import counted
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State, Version
 
@@ -49,7 +50,7 @@ class WriteResult(Version):
         if not done:
             return f"{self}: no rows changed"
         (first, verb), *others = done
-        told = [f"{first:,} {'row' if first == 1 else 'rows'} {verb}", *(f"{count:,} {verb}" for count, verb in others)]
+        told = [f"{counted(first, 'row')} {verb}", *(f"{count:,} {verb}" for count, verb in others)]
         return f"{self}: {', '.join(told)}"
 
 

@@ -14,6 +14,7 @@ from lance_dagster.errors import (
     LanceDagsterError,
     NotFoundError,
     Remedy,
+    counted,
 )
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import MERGE
@@ -98,7 +99,8 @@ class MergePreview:
             if self.rows_combined:
                 yield f"rows with changes of both sides, written anew: {self.rows_combined:,}"
             yield f"columns: {'changed' if self.schema_changed else 'as they are'}"
-            yield from (f"needs backfill: {path}, null in {rows:,} rows" for path, rows in self.needs_backfill.items())
+            lacking = ((path, counted(rows, "row")) for path, rows in self.needs_backfill.items())
+            yield from (f"needs backfill: {path}, null in {rows}" for path, rows in lacking)
             yield from (f"needs to be indexed again: {name}" for name in self.reindex_needed)
             yield f"fast-forward: {'yes' if self.fast_forward else f'no, {self.dest} has changes of its own'}"
 

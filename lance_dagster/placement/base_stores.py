@@ -16,6 +16,7 @@ from lance_dagster.errors import (
     InvalidInputError,
     PermissionRefusedError,
     StoreError,
+    counted,
 )
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
@@ -234,9 +235,8 @@ def check_files(context: TableContext, state: State, base_ids: Iterable[int]) ->
             missing = _missing(store, place)
             if missing:
                 shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-                raise CorruptFileError(
-                    place.base.path, f"{len(missing)} files that {state} names are missing or incomplete: {shown}"
-                )
+                files = counted(len(missing), "file")
+                raise CorruptFileError(place.base.path, f"it lacks {files} of {state}, or has them incomplete: {shown}")
             count += len(place.data) + len(place.deletions) + len(place.indices)
     return count
 

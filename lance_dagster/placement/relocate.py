@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Remedy, VersionNotFoundError
+from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, Remedy, VersionNotFoundError, counted
 from lance_dagster.format import layout
 from lance_dagster.format.layout import (
     MAIN,
@@ -65,6 +65,11 @@ class Repointed:
     paths: tuple[tuple[str, str], ...] = ()
     files: int = 0
 
+    def __str__(self) -> str:
+        """Return the name, both versions, and how many files were found at the new paths."""
+        change = f"{self.before} would change" if self.after is None else f"{self.before} -> {self.after}"
+        return f"{self.name}: {change}, {counted(len(self.paths), 'base path')}, {counted(self.files, 'file')}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
@@ -72,6 +77,11 @@ class Relocation:
 
     branches: tuple[Repointed, ...] = ()
     tags: tuple[Repointed, ...] = ()
+
+    def __str__(self) -> str:
+        """Return a line for each branch and tag."""
+        changes = [f"branch {each}" for each in self.branches] + [f"tag {each}" for each in self.tags]
+        return "\n".join(changes) or "every base path is correct"
 
 
 class RelocateOptions(TypedDict, total=False):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lance_dagster.errors import NotFoundError
+from lance_dagster.errors import NotFoundError, counted
 from lance_dagster.format.layout import MAIN, PUBLISHED, RUNS
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.collect_commits import CommitRetention
@@ -96,7 +96,7 @@ class RepositoryStatus:
 
     def __str__(self) -> str:
         """Return a line for `main`, each channel, each table with findings, and each branch that waits."""
-        lines = [f"main: {self.commit.short_id} {self.commit.message}, {len(self.commit.tables)} tables"]
+        lines = [f"main: {self.commit.short_id} {self.commit.message}, {counted(len(self.commit.tables), 'table')}"]
         for channel in self.channels:
             held = f", held by {channel.hold.held_by}: {channel.hold.reason}" if channel.hold else ""
             behind = "apart from main" if channel.behind is None else f"{channel.behind} behind main"
@@ -119,9 +119,8 @@ class RepositoryStatus:
                 + (f"; superseded by {', '.join(newer)}: discard it" if newer else "")
             )
         if self.collectable:
-            lines.append(
-                f"{self.collectable} old commits wait for `collect`; tables hold {self.held_versions} branches"
-            )
+            commits, held = counted(self.collectable, "old commit"), counted(self.held_versions, "branch")
+            lines.append(f"`collect` would delete {commits}; tables hold {held}")
         return "\n".join(lines)
 
 

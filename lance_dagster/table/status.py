@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from lance_dagster.errors import InvalidInputError, NotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, counted
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
 from lance_dagster.history.context import TableContext
@@ -50,18 +50,14 @@ class TableStatus:
     def __str__(self) -> str:
         """Return a line for `main`, and one for each branch and tag, in columns."""
         named = [*(("branch", ref) for ref in self.branches), *(("tag", ref) for ref in self.tags)]
-        cells = [(kind, ref.name, ref.version or "gone", _rows(ref.rows)) for kind, ref in named]
+        cells = [(kind, ref.name, ref.version or "gone", counted(ref.rows, "row")) for kind, ref in named]
         widths = [max((len(row[column]) for row in cells), default=0) for column in (1, 2, 3)]
         lines = [
             f"{kind:6} {name:{widths[0]}}  {version:{widths[1]}}  {count:{widths[2]}}  "
             f"{ref.ahead} ahead, {ref.behind} behind"
             for (kind, name, version, count), (_, ref) in zip(cells, named, strict=True)
         ]
-        return "\n".join([f"{self.main}: {_rows(self.main.rows)}", *lines])
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} {'row' if count == 1 else 'rows'}"
+        return "\n".join([f"{self.main}: {counted(self.main.rows, 'row')}", *lines])
 
 
 def status_of(context: TableContext) -> TableStatus:

@@ -18,7 +18,14 @@ from lance_dagster.datafiles import (
     record_digest,
     recorded_digests,
 )
-from lance_dagster.errors import BasePathRefusedError, CorruptFileError, FormatError, InvalidInputError, StoreError
+from lance_dagster.errors import (
+    BasePathRefusedError,
+    CorruptFileError,
+    FormatError,
+    InvalidInputError,
+    StoreError,
+    counted,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.arrow_types import BLOB
 from lance_dagster.format.codec import DataFileShape, decode_transaction
@@ -300,7 +307,7 @@ class FileChecks:
             return
         if len(found) != deletion.deleted_rows:
             yield Problem(
-                what=f"the deletion file takes out {len(found)} rows",
+                what=f"the deletion file takes out {counted(len(found), 'row')}",
                 right=f"the version records {deletion.deleted_rows}, and every count of rows relies on that",
                 fragment=fragment.id,
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lance_dagster.errors import CorruptFileError, FormatError
+from lance_dagster.errors import CorruptFileError, FormatError, counted
 from lance_dagster.format.model import (
     BasePath,
     Field,
@@ -267,7 +267,8 @@ def _check_bitmap(index: IndexMetadata, manifest: Manifest, path: str) -> Iterat
     never = [number for number in bitmap if highest is not None and number > highest]
     if never:
         yield Problem(
-            what=f"index {index.name!r} claims to cover {len(never)} fragments that never existed, such as {never[0]}",
+            what=f"index {index.name!r} claims to cover {counted(len(never), 'fragment')} that never existed, "
+            f"such as {never[0]}",
             right=f"ids go up to {highest}; rows of fragments that get these ids would not be found",
             path=path,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.datafiles import DataFileInspector
-from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError
+from lance_dagster.errors import CorruptFileError, FormatError, StoreError, VersionNotFoundError, counted
 from lance_dagster.format.codec import DataFileShape
 from lance_dagster.format.model import Fragment, Manifest, file_version_name
 from lance_dagster.format.row_runs import RowRuns
@@ -276,9 +276,9 @@ def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:
     columns = max(file.column_indices, default=-1) + 1
     own, recorded = file_version_name(found.major, found.minor), file.version
     if found.rows != named.rows:
-        yield _about(named, f"the file has {found.rows} rows", f"the fragment says {named.rows}")
+        yield _about(named, f"the file has {counted(found.rows, 'row')}", f"the fragment says {named.rows}")
     if found.columns < columns:
-        yield _about(named, f"the file has {found.columns} columns", f"the fragment names {columns}")
+        yield _about(named, f"the file has {counted(found.columns, 'column')}", f"the fragment names {columns}")
     if own != recorded:
         yield _about(named, f"the file is of version {own}", f"the fragment says {recorded}")
 

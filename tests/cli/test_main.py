@@ -108,6 +108,18 @@ def test_a_full_disk_is_one_line(table: LanceTable, arguments: tuple[str, ...]) 
     assert done.stderr.startswith("lance-dagster: cannot write the output: No space left on device")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("arguments,code", [("log", 0), ("log --json", 0), ("merge --into main", 1)])
+def test_a_closed_output_is_no_fault(table: LanceTable, arguments: str, code: int, closed: str) -> None:
+    """A shell may start the command without a standard output, or without one for errors."""
+    name, _, others = arguments.partition(" ")
+    source = "run/2" if name == "merge" else ""
+    command = f"{sys.executable} -m lance_dagster.cli {name} {table.uri} {source} {others} {closed}"
+    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert code == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_help_lists_commands_by_topic() -> None:
     """The help lists each command once, under its topic."""
     lines = run("--help").stdout.splitlines()

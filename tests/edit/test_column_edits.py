@@ -314,7 +314,7 @@ def test_nulls_are_refused_from_then_on(table: LanceTable) -> None:
 
 def test_nulls_that_come_meanwhile_are_found(table: LanceTable) -> None:
     """The check of the column covers the rows that the commit is made on."""
-    with pytest.raises(InvalidInputError, match="is null in 1 rows"):
+    with pytest.raises(InvalidInputError, match="is null in 1 row;"):
         through(table, intruder_at_commit(lambda: table.append(NULL_KEY))).columns.set_nullable("key", nullable=False)
 
 

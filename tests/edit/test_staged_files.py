@@ -87,7 +87,7 @@ def test_a_file_of_another_size_is_refused(table: LanceTable, more: int) -> None
 def test_a_file_of_another_number_of_rows_is_refused(table: LanceTable, rows: int) -> None:
     """The file itself has its number of rows."""
     given = described(staged(table, 3), rows=rows)
-    assert_refused(table, given, InvalidInputError, f"has 1 rows, but its description has {rows}")
+    assert_refused(table, given, InvalidInputError, f"has 1 row, but its description has {rows}")
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -100,7 +100,7 @@ def test_a_file_of_other_columns_is_refused(table: LanceTable) -> None:
     """The file has to have as many columns as the schema it is said to have."""
     target = table.write_target(pa.schema([SCHEMA.field("value")]))
     files = write_files(target, entries("c", 3).select(["value"]).to_batches())
-    assert_refused(table, StagedFiles(SCHEMA, files), InvalidInputError, "has 1 columns, and the table stores 2")
+    assert_refused(table, StagedFiles(SCHEMA, files), InvalidInputError, "has 1 column, and the table stores 2")
 
 
 def test_the_same_file_twice_is_refused(table: LanceTable) -> None:
@@ -167,7 +167,7 @@ def transaction_of(table: LanceTable, **changes: object) -> Transaction:
         ({"path": ""}, InvalidInputError, "is not the name of a file"),
         ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
         ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
-        ({"physical_rows": 2**62}, InvalidInputError, "has 1 rows, but the transaction has 4611686018427387904"),
+        ({"physical_rows": 2**62}, InvalidInputError, "has 1 row, but the transaction has 4611686018427387904"),
         ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, so there is none at 2"),
     ],
 )

@@ -208,7 +208,7 @@ def test_a_base_that_was_moved_is_found_again(tmp_path: Path, kind: str) -> None
 def test_a_base_is_not_moved_to_where_its_files_are_not(tmp_path: Path) -> None:
     """The move needs `check=False` if the files are missing at the new place."""
     table = tiered(tmp_path)
-    with pytest.raises(CorruptFileError, match=r"1 files that main@4 names are missing or incomplete: "):
+    with pytest.raises(CorruptFileError, match=r"it lacks 1 file of main@4, or has them incomplete: "):
         table.maintenance.move_base("cold", tmp_path / "ice")
     assert [*COLD, ("hot", 1)] == contents(table)
     assert "main@5" == table.maintenance.move_base("cold", tmp_path / "ice", check=False).branches[0].after

@@ -431,4 +431,4 @@ def test_the_status_says_how_much_waits_for_a_collection(tmp_path: Path) -> None
         os.utime(path, (past, past))
     waiting = repository.status().collectable
     assert 0 < waiting <= len(repository.collect(dry_run=True).commits)
-    assert f"{waiting} old commits wait" in str(repository.status())
+    assert f"`collect` would delete {waiting} old commits;" in str(repository.status())

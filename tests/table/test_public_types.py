@@ -272,3 +272,43 @@ def test_values_print_as_short_text(tmp_path: Path) -> None:
         "no problems: 6 versions, 3 branches, 1 tag, 5 fragments, 3 data files, 0 deletion files, 0 index files"
     )
     assert str(table.maintenance.collect_garbage()) == "dry run: 0 versions expire, 0 files to delete (0 bytes)"
+
+
+def test_refs_print_without_what_the_package_keeps_in_them(tmp_path: Path) -> None:
+    """A branch, a tag, its moves, the protection and a relocation are one short line each."""
+    table = new_table(tmp_path / "here", entries("a", 1))
+    assert "run, forked from main@2" == str(table.branches.create("run"))
+    assert "v1: main@2, immutable" == str(table.tags.create("v1", "main", immutable=True))
+    table.tags.create("live", "main@1")
+    moved = table.tags.move("live", "main@2")
+    assert "live: main@2" == str(moved)
+    assert re.fullmatch(
+        r"live: main@2, held by .+ since [\d-]+ [\d:]+Z: why", str(table.tags.hold("live", reason="why"))
+    )
+    table.tags.release("live", reason="checked")
+    table.tags.rollback("live")
+    back, first, new = map(str, table.tags.history("live"))
+    moment = r" by .+ at [\d-]+ [\d:]+Z"
+    assert re.fullmatch(rf"main@2 -> main@1{moment}, 1 step back", back)
+    assert re.fullmatch(rf"main@1 -> main@2{moment}", first)
+    assert re.fullmatch(rf"new -> main@1{moment}", new)
+    assert "nothing is protected" == str(table.branches.protection())
+    assert "branches main, release/*; tags v*" == str(table.branches.protect(["main", "release/*"], tags=["v*"]))
+    assert "every base path is correct" == str(table.maintenance.relocate())
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved_table = LanceTable.open(next((tmp_path / "there").iterdir()))
+    planned = moved_table.maintenance.relocate(dry_run=True)
+    assert "branch run: run@2 would change, 1 base path, 1 file" == str(planned)
+    assert "branch run: run@2 -> run@3, 1 base path, 1 file" == str(moved_table.maintenance.relocate())
+
+
+def test_a_single_row_is_no_rows(tmp_path: Path) -> None:
+    """Numbers agree with their nouns in previews and in errors."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run")
+    table.columns.add({"twice": "value * 2"}, branch="run")
+    table.append(entries("b", 2))
+    assert "needs backfill: twice, null in 1 row\n" in str(table.preview_merge("run"))
+    table.merge("run")
+    with pytest.raises(InvalidInputError, match=r"is null in 1 row;"):
+        table.columns.set_nullable("twice", nullable=False)

@@ -275,7 +275,7 @@ DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
         in_deleted(lambda own: replace(own, deletion=own.deletion and replace(own.deletion, deleted_rows=2))),
         ERROR,
         "fragment 0",
-        "takes out 1 rows",
+        "takes out 1 row",
     ),
     "more deleted than there is": (
         in_deleted(lambda own: replace(own, deletion=own.deletion and replace(own.deletion, deleted_rows=9))),
@@ -443,7 +443,7 @@ DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
         in_indices(lambda found: [replace(index, bitmap=BitMap([0, 1, 2]).serialize()) for index in found]),
         ERROR,
         r"main@\d",
-        "1 fragments that never existed, such as 2",
+        "1 fragment that never existed, such as 2",
     ),
     "base path of a working directory": (
         in_manifest(lambda own: replace(own, base_paths=(BasePath(id=3, path="a/b"),))),

@@ -27,9 +27,9 @@ from lance_dagster.cli.arguments import (
 )
 from lance_dagster.cli.command_errors import Refusal, command_line
 from lance_dagster.cli.conflict_output import conflict_lines
-from lance_dagster.cli.output import Output, busy, counted, printable, problem_lines
+from lance_dagster.cli.output import Output, busy, printable, problem_lines
 from lance_dagster.cli.repository.repository_inspect import channel_document, commit_document, commit_line
-from lance_dagster.errors import MergeConflictError, NotFoundError
+from lance_dagster.errors import MergeConflictError, NotFoundError, counted
 
 if TYPE_CHECKING:
     from datetime import timedelta

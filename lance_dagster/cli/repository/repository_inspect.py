@@ -8,8 +8,8 @@ import click
 
 from lance_dagster.cli.arguments import about_repository
 from lance_dagster.cli.command_errors import command_line
-from lance_dagster.cli.output import Output, aligned, busy, counted, fact_lines, first_line, printable
-from lance_dagster.errors import NotFoundError
+from lance_dagster.cli.output import Output, aligned, busy, fact_lines, first_line, printable
+from lance_dagster.errors import NotFoundError, counted
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -29,6 +29,11 @@ class Protection:
     branches: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """Return the patterns, those of branches first."""
+        kinds = (("branches", self.branches), ("tags", self.tags))
+        return "; ".join(f"{kind} {', '.join(own)}" for kind, own in kinds if own) or "nothing is protected"
+
     def of_branch(self, name: str) -> str | None:
         """Return the pattern that protects a branch, or None."""
         return _matching(name, self.branches)

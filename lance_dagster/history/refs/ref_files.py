@@ -72,6 +72,10 @@ class Branch:
     lineage: tuple[tuple[int, str], ...] = ()
     manifest_size: int = 0
 
+    def __str__(self) -> str:
+        """Return its name and the version it was forked from; the step of its creation or deletion while that lasts."""
+        return f"{self.name}, forked from {self.parent}{'' if self.state == READY else f' ({self.state})'}"
+
     @property
     def parent(self) -> str:
         """The version it was forked from, such as `main@16`."""
@@ -112,6 +116,11 @@ class Tag:
     updated_at: pendulum.DateTime | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     manifest_size: int = 0
+
+    def __str__(self) -> str:
+        """Return its name, the version it names, and what keeps it there."""
+        hold = self.hold
+        return f"{self.name}: {self.ref}{', immutable' if self.immutable else ''}{'' if hold is None else f', {hold}'}"
 
     @property
     def ref(self) -> str:

@@ -33,6 +33,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
     VersionNotFoundError,
+    counted,
 )
 from lance_dagster.format.codec import commit_id
 from lance_dagster.format.layout import MAIN
@@ -79,6 +80,12 @@ class TagMove:
     steps_back: int = 0
     before_id: str = ""
     after_id: str = ""
+
+    def __str__(self) -> str:
+        """Return both versions, who moved the tag and when, and the steps of a rollback."""
+        moment = "" if self.moved_at is None else f" at {self.moved_at.in_timezone('UTC'):%Y-%m-%d %H:%M:%S}Z"
+        back = f", {counted(self.steps_back, 'step')} back" if self.steps_back else ""
+        return f"{self.before or 'new'} -> {self.after} by {self.moved_by}{moment}{back}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError, counted
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
@@ -307,9 +307,9 @@ class _Sweep:
         if unknown := self.counts.get(Action.UNKNOWN):
             yield f"{unknown} of runs that this Dagster instance does not know"
         if self.problems:
-            yield f"{len(self.problems)} tables could not be read"
+            yield f"{counted(len(self.problems), 'table')} could not be read"
         if self.visited < tables:
-            yield f"{tables - self.visited} tables left to the next tick"
+            yield f"{counted(tables - self.visited, 'table')} left to the next tick"
 
 
 def _check(

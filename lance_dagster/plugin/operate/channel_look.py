@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from lance_dagster.errors import FormatError, NotFoundError, RefNotFoundError
+from lance_dagster.errors import FormatError, NotFoundError, RefNotFoundError, counted
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
 
@@ -39,7 +39,7 @@ class ChannelMove(NamedTuple):
     def __str__(self) -> str:
         """Return the action, the user, the reason and the number of tables that changed."""
         why = f": {self.why}" if self.why else ""
-        return f"{self.ref} {self.action} by {self.who}{why} ({len(self.tables)} tables changed)"
+        return f"{self.ref} {self.action} by {self.who}{why} ({counted(len(self.tables), 'table')} changed)"
 
 
 @dataclass(slots=True, kw_only=True)
