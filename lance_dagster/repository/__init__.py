@@ -7,10 +7,9 @@ from lance_dagster.repository.collect_commits import CommitRetention, Repository
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.resolve_commit import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import COMMIT, Lagging
+from lance_dagster.repository.projection import COMMIT, Lagging, Releases
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions
-from lance_dagster.repository.projection import Releases
 from lance_dagster.repository.repository import LanceRepository
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, TableDiff
