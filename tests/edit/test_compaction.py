@@ -11,7 +11,7 @@ import pytest
 from lance_dagster import InvalidInputError, LanceTable
 from lance_dagster.datafiles import FILE_VERSION
 from lance_dagster.edit.compaction import plan_compaction
-from lance_dagster.format.model import DataFile, Fragment
+from lance_dagster.format.model import DataFile, Fragment, Fragments
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.transactions.apply import empty_manifest
 
@@ -93,7 +93,7 @@ def test_large_files_are_large_enough_whatever_their_rows() -> None:
     mebibyte = 1024 * 1024
     sizes = [900, 10, 20, 900, 300, 300, 300, 900, 700]
     file = DataFile(path="a.lance", fields=(0,), column_indices=(0,), major=2, minor=2)
-    fragments = tuple(
+    fragments = Fragments(
         Fragment(id=number, files=(replace(file, size=size * mebibyte),), physical_rows=10)
         for number, size in enumerate(sizes)
     )

@@ -57,5 +57,5 @@ class _FailingFile(_OpenFile):
 if __name__ == "__main__":
     from lance_dagster.datafiles import writing
 
-    writing._OpenFile = _FailingFile  # type: ignore[misc]  # noqa: SLF001 - the one place that every way of writing has
+    writing._OpenFile = _FailingFile  # type: ignore[assignment, misc]  # noqa: SLF001 - the one place that every way of writing has
     manager()

@@ -50,6 +50,56 @@ def test_a_batch_that_is_repeated_is_one_version(spark: SparkSession, source: La
     assert ["0", "1"] == [version.properties[EPOCH_ID] for version in versions]
 
 
+@pytest.mark.parametrize(
+    "options,expected",
+    [
+        ({"startingVersion": "3", "ignoreDeletes": "true"}, [{"id": 4, "n": 1}]),
+        ({"skipChangeCommits": "true"}, [{"id": number, "n": number // 4} for number in (1, 3, 4)]),
+        (
+            {"startingVersion": "3", "changes": "true"},
+            [
+                {"_change_type": "delete", "_commit_version": 4, "id": 2, "n": 0},
+                {"_change_type": "insert", "_commit_version": 3, "id": 4, "n": 1},
+            ],
+        ),
+    ],
+    ids=["deletes ignored", "changes skipped", "changes"],
+)
+def test_a_query_with_the_options_of_the_source(
+    spark: SparkSession, source: LanceTable, tmp_path: Path, options: dict[str, str], expected: list[dict[str, object]]
+) -> None:
+    """Spark passes the options to the source, and its sink has what they let through."""
+    source.append(pa.table({"id": [4], "n": [1]}))
+    source.delete("id = 2")
+    read = spark.readStream.format(FORMAT).options(**options).load(source.uri)
+    write = read.writeStream.format(FORMAT).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    write.trigger(availableNow=True).start(str(tmp_path / "sink")).awaitTermination()
+    assert expected == LanceTable.open(tmp_path / "sink").read().sort_by("id").to_pylist()
+
+
+def test_a_query_in_complete_mode_replaces_all_rows(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
+    """Each batch has the whole result of an aggregation, and a repeated batch is not written again."""
+    sink = tmp_path / "sink"
+
+    def run(mode: str = "complete") -> None:
+        counts = spark.readStream.format(FORMAT).load(source.uri).groupBy("n").count()
+        write = counts.writeStream.format(FORMAT).outputMode(mode).trigger(availableNow=True)
+        write.option("checkpointLocation", str(tmp_path / mode)).start(str(sink)).awaitTermination()
+
+    run()
+    source.append(pa.table({"id": [4, 5], "n": [0, 7]}))
+    run()
+    forget_last_batch(tmp_path / "complete")
+    run()
+    table = LanceTable.open(sink)
+    assert [{"n": 0, "count": 4}, {"n": 7, "count": 1}] == table.read().sort_by("n").to_pylist()
+    assert ["Overwrite", "Overwrite"] == [
+        table.at(f"main@{number}").operation for number in table.branches.version_numbers(after=1)
+    ]
+    with pytest.raises(StreamingQueryException, match="lance_dagster does not support Update mode"):
+        run("update")
+
+
 def test_batches_are_upserted_once(spark: SparkSession, source: LanceTable, tmp_path: Path) -> None:
     """A repeated batch does not undo later commits."""
     table = LanceTable.create(tmp_path / "dest", source.schema())
