@@ -24,7 +24,7 @@ from lance_dagster.history.merge_base import merge_base, version_that_merged
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
-from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
+from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy, parsed_strategy
 from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
 
@@ -75,12 +75,14 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
 
     def prepare(head: State) -> ProposedMerge | State:
         dest_lineage = lineage_at(context, head)
-        # Where there is nothing to merge, no plan looks at the strategy.
-        parsed_strategy(options.strategy, source.manifest, head.manifest)
         merged = version_that_merged(source_lineage, dest_lineage, context.versions)
         if merged is not None:
+            check_unused_strategy(options.strategy, merged, source, head)
             return merged
         base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+        # A merge that is refused before it is planned checks its strategy here. Both sides may have renamed a column,
+        # and a strategy names it as the merge base does.
+        parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
         given = gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy)
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import origins, picked_across
-from lance_dagster.merge.propose_merge import ProposedMerge, call_with, commit_merge
+from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.reverted_changes import last_revert
 from lance_dagster.merge.rules import (
     MergeInput,
@@ -351,6 +351,7 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
         commit_, parent, to = reinstated, _parent(context, reinstated, None), None
     # A repeated call makes no second version.
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
+        check_unused_strategy(options.strategy, head, commit_, parent)
         return Written(state=head)
     if to is not None:
         # A merge can be taken back to either parent. The parent decides which change is undone, so it is recorded.

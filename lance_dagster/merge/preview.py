@@ -36,7 +36,7 @@ from lance_dagster.merge.merge_commit import (
     immediate_conflicts,
     merge,
 )
-from lance_dagster.merge.propose_merge import call_with, naming_damaged_manifests, remedy_for
+from lance_dagster.merge.propose_merge import call_with, check_unused_strategy, naming_damaged_manifests, remedy_for
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
@@ -232,7 +232,9 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         fast_forward=source_lineage.contains(dest_lineage),
         _rows=rows(MergeRefusal(conflicts=())),
     )
-    if version_that_merged(source_lineage, dest_lineage, context.versions) is not None:
+    merged = version_that_merged(source_lineage, dest_lineage, context.versions)
+    if merged is not None:
+        check_unused_strategy(options.strategy, merged, source, head)
         return replace(made, already_merged=True)
     refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
     with naming_damaged_manifests(context, source, head):

@@ -9,7 +9,7 @@ that an attempt whose response was lost is recognised as landed.
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -30,8 +30,20 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_keys import with_keys
 from lance_dagster.merge.gather_input import state_of
 from lance_dagster.merge.materialize import materialize
-from lance_dagster.merge.rules import Conflict, MergeInput, MergePlan, MergeRefusal, ParsedStrategy, Tally, plan_merge
+from lance_dagster.merge.rules import (
+    Conflict,
+    MergeInput,
+    MergePlan,
+    MergeRefusal,
+    ParsedStrategy,
+    Strategy,
+    Tally,
+    claim_units,
+    parsed_strategy,
+    plan_merge,
+)
 from lance_dagster.transactions.apply import next_version
+from lance_dagster.transactions.claims import decode_claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +173,36 @@ def naming_damaged_manifests(context: TableContext, source: State, head: State) 
         if context.uri in error.path:
             raise
         raise CorruptFileError(f"{source} or {head} of {context.uri}", f"{error.path}: {error.problem}") from error
+
+
+def check_unused_strategy(strategy: Strategy, done: State, *versions: State) -> None:
+    """Check a strategy for a merge that finds nothing to do, so that no plan looks at it.
+
+    Args:
+        strategy: The strategy.
+        done: The version that has the change already. A repeated call has the strategy of the call that made it, so
+            everything that strategy names is accepted.
+        versions: The versions whose columns a strategy may name.
+
+    Raises:
+        InvalidInputError: It names a column, a partition or a condition that neither side has.
+    """
+    if strategy is None:
+        return
+    properties = done.transaction.properties if done.transaction is not None else {}
+    parsed = ParsedStrategy.parse(strategy).without(_strategy_recorded(properties))
+    parsed_strategy(parsed.winners, *(one.manifest for one in (done, *versions)))
+    parsed.check_scopes(lambda: claim_units(decode_claims(properties)))
+
+
+def _strategy_recorded(properties: Mapping[str, str]) -> Collection[str]:
+    """Return the units and kinds for which a merge recorded a strategy."""
+    try:
+        found = json.loads(properties.get(MERGE_STRATEGY, "{}"))
+    except ValueError:
+        # Any program can set the property. An invalid value must not make a repeated merge fail.
+        return ()
+    return tuple(found) if isinstance(found, dict) else ()
 
 
 def _strategy_used(given: MergeInput) -> dict[str, str]:

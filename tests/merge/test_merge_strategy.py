@@ -41,6 +41,42 @@ def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTa
         table.cherry_pick(str(table.head()), strategy=strategy)
 
 
+@pytest.mark.parametrize("unit", ["partition zz", "rows where key = 'zz'", "column zz"])
+def test_an_unknown_unit_is_refused_where_nothing_is_to_merge(table: LanceTable, unit: str) -> None:
+    """A merge, its preview, a sync, a pick and a repeated revert check units also if they have nothing to do."""
+    table.merge("run", strategy="dest-wins")
+    undone = table.revert(table.update({"value": "30"}, where="value = 20"))
+    strategy: Strategy = {unit: "source-wins"}
+    with pytest.raises(InvalidInputError, match="neither side"):
+        table.merge("run", strategy=strategy)
+    with pytest.raises(InvalidInputError, match="neither side"):
+        table.preview_merge("run", strategy=strategy)
+    with pytest.raises(InvalidInputError, match="neither side"):
+        table.cherry_pick("run", strategy=strategy)
+    with pytest.raises(InvalidInputError, match="neither side"):
+        table.revert(str(undone.parents[0]), strategy=strategy)
+    table.branches.sync("run")
+    with pytest.raises(InvalidInputError, match="neither side"):
+        table.branches.sync("run", strategy=strategy)
+
+
+def test_a_repeated_merge_accepts_the_strategy_of_the_first(tmp_path: Path) -> None:
+    """The column is called `key` in the merge base only, and only the dest claimed the partition `wed`."""
+    table = replaced_twice(tmp_path, "tue")
+    table.replace_where("key = 'wed'", entries("wed", 7), partitions=["wed"])
+    table.columns.rename("key", "day")
+    table.columns.rename("key", "weekday", branch="run")
+    strategy: Strategy = {"column key": "source-wins", "partition wed": "dest-wins", "partition tue": "source-wins"}
+    merged = table.merge("run", strategy=strategy)
+    assert merged == table.merge("run", strategy=strategy)
+    assert table.preview_merge("run", strategy=strategy).already_merged
+    assert ["weekday", "value"] == table.schema().names
+    # The claims of the branch are known without a strategy as well.
+    assert merged == table.merge("run", strategy={"partition tue": "dest-wins"})
+    with pytest.raises(InvalidInputError, match="did you mean 'partition tue'"):
+        table.merge("run", strategy={"partition teu": "source-wins"})
+
+
 def test_a_strategy_is_kept_with_what_it_settled(table: LanceTable) -> None:
     """The log shows why the dest's value was replaced."""
     settled = table.merge("main@3", into="run", strategy={"rows": "source-wins"})

@@ -11,7 +11,7 @@ them, and may have given their old names to other columns. So a condition is kep
 that it is about, and is evaluated with the names they had.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -176,12 +176,18 @@ def claimed_units(*sides: MergeSide) -> Iterator[str]:
     for side in sides:
         for change in side.history.changes:
             # Claims of a change that is taken back count too: a strategy may name them for a merge in either direction.
-            for claim in decode_claims(change.transaction.properties) if change.transaction is not None else ():
-                yield from (f"partition {name}" for name in claim.partitions)
-                if claim.partitions:
-                    yield f"partition {', '.join(claim.partitions)}"
-                if claim.predicate is not None:
-                    yield f"rows where {claim.predicate}"
+            if change.transaction is not None:
+                yield from claim_units(decode_claims(change.transaction.properties))
+
+
+def claim_units(claims: Iterable[Claim]) -> Iterator[str]:
+    """Return the units of all partitions and conditions that some claims name."""
+    for claim in claims:
+        yield from (f"partition {name}" for name in claim.partitions)
+        if claim.partitions:
+            yield f"partition {', '.join(claim.partitions)}"
+        if claim.predicate is not None:
+            yield f"rows where {claim.predicate}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,6 +220,10 @@ class ParsedStrategy:
             if key not in units:
                 raise InvalidInputError(f"neither side claimed {key!r}; {_nearest(key, units)}")
 
+    def without(self, keys: Collection[str]) -> "ParsedStrategy":
+        """Return the part of this strategy that is for other keys."""
+        return ParsedStrategy({key: winner for key, winner in self.winners.items() if key not in keys})
+
     def with_winners(self, winners: Mapping[str, Winner]) -> "ParsedStrategy":
         """Return this strategy with winners added for keys that it does not have."""
         return ParsedStrategy({**winners, **self.winners})
