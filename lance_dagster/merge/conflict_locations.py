@@ -11,7 +11,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.column_matching import backing
+from lance_dagster.merge.rules.columns.column_matching import backing
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.row_changes import live_rows

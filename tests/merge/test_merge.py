@@ -275,7 +275,7 @@ def test_rows_added_by_pylance_to_a_replaced_partition_are_found(table: LanceTab
     as_pylance(table, adding).insert(entries("a", 8))
     error = refused(table)
     assert ["partition a"] == units(error)
-    assert f"({adding}@4) changed rows there on {adding}@4" in str(error)
+    assert f"({adding}@4) changed rows there" in str(error)
 
 
 @pytest.mark.parametrize("replacing", ["run", "main"])

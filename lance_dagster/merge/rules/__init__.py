@@ -1,7 +1,7 @@
 """Three-way merge of two versions of a table: `plan_merge`, its input and its results."""
 
 from lance_dagster.merge.rules.claim_conflicts import claim_units
-from lance_dagster.merge.rules.column_matching import fields_across
+from lance_dagster.merge.rules.columns.column_matching import fields_across
 from lance_dagster.merge.rules.merge_input import MergeInput
 from lance_dagster.merge.rules.plan import MergePlan, parsed_strategy, plan_merge
 from lance_dagster.merge.rules.refusal import MergeRefusal

@@ -20,7 +20,8 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
-from lance_dagster.merge.rules.merge_input import SharedKeys, makers
+from lance_dagster.merge.rules.change_makers import row_makers, schema_makers
+from lance_dagster.merge.rules.merge_input import SharedKeys
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
@@ -368,29 +369,34 @@ class ClaimComparison:
         """Compare what one side claims with the rows that the other one wrote or took out."""
         other = self.dest if side.is_source else self.source
         for change, claim in _claims(side):
-            did = _describe(change, claim), _changed_there(other)
-            described = did if side.is_source else did[::-1]
             keys, scope = self._keys(side, change, claim), ClaimScope.of(side, change, claim)
             if keys is not None:
                 if any(keys.source.values()):
                     condition = keys.condition or claim.predicate
                     unit = f"rows where {condition}" if condition else "rows of any key"
-                    conflict = Conflict(kind="partition", unit=unit, source=described[0], dest=described[1])
+                    there = _changed_there(other, keys.dest if side.is_source else keys.source, {})
+                    did = _in_order(side, _describe(change, claim), there)
+                    conflict = Conflict(kind="partition", unit=unit, source=did[0], dest=did[1])
                     yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
             # Finding the rows of a condition may read data files, so it is done only where the names of partitions do
             # not decide.
-            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and self._matches(other, claim, scope):
-                yield _claim_conflict(_unit(claim), described, claim, scope, by_source=side.is_source)
+            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and (
+                there := self._did_there(other, claim, scope)
+            ):
+                did = _in_order(side, _describe(change, claim), there)
+                yield _claim_conflict(_unit(claim), did, claim, scope, by_source=side.is_source)
 
     @staticmethod
-    def _matches(side: MergeSide, claim: Claim, scope: ClaimScope) -> bool:
-        """Tell whether a side put rows into a scope, or took rows out of it."""
-        # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
-        if claim.mode == OVERWRITE and side.columns_changed:
-            return True
+    def _did_there(side: MergeSide, claim: Claim, scope: ClaimScope) -> str:
+        """Say that a side put rows into a scope, or took rows out of it; return no text where it did neither."""
         written = side.without_only_moved(scope.rows_if_known(side, side.written))
         # Removed rows are looked up in the base, since the side does not have them any more.
-        return any(written.values()) or any(scope.rows_if_known(side, side.removed, of_base=True).values())
+        removed = scope.rows_if_known(side, side.removed, of_base=True)
+        written, removed = ({number: rows for number, rows in found.items() if rows} for found in (written, removed))
+        if written or removed:
+            return _changed_there(side, written, removed)
+        # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
+        return f"{schema_makers(side)} changed columns" if claim.mode == OVERWRITE and side.columns_changed else ""
 
 
 def _claim_conflict(
@@ -456,10 +462,18 @@ def _unit(claim: Claim) -> str:
     return f"partition {named}" if named else f"rows where {claim.predicate}"
 
 
-def _changed_there(side: MergeSide) -> str:
-    who = makers(side.history, lambda change: not (_tells(change) or isinstance(change.operation, Rewrite)))
-    there = f" on {side.name}" if who != side.name else ""
-    return f"{who} changed rows there{there}"
+def _in_order(claimer: MergeSide, claimed: str, changed: str) -> tuple[str, str]:
+    """Return what the source did and what the dest did."""
+    return (claimed, changed) if claimer.is_source else (changed, claimed)
+
+
+def _changed_there(side: MergeSide, written: Rows, removed: Rows) -> str:
+    """Say who wrote rows into a scope or took rows of the merge base out of it."""
+
+    def may_have(change: Change) -> bool:
+        return not (_tells(change) or isinstance(change.operation, Rewrite))
+
+    return f"{row_makers(side, written, {**removed}, may_have)} changed rows there"
 
 
 def _describe(change: Change, claim: Claim) -> str:

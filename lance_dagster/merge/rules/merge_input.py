@@ -16,7 +16,7 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import U64Array
 from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
 from lance_dagster.merge.rules.strategy import Conflict, Finding, Strategy
-from lance_dagster.transactions.claims import Change, SideHistory
+from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
@@ -116,16 +116,6 @@ class MergeInput:
     crosswise: bool = False
     returning: bool = False
     incompatible: tuple[str, ...] = ()
-
-
-def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes of a side; the side itself when none was selected."""
-    named = [
-        f"taking back {change.version}" if change.undone else f"{change.author} ({change.version})"
-        for change in side.changes
-        if change.undone or select(change)
-    ]
-    return ", ".join(dict.fromkeys(named)) or side.name
 
 
 def blocking_findings(given: MergeInput) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ Invariants: nothing in here depends on the strategy, so one `MergeSide` serves h
 other strategies; and everything is computed at most once, when it is asked for the first time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 
 import numpy as np
@@ -13,9 +13,11 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import U64Array, elements
-from lance_dagster.merge.rules.column_matching import SideColumns, backing, cast_fields, columns_of, paths_of
+from lance_dagster.format.transaction import Rewrite
+from lance_dagster.merge.rules.columns.column_matching import SideColumns, backing, cast_fields, columns_of, paths_of
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import (
     Identities,
@@ -32,7 +34,7 @@ from lance_dagster.merge.rules.row_changes import (
 )
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.strategy import Rows, add_rows
-from lance_dagster.transactions.claims import SideHistory
+from lance_dagster.transactions.claims import Change, SideHistory
 
 MOST_ROWS_COMPARED = 10_000
 """The maximum of rows that are read to find out which are equal. Where there are more, all count as different."""
@@ -62,6 +64,11 @@ class MergeSide:
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
         self._identities = identities
+
+    @property
+    def branch(self) -> str:
+        """The name of its branch."""
+        return self.manifest.branch or MAIN
 
     @cached_property
     def fragments(self) -> MatchedFragments:
@@ -123,6 +130,16 @@ class MergeSide:
             for own, was in zip(kept, self.base.fields, strict=True)
         )
         return bool(self.columns.filled) or not same
+
+    @cached_property
+    def added_by(self) -> Mapping[int, Change]:
+        """The version of its own line that added each of its fragments, without those that only moved rows there."""
+        found: dict[int, Change] = {}
+        for change in self.history.since:
+            if change.before is not None and change.after is not None and not isinstance(change.operation, Rewrite):
+                new = set(change.after.fragments.ids) - set(change.before.fragments.ids)
+                found |= dict.fromkeys(new, change)
+        return found
 
     @property
     def ended_where_it_began(self) -> bool:

@@ -28,7 +28,10 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.merge.rules.claim_conflicts import SettledClaims, claimed_columns, claimed_units, settle_claims
-from lance_dagster.merge.rules.column_matching import columns_among
+from lance_dagster.merge.rules.columns.column_conflicts import lost_columns, unfit_returned_rows
+from lance_dagster.merge.rules.columns.column_matching import columns_among
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_schemas
+from lance_dagster.merge.rules.columns.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.merge_input import (
     MergeInput,
     blocking_findings,
@@ -49,14 +52,6 @@ from lance_dagster.merge.rules.row_decisions import (
     only_moved_rows,
 )
 from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
-from lance_dagster.merge.rules.schema_merge import (
-    MergedSchema,
-    MergedSettings,
-    lost_columns,
-    merge_schemas,
-    merge_settings,
-    unfit_returned_rows,
-)
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
 from lance_dagster.transactions.apply import MAX_ROW_ID

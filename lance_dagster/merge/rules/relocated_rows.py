@@ -35,7 +35,7 @@ from lance_dagster.format.transaction import (
     RewriteGroup,
     Update,
 )
-from lance_dagster.merge.rules.column_matching import rows_in_place
+from lance_dagster.merge.rules.columns.column_matching import rows_in_place
 from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, rows_out_of_place
 from lance_dagster.merge.rules.row_origins import (

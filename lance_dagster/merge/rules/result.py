@@ -24,7 +24,7 @@ from lance_dagster.format.codec import (
 )
 from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
-from lance_dagster.merge.rules.column_matching import backing
+from lance_dagster.merge.rules.columns.column_matching import backing
 from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, RowChanges, live_rows
 from lance_dagster.merge.rules.row_decisions import Decision, Situation

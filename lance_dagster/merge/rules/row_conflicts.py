@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
-from lance_dagster.merge.rules.merge_input import makers
+from lance_dagster.merge.rules.change_makers import makers, row_makers, value_makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
 from lance_dagster.merge.rules.row_origins import BaseKey
@@ -69,9 +69,10 @@ class _Report:
         for each in decided:
             for number, offsets in each.written_twice.items():
                 add_rows(found.setdefault(number, {}), each.number, offsets)
-        source, dest = (f"{_who(side.history, _COLUMNS)} wrote its values" for side in (self._source, self._dest))
         for number, rows in found.items():
-            conflict = self._of_columns(frozenset({number}), (source, dest))
+            fields = frozenset({number})
+            source, dest = (f"{self._who_wrote(side, fields)} wrote its values" for side in (self._source, self._dest))
+            conflict = self._of_columns(fields, (source, dest))
             yield Finding(conflict=conflict, rows=in_base(rows, frozenset({number})))
 
     def changed_by_both(self, decided: Sequence[DecidedFragment]) -> Finding:
@@ -99,8 +100,8 @@ class _Report:
         writer, mover = (self._source, self._dest) if of_source else (self._dest, self._source)
         for columns, rows in found.items():
             count = sum(map(len, rows.values()))
-            wrote = f"{_who(writer.history, _COLUMNS)} wrote its values"
-            moved = f"{_who(mover.history, _ROWS)} updated {count} row{'s' * (count > 1)} without them{self._caveat}"
+            wrote = f"{self._who_wrote(writer, columns)} wrote its values"
+            moved = f"{_who_touched(mover, rows)} updated {count} row{'s' * (count > 1)} without them{self._caveat}"
             conflict = self._of_columns(columns, (wrote, moved) if of_source else (moved, wrote))
             lossless = self._without_loss(columns, of_source=of_source)
             outcome = f"keeps the updates, and {count} updated row{'s are' if count > 1 else ' is'} null there"
@@ -140,7 +141,7 @@ class _Report:
             return
         count = sum(map(len, rows.values()))
         wrote = f"{_who(writer.history, (Update,))} may have given them new values, but records only their fragments"
-        gone = f"{_who(other.history, _ROWS)} deleted them{self._caveat}; a strategy can keep the deletion"
+        gone = f"{_who_touched(other, rows)} deleted them{self._caveat}; a strategy can keep the deletion"
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
         did = (wrote, gone) if writer_is_source else (gone, wrote)
         conflict = Conflict(kind="rows", unit=unit, source=did[0], dest=did[1])
@@ -160,7 +161,7 @@ class _Report:
         for source_columns, number, rows in beside:
             add_rows(found.setdefault((source_columns, nothing), {}), number, rows)
         for (source_columns, dest_columns), moved in found.items():
-            wrote = f"{_who(self._source.history, _COLUMNS)} wrote its values beside rows that moved"
+            wrote = f"{self._who_wrote(self._source, source_columns)} wrote its values beside rows that moved"
             mover = _who(self._dest.history, (*_COLUMNS, Rewrite))
             also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
             # There is no option: it would take a new file with the columns of both, and a merge writes no such file.
@@ -178,7 +179,7 @@ class _Report:
         if not undoing and not any(side.ever_had(number, offsets) for number, offsets in rows.items()):
             # A change picked from another branch may be about rows that this branch never got.
             return f"{side.name} does not have them"
-        return f"{_who_touched(side.history, frozenset(rows))} changed or deleted them{self._caveat}"
+        return f"{_who_touched(side, rows)} changed or deleted them{self._caveat}"
 
     def _is_settled(self, decided: DecidedFragment, columns: Fields, *, of_source: bool) -> bool:
         """Tell whether a strategy says what becomes of updated rows that lack the other side's columns."""
@@ -193,6 +194,11 @@ class _Report:
             # rows have to go instead, and where the columns of both sides are wanted for the same rows.
             return not mover.rewritten and (of_source or not decision.dest_given_up)
         return winner is not None and all(self._rules.schema.nullable(number) for number in columns)
+
+    def _who_wrote(self, side: MergeSide, fields: Fields) -> str:
+        """Name who wrote values of columns, given by their ids in the result, beside rows that stayed."""
+        own = {number for number, new in self._rules.schema.from_source.items() if new in fields}
+        return value_makers(side, own if side.is_source else fields, _writes_columns)
 
     def _of_columns(self, columns: Fields, did: tuple[str, str]) -> Conflict:
         return Conflict(kind="column", unit=column_unit(self._paths(columns)), source=did[0], dest=did[1])
@@ -243,19 +249,25 @@ def _place(fragments: Collection[BaseKey]) -> str:
     return named if len(known) == len(fragments) else f"{named}, and in none"
 
 
-def _who_touched(side: SideHistory, fragments: frozenset[BaseKey]) -> str:
-    """Name who changed rows of some fragments of the merge base; all who changed rows, where that is unknown."""
-    if side.anchor is None or not side.same_ids:
-        return _who(side, _ROWS)
-    elsewhere = frozenset(side.anchor.fragments.ids) - fragments
+def _who_touched(side: MergeSide, rows: _OffsetsByKey) -> str:
+    """Name who changed or deleted rows of the merge base."""
+    fragments = frozenset(rows)
 
     def may_have(change: Change) -> bool:
-        if not isinstance(change.operation, Update | Delete):
+        if (
+            side.history.anchor is None
+            or not side.history.same_ids
+            or not isinstance(change.operation, Update | Delete)
+        ):
             return isinstance(change.operation, _ROWS) or change.transaction is None
         # A fragment the merge base does not have may hold rows that were moved.
-        return not touched_fragments(change.operation) <= elsewhere
+        return not touched_fragments(change.operation) <= frozenset(side.history.anchor.fragments.ids) - fragments
 
-    return makers(side, may_have)
+    return row_makers(side, {}, rows, may_have)
+
+
+def _writes_columns(change: Change) -> bool:
+    return isinstance(change.operation, _COLUMNS) or change.transaction is None
 
 
 def _who(side: SideHistory, operations: tuple[type, ...]) -> str:

@@ -27,12 +27,12 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
 from lance_dagster.format.row_runs import U64Array, elements
-from lance_dagster.merge.rules.column_matching import backing
+from lance_dagster.merge.rules.columns.column_matching import backing
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
 from lance_dagster.merge.rules.merge_input import Cells, ComparedCells
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide, picked_rows
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges, live_rows
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, Absence, AbsentRows, BaseKey, BaseRows
-from lance_dagster.merge.rules.schema_merge import MergedSchema
 from lance_dagster.merge.rules.strategy import DEST_WINS, SOURCE_WINS, ParsedStrategy, Winner, add_rows
 
 Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"

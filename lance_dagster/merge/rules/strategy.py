@@ -114,6 +114,11 @@ class Finding:
     advice: str = CHANGE_ONE_SIDE
 
 
+def made_again(what: str, branch: str) -> str:
+    """Return the advice to take a change back on one branch, and to make it after the merge."""
+    return f"take {what} back on {branch} (`revert`), try again, and make it once more on the result"
+
+
 def column_unit(paths: Iterable[str]) -> str:
     """Return the unit of a conflict about one or several columns."""
     return f"column {', '.join(sorted(paths))}"

@@ -17,7 +17,7 @@ from lance_dagster.format.transaction import (
     Rewrite,
     Update,
 )
-from lance_dagster.merge.rules.column_matching import (
+from lance_dagster.merge.rules.columns.column_matching import (
     SideColumns,
     backing,
     cast_fields,

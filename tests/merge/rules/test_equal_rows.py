@@ -8,10 +8,10 @@ import pytest
 
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Update
+from lance_dagster.merge.rules.columns.schema_merge import merge_schemas
 from lance_dagster.merge.rules.merge_input import AddressedRows, MergeInput
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, sides_of
 from lance_dagster.merge.rules.row_decisions import equally_updated_rows, only_moved_rows
-from lance_dagster.merge.rules.schema_merge import merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy
 from tests.merge.rules.literal_merges import BASE, ID, fragment, manifest, merge_input, side
 

@@ -7,10 +7,10 @@ from pyroaring import BitMap
 
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Update
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges
 from lance_dagster.merge.rules.row_decisions import Decision, RowRules, Situation, decide
 from lance_dagster.merge.rules.row_origins import BaseKey
-from lance_dagster.merge.rules.schema_merge import MergedSchema
 from lance_dagster.merge.rules.strategy import ParsedStrategy
 from tests.merge.rules.literal_merges import FIELDS, FOUR_ROWS, both_sides, fragment, manifest, side
 

@@ -6,7 +6,8 @@ import pytest
 
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Merge
-from lance_dagster.merge.rules.schema_merge import MergedSchema, lost_columns, merge_schemas
+from lance_dagster.merge.rules.columns.column_conflicts import lost_columns
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_schemas
 from lance_dagster.merge.rules.strategy import ParsedStrategy, Strategy, Winner
 from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, described, side

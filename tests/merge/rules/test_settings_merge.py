@@ -2,11 +2,11 @@
 
 import pytest
 
-from lance_dagster.merge.rules.schema_merge import merge_map
+from lance_dagster.merge.rules.columns.settings_merge import merge_map
 from lance_dagster.merge.rules.strategy import ParsedStrategy, Winner
 from tests.merge.rules.literal_merges import described
 
-NAMES = ("run@3", "main@3")
+NAMES = (lambda _: "run@3", lambda _: "main@3")
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,32 @@
-"""Merge the schemas of both sides, field by field and facet by facet, and their settings, key by key.
+"""Merge the schemas of both sides, field by field and facet by facet.
 
 A field is known by its id in the merge base. A field one side added gets an id of the dest's, since both sides count
 on from the same number. A cast drops a field and adds another one of the same name with the values converted: rows
-that only the other side has would lose their values, so such rows are a conflict (`lost_columns`).
+that only the other side has would lose their values, so such rows are a conflict (`column_conflicts`).
 
-Rows of one side do not always fit the column of the other: a cast gives a column a new id and converts only the rows
-that are there, and a column that may not be null has no value for rows that were written without it. No strategy
-settles either, since columns and rows would have to be given up together.
-
-Settings are table metadata, configuration and schema metadata. A key that is absent has a value too: one side removing
-what the other changed is a conflict. Records of merges in the table metadata belong to the dest alone: they tell which
-row ids and fields of which branch it has.
+Where both sides added a column, or cast it, alike, and rows have the same values in both, the result has it once.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Generic, TypeVar
+from functools import cached_property, partial
 
 import numpy as np
 
 from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import Append, Delete, Overwrite, Rewrite, Update, without_merge_records
-from lance_dagster.merge.rules.column_matching import SideColumns, paths_of
-from lance_dagster.merge.rules.merge_input import makers
+from lance_dagster.merge.rules.change_makers import (
+    FACETS,
+    added_makers,
+    cast_makers,
+    change_makers,
+    drop_makers,
+    facet_makers,
+    metadata_makers,
+    name_makers,
+)
+from lance_dagster.merge.rules.columns.column_matching import SideColumns, paths_of
+from lance_dagster.merge.rules.columns.settings_merge import merge_map
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide
 from lance_dagster.merge.rules.strategy import (
     BOTH,
@@ -35,11 +37,7 @@ from lance_dagster.merge.rules.strategy import (
     Finding,
     ParsedStrategy,
     Winner,
-    on_side,
 )
-from lance_dagster.transactions.row_id_spaces import NO_FIELD
-
-_FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,8 @@ class _SchemaMerge:
     def _dropped_by_source(self, base: Field, dest_id: int) -> None:
         if not self._changed_within(base, self._dest, self._dest_side.columns):
             return
-        did = f"{self._who(self._source_side)} dropped it", f"{self._who(self._dest_side)} changed it"
+        source, dest = drop_makers(self._source_side, base.id), change_makers(self._dest_side, base)
+        did = f"{source} dropped it", f"{dest} changed it"
         unit = f"column {self._paths[base.id]}"
         if self._found(unit, did) == DEST_WINS:
             self._fields[dest_id] = self._dest[dest_id]
@@ -181,7 +180,8 @@ class _SchemaMerge:
         if _around_is_gone(base, self._dest_side.columns):
             return
         if self._changed_within(base, self._source, self._source_side.columns):
-            did = f"{self._who(self._source_side)} changed it", f"{self._who(self._dest_side)} dropped it"
+            source, dest = change_makers(self._source_side, base), drop_makers(self._dest_side, base.id)
+            did = f"{source} changed it", f"{dest} dropped it"
             unit = f"column {self._paths[base.id]}"
             # Its values are gone from the dest's files, or may be at the next compaction.
             self._found(unit, did, (DEST_WINS,))
@@ -199,7 +199,9 @@ class _SchemaMerge:
     def _dropped_and_cast(self, base: Field) -> None:
         path = self._paths[base.id]
         source, dest = (
-            f"{self._who(side)} {'changed its type' if path in side.casts else 'dropped it'}"
+            f"{cast_makers(side, base.id)} changed its type"
+            if base.id in side.cast_fields
+            else f"{drop_makers(side, base.id)} dropped it"
             for side in (self._source_side, self._dest_side)
         )
         self._found(f"column {path}", (source, dest), ())
@@ -207,32 +209,36 @@ class _SchemaMerge:
     def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
             written
-            or any(getattr(base, facet) != getattr(own, facet) for facet in _FACETS)
+            or any(getattr(base, facet) != getattr(own, facet) for facet in FACETS)
             or (base.metadata != own.metadata)
         )
 
     def _facets(self, base: Field, source: Field, dest: Field) -> Field:
         result = dest
-        for facet in _FACETS:
+        for facet in FACETS:
             # Facets are merged one by one: a rename on one side does not contradict a changed nullability on the other.
             base_value, source_value, dest_value = (getattr(field, facet) for field in (base, source, dest))
             if source_value in (base_value, dest_value):
                 continue
-            unit = f"column {self._paths[base.id]}"
-            did = (
-                f"{self._who(self._source_side)} made its {_word(facet)} {source_value!r}",
-                f"{self._dest_side.name} {dest_value!r}",
-            )
-            if dest_value == base_value or self._found(unit, did) == SOURCE_WINS:
+            if dest_value == base_value or self._faceted(base, facet, (source_value, dest_value)) == SOURCE_WINS:
                 result = replace(result, **{facet: source_value})
-        names = (self._source_side.name, self._dest_side.name)
+        by = (
+            partial(metadata_makers, self._source_side, base.id),
+            partial(metadata_makers, self._dest_side, base.id),
+        )
         unit = f"metadata of column {self._paths[base.id]}"
         states = (base.metadata, source.metadata, dest.metadata)
         if base.metadata == source.metadata:
             return result
-        metadata = merge_map(states, "column", names, self._strategy, unit=unit)
+        metadata = merge_map(states, "column", by, self._strategy, unit=unit)
         self._findings += metadata.findings
         return replace(result, metadata=metadata.values)
+
+    def _faceted(self, base: Field, facet: str, values: tuple[object, object]) -> Winner | None:
+        """Note that both sides changed a facet of a column, to different values."""
+        sides = zip((self._source_side, self._dest_side), values, strict=True)
+        did = [f"{facet_makers(side, base.id, facet)} made its {_word(facet)} {value!r}" for side, value in sides]
+        return self._found(f"column {self._paths[base.id]}", (did[0], did[1]))
 
     @staticmethod
     def _added(fields: Mapping[int, Field], known: Mapping[int, int]) -> list[int]:
@@ -264,7 +270,8 @@ class _SchemaMerge:
             return None
         if same_named is not None:
             path = paths_of(self._source_side.manifest.fields)[field.id]
-            did = f"{self._who(self._source_side)} added it", f"{self._who(self._dest_side)} added it too"
+            did = _came(self._source_side, field), _came(self._dest_side, same_named)
+            did = did if did[0].endswith("type") else (did[0], f"{did[1]} too")
             # The winner's column replaces the other as a whole. Of columns with inner fields, only the outer field
             # would be replaced, and the inner fields of the loser would stay.
             options = BOTH if self._is_leaf_of_both(field, same_named) else ()
@@ -287,7 +294,7 @@ class _SchemaMerge:
         # Each side converted the values by itself, so equal values are not certain.
         if field.name in self._cast_by_source & self._cast_by_dest:
             return False
-        if any(getattr(field, facet) != getattr(same_named, facet) for facet in _FACETS):
+        if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
         # Neither column has values for rows of the base, so both read as null there.
@@ -314,7 +321,7 @@ class _SchemaMerge:
             return False
         if not self._base.stable_row_ids or field.parent_id >= 0 or not self._is_leaf_of_both(field, same_named):
             return False
-        if any(getattr(field, facet) != getattr(same_named, facet) for facet in _FACETS):
+        if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
         if sum(one.physical_rows for one in self._base.fragments) > MOST_ROWS_COMPARED:
             return False
@@ -355,8 +362,8 @@ class _SchemaMerge:
                 self._found(
                     f"column {path}",
                     (
-                        f"{self._source_side.name} dropped the column around it",
-                        f"{self._dest_side.name} added or changed it",
+                        f"{self._who_dropped_around(field)} dropped the column around it",
+                        f"{self._who_changed(field)} added or changed it",
                     ),
                     (),
                     "column",
@@ -378,8 +385,8 @@ class _SchemaMerge:
                 self._found(
                     f"column {paths[field.id] if again else field.name}",
                     (
-                        f"{self._who(self._source_side)} gave a column this name",
-                        f"{self._who(self._dest_side)} gave another column the same",
+                        f"{name_makers(self._source_side, field.name)} gave a column this name",
+                        f"{name_makers(self._dest_side, field.name)} gave another column the same",
                     ),
                     (),
                     "column" if again else "schema",
@@ -415,9 +422,24 @@ class _SchemaMerge:
             dest_order.insert(len(dest_order) if before is None else dest_order.index(before), new)
         return dest_order
 
-    @staticmethod
-    def _who(side: MergeSide) -> str:
-        return makers(side.history, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
+    def _who_dropped_around(self, field: Field) -> str:
+        """Name who dropped the column on the source around a field of the dest."""
+        around = self._dest_side.columns.base_ids.get(field.parent_id)
+        return self._source_side.name if around is None else drop_makers(self._source_side, around)
+
+    def _who_changed(self, field: Field) -> str:
+        """Name who added or changed a field of the dest."""
+        base_id = self._dest_side.columns.base_ids.get(field.id)
+        base = next((one for one in self._base.fields if one.id == base_id), None)
+        return added_makers(self._dest_side, field.id) if base is None else change_makers(self._dest_side, base)
+
+
+def _came(side: MergeSide, field: Field) -> str:
+    """Say how a field that the merge base lacks came to a side."""
+    cast = next((number for number, own in side.cast_fields.items() if own == field.id), None)
+    if cast is not None:
+        return f"{cast_makers(side, cast)} changed its type"
+    return f"{added_makers(side, field.id)} added it"
 
 
 def _around_is_gone(base: Field, columns: SideColumns) -> bool:
@@ -452,144 +474,3 @@ def _ordered(fields: Mapping[int, Field], order: Iterable[int]) -> tuple[Field, 
 
 def _word(facet: str) -> str:
     return facet.replace("_", " ")
-
-
-def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
-    """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
-    for changer, writer in ((source, dest), (dest, source)):
-        added = schema.added_by_source if changer.is_source else schema.added_by_dest
-        changed = [(path, "changed its type") for path in _cast_alone(changer, writer, schema)]
-        changed += [(path, "added it as not null") for path in _required(schema, added)]
-        # The rows are looked up only where a column changed, which is never the case in most merges.
-        if changed and writer.written:
-            rows = on_side(writer.written, source=writer.is_source)
-            for path, did in changed:
-                yield Finding(conflict=_conflict(path, did, changer, writer), options=(), rows=rows)
-        # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
-        for number, path in changer.made_required.items():
-            nulls = writer.nulls(number, path)
-            if nulls:
-                rows = on_side(nulls, source=writer.is_source)
-                yield Finding(conflict=_conflict(path, "made it not null", changer, writer), options=(), rows=rows)
-
-
-def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
-    """Find columns a side changed so that rows it took out, and that a strategy brings back, do not fit them."""
-    for path in (*side.casts, *side.made_required.values(), *side.new_required):
-        changer = f"{side.name} changed its type, or made it not null"
-        returned = "rows it changed or took out are brought back"
-        source, dest = (changer, returned) if side.is_source else (returned, changer)
-        yield Finding(conflict=Conflict(kind="column", unit=f"column {path}", source=source, dest=dest), options=())
-
-
-def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[str]:
-    """Return the paths of columns whose type one side changed, without those that the other side has from it."""
-    paths = paths_of(changer.base.fields)
-    for number, own in changer.cast_fields.items():
-        there = writer.cast_fields.get(number, NO_FIELD)
-        source, dest = (own, there) if changer.is_source else (there, own)
-        # Where the result has both under one field, each side converted the rows that it wrote.
-        if schema.from_source.get(source) != dest:
-            yield paths[number]
-
-
-def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[str]:
-    for field in schema.fields:
-        if field.id in added and field.parent_id < 0 and not field.nullable:
-            yield field.name
-
-
-def _conflict(path: str, did: str, changer: MergeSide, writer: MergeSide) -> Conflict:
-    changed_by = makers(changer.history, lambda change: not isinstance(change.operation, Append | Delete | Rewrite))
-    written_by = makers(writer.history, lambda change: isinstance(change.operation, Append | Update | Overwrite))
-    changes = f"{changed_by} {did}", f"{written_by} wrote rows without that"
-    source, dest = changes if changer.is_source else changes[::-1]
-    return Conflict(kind="column", unit=f"column {path}", source=source, dest=dest)
-
-
-V = TypeVar("V", str, bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergedSettings:
-    """The settings of the result, and where both sides changed one differently."""
-
-    table_metadata: dict[str, str]
-    config: dict[str, str]
-    schema_metadata: dict[str, bytes]
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergedMap(Generic[V]):
-    """A map that was merged, and the keys that both sides changed differently."""
-
-    values: dict[str, V]
-    findings: tuple[Finding, ...]
-
-
-def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSettings:
-    """Merge the table metadata, the configuration and the schema metadata of two sides."""
-    base, one, other = source.base, source.manifest, dest.manifest
-    names = (source.name, dest.name)
-    # Only the dest's records of merges stay. Those of the source give row ids and fields that its line has, and would
-    # be wrong for the dest.
-    own = without_merge_records(base.table_metadata), without_merge_records(one.table_metadata)
-    metadata = merge_map((*own, other.table_metadata), "table_metadata", names, strategy)
-    config = merge_map((base.config, one.config, other.config), "config", names, strategy)
-    schema = merge_map(
-        (base.schema_metadata, one.schema_metadata, other.schema_metadata), "schema_metadata", names, strategy
-    )
-    return MergedSettings(
-        table_metadata=metadata.values,
-        config=config.values,
-        schema_metadata=schema.values,
-        findings=(*metadata.findings, *config.findings, *schema.findings),
-    )
-
-
-def merge_map(
-    states: tuple[Mapping[str, V], Mapping[str, V], Mapping[str, V]],
-    kind: ConflictKind,
-    names: tuple[str, str],
-    strategy: ParsedStrategy,
-    *,
-    unit: str | None = None,
-) -> MergedMap[V]:
-    """Merge a map three ways.
-
-    Args:
-        states: The map in the merge base, the source and the dest.
-        kind: What the map is, for conflicts.
-        names: What source and dest are called.
-        strategy: Who wins where both changed a key differently.
-        unit: The unit of all conflicts of the map; None for a unit for each key.
-    """
-    base, source, dest = states
-    result, findings = dict(dest), []
-    # A key that only the dest has is in the result already, and stays.
-    for key in sorted(base.keys() | source.keys()):
-        base_value, source_value, dest_value = base.get(key), source.get(key), dest.get(key)
-        # The source changed nothing, or both sides made the same change: the dest's value stands in both cases.
-        if source_value in (base_value, dest_value):
-            continue
-        if dest_value != base_value:
-            # In a unit of several keys, the text has to say which key it is about.
-            what = "it" if unit is None else f"key {key!r}"
-            did = [f"{names[0]} {_verb(base_value, source_value)} {what}"]
-            did.append(f"{names[1]} {_verb(base_value, dest_value)} it differently")
-            conflict = Conflict(kind=kind, unit=unit or f"{kind} key {key!r}", source=did[0], dest=did[1])
-            findings.append(Finding(conflict=conflict))
-            if strategy.winner_of(findings[-1]) != SOURCE_WINS:
-                continue
-        if source_value is None:
-            result.pop(key, None)
-        else:
-            result[key] = source_value
-    return MergedMap(values=result, findings=tuple(findings))
-
-
-def _verb(before: object, after: object) -> str:
-    if before is None:
-        return "set"
-    return "removed" if after is None else "changed"

@@ -368,6 +368,11 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
     return {number: fields for number, fields in _backed_anew(before, after) if number in known}
 
 
+def fields_written(change: Change) -> frozenset[int]:
+    """Return the fields that a version wrote beside rows that stayed where they were, by its ids."""
+    return frozenset().union(*_written(change).values(), _columns_moved(change))
+
+
 def rows_in_place(change: Change) -> dict[int, BitMap]:
     """Return by fragment the rows that a version gave new values where they are, as far as it names them.
 

@@ -1,0 +1,209 @@
+"""Name who made a change: the versions of a side that made it, with their committers and runs.
+
+Only versions that did what a conflict tells of are named: a version is compared with the one before it. Where versions
+were cleaned up and no other one shows the change, all versions are named whose operation may have made it.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+from pyroaring import BitMap
+
+from lance_dagster.format.evolution import subtree
+from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.transaction import Append, Delete, Overwrite, Restore, Rewrite, Update
+from lance_dagster.merge.rules.columns.column_matching import fields_written, rows_in_place
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.row_origins import AbsentRows, BaseRows
+from lance_dagster.merge.rules.strategy import Rows
+from lance_dagster.transactions.claims import Change, SideHistory
+
+FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
+"""What is known of a field beside its id, its parent and its metadata."""
+
+
+def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
+    """Name who made the selected changes of a side; the side itself when none was selected."""
+    return _named(side, [change for change in side.changes if change.undone or select(change)])
+
+
+def makers_of(
+    side: SideHistory, state: Callable[[Manifest], object], fallback: Callable[[Change], bool] | None = None
+) -> str:
+    """Name who made the changes of a side that changed one thing, such as a setting or a facet of a column.
+
+    Args:
+        side: The side.
+        state: Returns the thing as a version has it.
+        fallback: Selects the changes that are named where no version shows the change; by default those that are not
+            known any more.
+    """
+
+    def changed(change: Change) -> bool:
+        before, after = change.before, change.after
+        return before is not None and after is not None and state(before) != state(after)
+
+    return selected(side, changed, fallback or (lambda change: change.before is None or change.after is None))
+
+
+def selected(side: SideHistory, select: Callable[[Change], bool], fallback: Callable[[Change], bool]) -> str:
+    """Name who made the selected changes of a side, or those of a wider selection where the first one is empty."""
+    found = [change for change in side.changes if select(change)]
+    return _named(side, found) if found else makers(side, fallback)
+
+
+def _named(side: SideHistory, changes: Iterable[Change]) -> str:
+    named = [
+        f"taking back {change.version}" if change.undone else f"{change.author} ({change.version})"
+        for change in changes
+    ]
+    return ", ".join(dict.fromkeys(named)) or side.name
+
+
+def facet_makers(side: MergeSide, base_id: int, facet: str) -> str:
+    """Name who changed a facet of a column of the merge base."""
+    number = side.columns.ids.get(base_id, base_id)
+
+    def state(manifest: Manifest) -> object:
+        field = _field(manifest, number)
+        return None if field is None else getattr(field, facet)
+
+    return makers_of(side.history, state, _of_columns)
+
+
+def metadata_makers(side: MergeSide, base_id: int, key: str) -> str:
+    """Name who changed a key in the metadata of a column of the merge base."""
+    number = side.columns.ids.get(base_id, base_id)
+
+    def state(manifest: Manifest) -> object:
+        field = _field(manifest, number)
+        return None if field is None else field.metadata.get(key)
+
+    return makers_of(side.history, state, _of_columns)
+
+
+def drop_makers(side: MergeSide, base_id: int) -> str:
+    """Name who took a column of the merge base out of the schema, to drop it or to give it another type."""
+    number = side.columns.anchored.get(base_id, base_id)
+    return makers_of(side.history, lambda manifest: _field(manifest, number) is None, _of_columns)
+
+
+def cast_makers(side: MergeSide, base_id: int) -> str:
+    """Name who gave a column of the merge base another type."""
+    # A column that was cast twice has had three ids, of which the one in between is neither here nor in the base.
+    ids = {side.columns.anchored.get(base_id, base_id), side.cast_fields.get(base_id, base_id)}
+    return makers_of(side.history, lambda manifest: {one.id for one in manifest.fields} & ids, _of_columns)
+
+
+def added_makers(side: MergeSide, number: int) -> str:
+    """Name who added a column, given by its id on the side."""
+    return makers_of(side.history, lambda manifest: _field(manifest, number) is None, _of_columns)
+
+
+def name_makers(side: MergeSide, name: str) -> str:
+    """Name who gave a column a name."""
+    return makers_of(
+        side.history, lambda manifest: {one.id for one in manifest.fields if one.name == name}, _of_columns
+    )
+
+
+def change_makers(side: MergeSide, base: Field) -> str:
+    """Name who changed a column of the merge base, or one inside of it, or its values beside rows that stayed."""
+    ids = {side.columns.ids.get(field.id, field.id) for field in subtree(side.base.fields, base)}
+
+    def state(manifest: Manifest) -> object:
+        return [
+            (field.id, field.metadata, *(getattr(field, facet) for facet in FACETS))
+            for field in manifest.fields
+            if field.id in ids or field.parent_id in ids
+        ]
+
+    def changed(change: Change) -> bool:
+        before, after = change.before, change.after
+        if before is None or after is None:
+            return False
+        return state(before) != state(after) or not ids.isdisjoint(fields_written(change))
+
+    return selected(side.history, changed, _of_columns)
+
+
+def schema_makers(side: MergeSide) -> str:
+    """Name who changed the columns of a side, or values beside rows that stayed where they are."""
+
+    def changed(change: Change) -> bool:
+        before, after = change.before, change.after
+        return (
+            before is not None and after is not None and (before.fields != after.fields or bool(fields_written(change)))
+        )
+
+    return selected(side.history, changed, _of_columns)
+
+
+def value_makers(side: MergeSide, fields: Collection[int], fallback: Callable[[Change], bool]) -> str:
+    """Name who wrote values of fields, given by their ids on the side, beside rows that stayed where they are."""
+    return selected(side.history, lambda change: not fields_written(change).isdisjoint(fields), fallback)
+
+
+def row_makers(side: MergeSide, written: Rows, removed: BaseRows, fallback: Callable[[Change], bool]) -> str:
+    """Name who wrote or removed rows.
+
+    Args:
+        side: The side.
+        written: Rows that it inserted or gave new values, by its fragments.
+        removed: Rows of the merge base that it changed or removed, by the base's fragments.
+        fallback: Selects the changes that are named where no version shows who did it.
+    """
+    found = {id(side.added_by.get(number)) for number in written} | {id(each) for each in _changed_rows(side, removed)}
+    # A compaction, or a version of another branch, hides who wrote some of the rows, so the others must not be named
+    # as if they had written all of them.
+    if id(None) in found:
+        return makers(side.history, fallback)
+    known = {id(change): change for change in side.history.since}
+    named = [change for number, change in known.items() if number in found]
+    return _named(side.history, named) if named else makers(side.history, fallback)
+
+
+def _changed_rows(side: MergeSide, rows: BaseRows) -> list[Change | None]:
+    """Return the versions that changed or deleted some rows of the merge base; None among them where one is unknown."""
+    anchored = side.fragments.anchored
+    # The fragments that the rows may be in, and the offsets of the rows there; None where these are not known.
+    places: dict[int, BitMap | None] = {
+        anchored[key]: offsets for key, offsets in rows.items() if not isinstance(key, AbsentRows) and key in anchored
+    }
+    if not rows:
+        return []
+    found: list[Change | None] = [] if len(places) == len(rows) else [None]
+    for change in side.history.since:
+        before, after = change.before, change.after
+        if before is None or after is None:
+            return [None]
+        if any(_changes(side, change, number, offsets) for number, offsets in places.items()):
+            # The rows are now in one of the fragments that this version added.
+            places |= dict.fromkeys(set(after.fragments.ids) - set(before.fragments.ids))
+            found += [] if isinstance(change.operation, Rewrite) else [change]
+    return found or [None]
+
+
+def _changes(side: MergeSide, change: Change, number: int, offsets: BitMap | None) -> bool:
+    """Tell whether a version moved, changed or deleted some rows of a fragment; any of them where none are given."""
+    before, after = change.before, change.after
+    if before is None or after is None or (one := before.fragments.find(number)) is None:
+        return False
+    other, deleted = after.fragments.find(number), side.lookups.deleted
+    if other is None:
+        return offsets is None or bool(offsets - deleted(before, one))
+    # Other operations put files of columns beside rows, which does not change the rows.
+    rewritten = one.file_names != other.file_names and isinstance(change.operation, Update | Restore | Overwrite)
+    if offsets is None:
+        return rewritten or one.deletion != other.deletion
+    if one.deletion != other.deletion and (deleted(before, one) ^ deleted(after, other)) & offsets:
+        return True
+    return rewritten and bool(rows_in_place(change).get(number, offsets) & offsets)
+
+
+def _field(manifest: Manifest, number: int) -> Field | None:
+    return next((field for field in manifest.fields if field.id == number), None)
+
+
+def _of_columns(change: Change) -> bool:
+    """Tell whether a change may have changed a column, going by its operation."""
+    return not isinstance(change.operation, Append | Delete | Rewrite)

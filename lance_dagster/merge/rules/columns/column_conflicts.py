@@ -1,0 +1,112 @@
+"""Find rows of one side that do not fit the columns of the other.
+
+A cast gives a column a new id and converts only the rows that are there, and a column that may not be null has no value
+for rows that were written without it. No strategy settles either, since columns and rows would have to be given up
+together; the advice says on which branch which change makes the merge possible.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from lance_dagster.format.model import Field
+from lance_dagster.format.transaction import Append, Overwrite, Update
+from lance_dagster.merge.rules.change_makers import added_makers, cast_makers, facet_makers, row_makers
+from lance_dagster.merge.rules.columns.column_matching import paths_of
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.strategy import Conflict, Finding, Rows, made_again, on_side
+from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.row_id_spaces import NO_FIELD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ColumnChange:
+    """What a side did to a column so that rows of the other side may not fit it, and what helps then."""
+
+    path: str
+    did: str
+    advice: str
+
+
+def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
+    """Find columns whose type or nullability one side changed while the other wrote rows of the old kind."""
+    for changer, writer in ((source, dest), (dest, source)):
+        added = schema.added_by_source if changer.is_source else schema.added_by_dest
+        casts, required = list(_cast_alone(changer, writer, schema)), list(_required(schema, added))
+        # The rows are looked up only where a column changed, which is never the case in most merges.
+        if (casts or required) and writer.written:
+            for change in (*_casts(changer, casts), *_new_required(changer, required, schema)):
+                yield _finding(change, writer, writer.written)
+        # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
+        for number, path in changer.made_required.items():
+            nulls = writer.nulls(number, path)
+            if nulls:
+                filled = f"give column {path} values on {writer.branch} where it is null (`update`), and try again"
+                yield _finding(_made_required(changer, number, filled), writer, nulls)
+
+
+def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
+    """Find columns a side changed so that rows it took out, and that a strategy brings back, do not fit them."""
+    numbers = [number for number in side.made_required if number not in side.cast_fields]
+    added = [field for field in side.manifest.fields if field.name in side.new_required and field.parent_id < 0]
+    changes = [
+        *_casts(side, sorted(side.cast_fields)),
+        *(_made_required(side, number, made_again("the change of the column", side.branch)) for number in numbers),
+        *(_added_required(side, field.id, field.name) for field in added),
+    ]
+    returned = "rows it changed or took out are brought back"
+    for change in changes:
+        source, dest = (change.did, returned) if side.is_source else (returned, change.did)
+        conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
+        yield Finding(conflict=conflict, options=(), advice=change.advice)
+
+
+def _casts(side: MergeSide, numbers: Collection[int]) -> Iterator[_ColumnChange]:
+    paths = paths_of(side.base.fields)
+    for number in numbers:
+        did = f"{cast_makers(side, number)} changed its type"
+        yield _ColumnChange(path=paths[number], did=did, advice=made_again("the change of the type", side.branch))
+
+
+def _made_required(side: MergeSide, number: int, advice: str) -> _ColumnChange:
+    did = f"{facet_makers(side, number, 'nullable')} made it not null"
+    return _ColumnChange(path=side.made_required[number], did=did, advice=advice)
+
+
+def _new_required(side: MergeSide, fields: Collection[Field], schema: MergedSchema) -> Iterator[_ColumnChange]:
+    own = {new: number for number, new in schema.from_source.items()} if side.is_source else {}
+    for field in fields:
+        yield _added_required(side, own.get(field.id, field.id), field.name)
+
+
+def _added_required(side: MergeSide, number: int, path: str) -> _ColumnChange:
+    did = f"{added_makers(side, number)} added it as not null"
+    nullable = f"allow nulls in column {path} on {side.branch}, and try again; rows of the other side are null there"
+    return _ColumnChange(path=path, did=did, advice=nullable)
+
+
+def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[int]:
+    """Return the columns, by their ids in the merge base, whose type one side changed and the other did not alike."""
+    for number, own in changer.cast_fields.items():
+        there = writer.cast_fields.get(number, NO_FIELD)
+        source, dest = (own, there) if changer.is_source else (there, own)
+        # Where the result has both under one field, each side converted the rows that it wrote.
+        if schema.from_source.get(source) != dest:
+            yield number
+
+
+def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[Field]:
+    for field in schema.fields:
+        if field.id in added and field.parent_id < 0 and not field.nullable:
+            yield field
+
+
+def _finding(change: _ColumnChange, writer: MergeSide, rows: Rows) -> Finding:
+    wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows without that"
+    source, dest = (wrote, change.did) if writer.is_source else (change.did, wrote)
+    conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
+    return Finding(conflict=conflict, options=(), rows=on_side(rows, source=writer.is_source), advice=change.advice)
+
+
+def _writes_rows(change: Change) -> bool:
+    return isinstance(change.operation, Append | Update | Overwrite)
