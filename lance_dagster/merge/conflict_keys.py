@@ -1,7 +1,8 @@
 """Name the rows of conflicts by their keys: a reader can look up "id 7", but not "1 row in fragment 0".
 
-The key is the primary key that the table declares, or else the columns that a side upserted by. Only the key columns of
-the first few rows of each conflict are read, and only once a merge is refused.
+The key is the primary key that the table declares, or else the columns that a side upserted by; for a conflict about
+upserted keys, it is the columns of that upsert. Only the key columns of the first few rows of each conflict are read,
+and only once a merge is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from lance_dagster.transactions.claims import UPSERT
 MOST_ROWS_NAMED = 3
 """The key columns of each are read from up to three versions, and a conflict should stay on one line."""
 _KINDS_WITH_ROWS = ("rows", "column")
-"""The kinds whose rows are named. A conflict about a partition has the condition of its rows in its unit already."""
+"""The kinds whose rows are named by the key of the table. A conflict about a partition has a condition in its unit."""
 
 
 def with_keys(
@@ -32,10 +33,12 @@ def with_keys(
         refusal: Why they cannot be merged.
         uri: The table's URI.
     """
-    columns = _key(states[-1].manifest.fields, refusal)
-    found = ConflictRows(context, states, refusal) if columns else None
+    key = _key(states[-1].manifest.fields, refusal)
+    # Conflicts are compared without their hint and keys, so those of the refusal are found.
+    columns = {each: refusal.on.get(each, key if each.kind in _KINDS_WITH_ROWS else ()) for each in refusal.conflicts}
+    found = ConflictRows(context, states, refusal) if any(columns.values()) else None
     conflicts = [
-        replace(conflict, table=uri, keys=() if found is None else _keys_of(conflict, columns, found))
+        replace(conflict, table=uri, keys=() if found is None else _keys_of(conflict, columns[conflict], found))
         for conflict in refusal.conflicts
     ]
     pairs = zip(conflicts, refusal.conflicts, strict=True)
@@ -52,13 +55,13 @@ def _key(fields: Sequence[Field], refusal: MergeRefusal) -> tuple[str, ...]:
     if declared or refusal.sides is None:
         return tuple(field.name for field in declared)
     # An upsert names the columns by which it matched rows; they identify rows as well as a declared key does.
-    claims = (claim for side in refusal.sides for change in side.history.changes for claim in change.claims)
+    claims = (claim for side in refusal.sides for _, claim in side.claims)
     return next((claim.on for claim in claims if claim.mode == UPSERT and claim.on), ())
 
 
 def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) -> tuple[str, ...]:
     """Return the keys of the first few rows of a conflict, as text."""
-    if conflict.kind not in _KINDS_WITH_ROWS:
+    if not columns:
         return ()
     try:
         # One row more than can be named is read, which tells whether an ellipsis is needed.
@@ -67,8 +70,9 @@ def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) ->
     except (LanceDagsterError, OSError):
         # The conflict is what has to be reported, whether its rows can be read or not.
         return ()
-    named = [_named(row, columns) for row in rows[:MOST_ROWS_NAMED]]
-    return (*named, "...") if len(rows) > MOST_ROWS_NAMED else tuple(named)
+    # The rows that both sides put in under one key are two rows of the conflict.
+    named = list(dict.fromkeys(_named(row, columns) for row in rows))
+    return (*named[:MOST_ROWS_NAMED], "...") if len(named) > MOST_ROWS_NAMED else tuple(named)
 
 
 def _named(row: Mapping[str, Mapping[str, object] | None], columns: Sequence[str]) -> str:

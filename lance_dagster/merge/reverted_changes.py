@@ -72,8 +72,10 @@ class _Brought:
 class _Walk:
     """Follows a change through the versions of a branch, oldest first.
 
-    `brought` and `reverted` have the commit ids of the versions that introduced the change and took it back. `at` keeps
-    the value of `last` after each version, by version number, since a branch may be restored to any of them.
+    `last` is the last revert of the change as of the version that was followed last; None where that version has the
+    change, or the branch never had it. `brought` and `reverted` have the commit ids of the versions that introduced the
+    change and took it back. `at` keeps the value of `last` after each version, by version number, since a branch may be
+    restored to any of them.
     """
 
     context: TableContext

@@ -58,7 +58,8 @@ def shared_keys(
     # Sorted keys give the same condition whatever the order of the rows in their fragments.
     keys = one.keys.take(of_source).select(columns).sort_by([(name, "ascending") for name in columns])
     condition = predicate_of(keys, columns) if len(of_source) else None
-    return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition)
+    on = tuple(there for _, _, there in names)
+    return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition, on=on)
 
 
 def matching_renamed(

@@ -78,3 +78,18 @@ def test_a_strategy_for_a_column_that_neither_side_has_is_refused(tmp_path: Path
     table.merge("run", strategy={"column v": "dest-wins", "column id, v": "source-wins", "rows": "dest-wins"})
     with pytest.raises(InvalidInputError, match="neither side has"):
         table.merge("run", strategy={"column w": "dest-wins"})
+
+
+@pytest.mark.parametrize(
+    "keys,named", [([77], ("id 77",)), (list(range(10, 2010)), ("id 10", "id 11", "id 12", "..."))]
+)
+def test_a_conflict_about_upserted_keys_names_them(tmp_path: Path, keys: list[int], named: tuple[str, ...]) -> None:
+    """The keys are those of the upsert, under the name that the dest has for the column."""
+    table = torn(tmp_path, declared=False, updated="id < 0")
+    for branch, value in (("run", 5), ("main", 6)):
+        table.upsert(rows(*keys, v=value), on=["id"], branch=branch)
+    (conflict,) = conflicts(table)
+    assert ("partition", named) == (conflict.kind, conflict.keys)
+    table.columns.rename("id", "number")
+    (conflict,) = conflicts(table)
+    assert tuple(each.replace("id", "number") for each in named) == conflict.keys

@@ -13,6 +13,7 @@ from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Append, Delete, Overwrite, Restore, Rewrite, Update
 from lance_dagster.merge.rules.columns.column_matching import fields_written, rows_in_place
 from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.row_changes import differing_fragments
 from lance_dagster.merge.rules.row_origins import AbsentRows, BaseRows
 from lance_dagster.merge.rules.strategy import Rows
 from lance_dagster.transactions.claims import Change, SideHistory
@@ -176,7 +177,9 @@ def _changed_rows(side: MergeSide, rows: BaseRows) -> list[Change | None]:
         before, after = change.before, change.after
         if before is None or after is None:
             return [None]
-        if any(_changes(side, change, number, offsets) for number, offsets in places.items()):
+        # Fragments are compared as bytes first: decoding each of thousands for each of thousands of versions is slow.
+        differing = differing_fragments(before, after) & places.keys()
+        if any(_changes(side, change, number, places[number]) for number in differing):
             # The rows are now in one of the fragments that this version added.
             places |= dict.fromkeys(set(after.fragments.ids) - set(before.fragments.ids))
             found += [] if isinstance(change.operation, Rewrite) else [change]

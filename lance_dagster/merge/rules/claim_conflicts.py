@@ -11,7 +11,7 @@ them, and may have given their old names to other columns. So a condition is kep
 that it is about, and is evaluated with the names they had.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -35,6 +35,8 @@ from lance_dagster.merge.rules.strategy import (
     ParsedStrategy,
     Rows,
     add_rows,
+    made_after_reset,
+    made_again,
 )
 from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
 
@@ -160,15 +162,14 @@ def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
     found: set[str] = set()
     for side in sides:
         names = {one.id: one.name for one in side.base.fields if one.parent_id < 0}
-        for change in side.history.changes:
-            for claim in change.claims:
-                columns = ClaimedColumns.of(side, change)
-                if claim.mode == APPEND:
-                    continue
-                if claim.predicate is None or not columns.ids.keys() >= set(claim.on):
-                    return None
-                ids = {*columns.named_in(claim.predicate).values(), *(columns.ids[name] for name in claim.on)}
-                found.update(names[number] for number in ids)
+        for change, claim in side.claims:
+            if claim.mode == APPEND:
+                continue
+            columns = ClaimedColumns.of(side, change)
+            if claim.predicate is None or not columns.ids.keys() >= set(claim.on):
+                return None
+            ids = {*columns.named_in(claim.predicate).values(), *(columns.ids[name] for name in claim.on)}
+            found.update(names[number] for number in ids)
     return frozenset(found)
 
 
@@ -226,9 +227,8 @@ class SettledClaims:
 
 def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> SettledClaims:
     """Find the scopes that one side claims and the other one changed, and say what the loser of each loses."""
-    changes = (*source.history.changes, *dest.history.changes)
     # Rows are looked up only when a claim is exclusive: appends never contradict each other.
-    if not any(claim.exclusive for change in changes for claim in change.claims):
+    if not any(claim.exclusive for _, claim in (*source.claims, *dest.claims)):
         return SettledClaims()
     settled = SettledClaims()
     comparison = ClaimComparison(source, dest)
@@ -243,9 +243,11 @@ def _settle(
     source, dest = comparison.source, comparison.dest
     # A conflict about the whole table is about all rows, so none are pointed out.
     rows = partial(_conflicting_rows, source, dest, found.scope) if found.scope.conditions else None
+    on: tuple[str, ...] = ()
     if found.keys is not None:
-        rows = partial(ConflictingRows, source=found.keys.source, dest=found.keys.dest)
-    finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows)
+        rows, on = partial(ConflictingRows, source=found.keys.source, dest=found.keys.dest), found.keys.on
+    again = made_again(f"the change of {found.conflict.unit}", source.branch)
+    finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows, on=on, advice=again)
     winner = strategy.winner_of(finding)
     if winner is None:
         return finding
@@ -254,7 +256,9 @@ def _settle(
         _lose(loser, loss, found, claimed=found.by_source == loser.is_source)
     except InvalidInputError:
         # The predicate is about columns that the loser's rows do not have, so which of them match is unknown.
-        return replace(finding, options=())
+        return replace(
+            finding, options=(), advice=made_after_reset("the drop of columns of the condition", loser.branch)
+        )
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
     # Any of the dropped rows may be the new copy of a row that the loser rewrote, which would then be lost altogether.
     rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
@@ -368,7 +372,7 @@ class ClaimComparison:
     def _found_by(self, side: MergeSide) -> Iterator[ClaimConflict]:
         """Compare what one side claims with the rows that the other one wrote or took out."""
         other = self.dest if side.is_source else self.source
-        for change, claim in _claims(side):
+        for change, claim in side.claims:
             keys, scope = self._keys(side, change, claim), ClaimScope.of(side, change, claim)
             if keys is not None:
                 if any(keys.source.values()):
@@ -417,20 +421,16 @@ def _both_replace(claim: Claim, other: Claim) -> bool:
     return len(conditions) > 1
 
 
-def _claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
-    return ((change, claim) for change in side.history.changes for claim in change.claims)
-
-
-def _active_claims(side: MergeSide) -> Iterator[tuple[Change, Claim]]:
+def _active_claims(side: MergeSide) -> Sequence[tuple[Change, Claim]]:
     """Return the claims of a side that count.
 
     A side that has the rows of the merge base again still claims the scopes that it replaced, unless it took a
     change back.
     """
     if not side.ended_where_it_began:
-        return _claims(side)
+        return side.claims
     back = any(_takes_back(change) for change in side.history.changes)
-    return ((change, claim) for change, claim in _claims(side) if claim.exclusive and not back)
+    return [] if back else [(change, claim) for change, claim in side.claims if claim.exclusive]
 
 
 def _takes_back(change: Change) -> bool:
@@ -473,7 +473,8 @@ def _changed_there(side: MergeSide, written: Rows, removed: Rows) -> str:
     def may_have(change: Change) -> bool:
         return not (_tells(change) or isinstance(change.operation, Rewrite))
 
-    return f"{row_makers(side, written, {**removed}, may_have)} changed rows there"
+    of_base: dict[BaseKey, BitMap] = {number: offsets for number, offsets in removed.items()}  # noqa: C416  # of more keys
+    return f"{row_makers(side, written, of_base, may_have)} changed rows there"
 
 
 def _describe(change: Change, claim: Claim) -> str:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from pyroaring import BitMap
 
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import U64Array
 from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
@@ -35,12 +36,14 @@ means that all names are the same.
 class SharedKeys:
     """Rows of source and dest, by their fragments, whose key both have, and a condition that holds for these keys.
 
-    The condition is None where there is no such row, or where the keys cannot be written down.
+    The condition is None where there is no such row, or where the keys cannot be written down. `on` are the names that
+    the key columns have on the dest.
     """
 
     source: Mapping[int, BitMap]
     dest: Mapping[int, BitMap]
     condition: str | None
+    on: tuple[str, ...] = ()
 
 
 LocatedRows = tuple[Manifest, Mapping[int, BitMap]]
@@ -165,7 +168,8 @@ def incompatible_columns(given: MergeInput) -> Iterator[Finding]:
     for path in given.incompatible:
         did = f"{source} has it in one type", f"{dest} has it in another type, which was changed since the fork"
         conflict = Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
-        yield Finding(conflict=conflict, options=())
+        advice = f"make the change anew on {given.dest.manifest.branch or MAIN}"
+        yield Finding(conflict=conflict, options=(), advice=advice)
 
 
 def missing_versions(given: MergeInput) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ from lance_dagster.merge.rules.row_changes import (
 )
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.strategy import Rows, add_rows
-from lance_dagster.transactions.claims import Change, SideHistory
+from lance_dagster.transactions.claims import Change, Claim, SideHistory
 
 MOST_ROWS_COMPARED = 10_000
 """The maximum of rows that are read to find out which are equal. Where there are more, all count as different."""
@@ -105,6 +105,10 @@ class MergeSide:
         """Each column whose type it changed, by its id in the merge base, with the id of the field added for it."""
         return cast_fields(self.columns, self.base, self.history)
 
+    def cast_of(self, number: int) -> int | None:
+        """Return the column of the merge base, by its id there, that a field of this side is a cast of."""
+        return next((base_id for base_id, own in self.cast_fields.items() if own == number), None)
+
     @cached_property
     def written(self) -> Rows:
         """The rows it inserted or gave new values, by its fragments."""
@@ -130,6 +134,11 @@ class MergeSide:
             for own, was in zip(kept, self.base.fields, strict=True)
         )
         return bool(self.columns.filled) or not same
+
+    @cached_property
+    def claims(self) -> tuple[tuple[Change, Claim], ...]:
+        """The claims of its changes, each with the change that made it."""
+        return tuple((change, claim) for change in self.history.changes for claim in change.claims)
 
     @cached_property
     def added_by(self) -> Mapping[int, Change]:
@@ -180,7 +189,12 @@ class MergeSide:
         return {own for one in holders for own in backing(self.rows.relocated[one].fragment)}
 
     def backed_for_all(self, number: BaseKey, rows: BitMap) -> set[int]:
-        """Return the fields, by the side's ids, of which it has values for each of some rows that left a fragment."""
+        """Return the fields, by the side's ids, that have values in every fragment to which some rows were moved.
+
+        Args:
+            number: The fragment of the merge base that the rows were moved from.
+            rows: The rows, as offsets in it.
+        """
         holders = self.rows.holders(number, rows) if rows else {}
         found = [set(backing(self.rows.relocated[one].fragment)) for one in holders]
         return set.intersection(*found) if found else set()

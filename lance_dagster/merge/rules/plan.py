@@ -7,12 +7,13 @@
 Why it is safe. Whatever a side did, a row of the merge base is where it was, or was moved unchanged, or got new values,
 or is gone (`row_changes`), and a row it inserted is its own. What both sides did to a row is decided by one table
 (`row_decisions`), what they did to a column by another (`schema_merge`); settings are merged key by key
-(`merge_settings`); and two sides that both mean to provide the rows of one scope contradict each other although no row
-shows it (`claim_conflicts`). What cannot be known is refused.
+(`settings_merge`). Two sides that both claim the rows of one partition or predicate conflict, even if no row shows it
+(`claim_conflicts`). What cannot be known is refused.
 
-Every rule returns its findings. They are collected here, the strategy is applied to all of them in one place, and a
-merge is refused with all that stay open, and with those that the strategies which could settle it would lead to
-(`refusal`).
+Every rule asks the strategy who wins where both sides changed the same thing, goes on with the winner, and returns a
+finding all the same. The findings are collected here, and only here it is decided whether the strategy leaves one open.
+Then the merge is refused (`refusal`) with all open conflicts. The refusal also has the conflicts that would arise under
+strategies that settle the first ones.
 
 Only metadata is written, and rows that both sides updated in different cells: the plan says which cells such a row
 gets, and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files
@@ -234,8 +235,8 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
 
 
 def _come_back(undone: BaseRows, winner: MergeSide) -> bool:
-    """Tell whether rows of the merge base for which the change of one side does not count are in the result."""
-    # Where the winner took the rows out too, as two overwrites do, none comes back.
+    """Tell whether rows of the merge base come back: one side lost its change of them, and the winner has them."""
+    # Where the winner removed the rows too, as two overwrites do, none comes back.
     return any(offsets & winner.of(number).alive for number, offsets in undone.items())
 
 

@@ -13,7 +13,6 @@ from itertools import product
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.strategy import (
     BOTH,
-    CHANGE_ONE_SIDE,
     HISTORY,
     SOURCE_WINS,
     Conflict,
@@ -40,7 +39,8 @@ class MergeRefusal:
     `settling` are strategies, complete with those that were given, with which the merge succeeds. `offered` are the
     keys that the first of them adds, and `either` are those of them that may have the other winner as well, in any
     combination. Where there is none, `advice` says what to do instead. `rows` are the functions that find the rows of
-    each conflict; there are several where several rules noted some. `sides` are None when the rows cannot be compared.
+    each conflict; there are several where several rules noted some. `on` are the key columns of conflicts about keys.
+    `sides` are None when the rows cannot be compared.
     """
 
     conflicts: tuple[Conflict, ...]
@@ -49,6 +49,7 @@ class MergeRefusal:
     either: tuple[str, ...] = ()
     advice: str = ""
     rows: Mapping[Conflict, Sequence[RowsLookup]] = field(default_factory=dict)
+    on: Mapping[Conflict, tuple[str, ...]] = field(default_factory=dict)
     sides: Sides | None = None
 
 
@@ -215,18 +216,24 @@ def _refusal(tried: _Trials) -> MergeRefusal:
         either=tried.either(),
         advice="" if settling else _advice(tried),
         rows=rows,
+        on={finding.conflict: finding.on for finding in tried.found if finding.on},
     )
 
 
 def _advice(tried: _Trials) -> str:
     """Say what to do where no strategies settle all conflicts."""
     by_advice: dict[str, list[str]] = {}
+    # Several rules may report one column. The first one tells of the cause, and the others of what it leads to.
+    by_unit: dict[str, str] = {}
     for finding in tried.stuck():
         if finding.advice:
-            by_advice.setdefault(finding.advice, []).append(finding.conflict.unit)
+            by_unit.setdefault(finding.conflict.unit, finding.advice)
+    for unit, advice in by_unit.items():
+        by_advice.setdefault(advice, []).append(unit)
     if tried.trials and not tried.stuck():
-        return f"no strategies settle all conflicts at once; {CHANGE_ONE_SIDE}"
-    named = (f"no strategy settles {', '.join(dict.fromkeys(units))}: {said}" for said, units in by_advice.items())
+        advised = dict.fromkeys(finding.advice for finding in tried.found if finding.advice)
+        return "; ".join(["no strategies settle all conflicts at once", " or ".join(advised)]).removesuffix("; ")
+    named = (f"no strategy settles {', '.join(units)}: {said}" for said, units in by_advice.items())
     return "; ".join(named)
 
 

@@ -1,16 +1,17 @@
-"""Find rows of the merge base by their row ids, where the table keeps these stable.
+"""Find the rows of the merge base that a side moved, updated or removed: by row ids, or by replaying transactions.
+
+With stable row ids, a row keeps its id wherever it is moved (`located_by_ids`).
 
 Which rows got new values is read from the versions the side made: an update writes its rows into new fragments under
 the ids they had, stamped as updated by that version; a compaction keeps the stamps. Where a version was cleaned up,
 the stamps of the newest version are used instead. By them, a row counts as updated even if only a column was added
 before it was moved: the merge is then refused more often than necessary, but nothing is lost.
 
-On tables whose row ids change when rows move, the rows are found by replaying the transactions of the side. A
-compaction writes the live rows of its fragments in order. An update takes rows out and puts rows in, and nothing says
-which new row was which old one: the old ones count as rewritten, so that a change of the other side to the same rows is
-noticed. The same holds for a merge, which may contain updates, and for an update that is taken back. Rows that are gone
-when a version takes a change over, or takes one back, may be there again after it. All other operations leave rows
-where they are.
+Without stable row ids, the transactions of the side are replayed (`located_by_replay`). A compaction writes the live
+rows of its fragments in order. An update takes rows out and puts rows in, and nothing says which new row was which old
+one: the old ones count as rewritten, so that a change of the other side to the same rows is noticed. The same holds for
+a merge, which may contain updates, and for an update that is taken back. A cherry-pick or a revert may insert rows
+again that an earlier version removed. All other operations leave rows where they are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

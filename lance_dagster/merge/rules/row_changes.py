@@ -63,7 +63,7 @@ def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
     if side.anchor is not None and side.same_ids:
         anchored = dict(zip(side.anchor.fragments.ids, side.anchor.fragments.ids, strict=True))
         ids = _still(anchored, manifest)
-        differing = _differing(side.anchor, manifest)
+        differing = differing_fragments(side.anchor, manifest)
     else:
         # The ids of another line prove nothing, so the base is matched with the anchor by file names. From the anchor
         # on it is one line, and ids count again.
@@ -71,7 +71,7 @@ def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
         anchored, differing = _by_names(base, through)
         ids = anchored
         if side.anchor is not None:
-            later = _differing(side.anchor, manifest)
+            later = differing_fragments(side.anchor, manifest)
             differing |= {number for number, own in anchored.items() if own in later}
             ids = _still(anchored, manifest)
     # Whole sets and mappings at once: most fragments of a large table are the same on both sides.
@@ -93,7 +93,7 @@ def _still(anchored: dict[int, int], manifest: Manifest) -> dict[int, int]:
     return anchored if there.issuperset(anchored.values()) else {n: own for n, own in anchored.items() if own in there}
 
 
-def _differing(one: Manifest, other: Manifest) -> set[int]:
+def differing_fragments(one: Manifest, other: Manifest) -> set[int]:
     """Return the ids of fragments of a version that are gone or changed in a later one."""
     old, new, old_ids, new_ids = one.fragments.items, other.fragments.items, one.fragments.ids, other.fragments.ids
     # Bytes that are equal in the same place are the same fragment; only the others have to be found by their ids.
@@ -133,8 +133,9 @@ class RelocatedRows:
 
     `origins` says where each row comes from; rows without an origin were put in since.
     `updated` are the offsets of rows that got new values since, `back` those of rows that the base has only as deleted.
-    `live` are the offsets of the rows that are meant: all that are not deleted, or, in a fragment that is in the place
-    of one of the base, those that the base has deleted there and those updated in place. A fragment of only new rows
+    `live` are the offsets of the rows that this object describes. In a fragment that the base lacks, these are all rows
+    that are not deleted. In a fragment that is in the place of one of the base, they are the rows that the base has
+    deleted there, and the rows that were updated in place. A fragment of only new rows
     has no origins, so that it costs the same however many rows it has.
     """
 
@@ -293,7 +294,7 @@ class RowChanges:
 
     @cached_property
     def numbers_by_key(self) -> Mapping[BaseKey, Sequence[int]]:
-        """The relocated fragments that rows of each fragment of the base are in."""
+        """By fragment of the base, the ids of the side's fragments that its rows were moved to."""
         found: dict[BaseKey, list[int]] = {}
         for number, rows in self.relocated.items():
             for key in rows.base_keys:

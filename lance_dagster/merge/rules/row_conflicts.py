@@ -17,7 +17,6 @@ from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, Row
 from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
     BOTH,
-    CHANGE_ONE_SIDE,
     DEST_WINS,
     SOURCE_WINS,
     UNTRACEABLE,
@@ -27,6 +26,7 @@ from lance_dagster.merge.rules.strategy import (
     add_rows,
     column_unit,
     in_base,
+    made_again,
 )
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.conflicts import touched_fragments
@@ -84,7 +84,8 @@ class _Report:
         # A side cannot win in some fragments only, so it is an option only where the decision for each allows it.
         options = tuple(name for name in BOTH if all(name in each.decision.options for each in decided))
         conflict = Conflict(kind="rows", unit=unit, source=source, dest=dest)
-        advice = CHANGE_ONE_SIDE if self._dest.manifest.stable_row_ids else UNTRACEABLE
+        again = made_again("the change of these rows", self._source.branch)
+        advice = again if self._dest.manifest.stable_row_ids else UNTRACEABLE
         return Finding(conflict=conflict, options=options, rows=in_base(rows), advice=advice)
 
     def lacking_columns(self, decided: Sequence[DecidedFragment], *, of_source: bool) -> Iterator[Finding]:
@@ -105,7 +106,14 @@ class _Report:
             conflict = self._of_columns(columns, (wrote, moved) if of_source else (moved, wrote))
             lossless = self._without_loss(columns, of_source=of_source)
             outcome = f"keeps the updates, and {count} updated row{'s are' if count > 1 else ' is'} null there"
-            yield Finding(conflict=conflict, options=(), rows=in_base(rows), lossless=lossless, outcome=outcome)
+            yield Finding(
+                conflict=conflict,
+                options=(),
+                rows=in_base(rows),
+                lossless=lossless,
+                outcome=outcome,
+                advice=self._written_again(columns, writer),
+            )
 
     def _without_loss(self, columns: Fields, *, of_source: bool) -> Winner | None:
         """Return the strategy that keeps the updated rows as they are, with nulls in columns that are new."""
@@ -166,7 +174,8 @@ class _Report:
             also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
             # There is no option: it would take a new file with the columns of both, and a merge writes no such file.
             conflict = self._of_columns(source_columns, (wrote, f"{mover} moved the rows{also}"))
-            yield Finding(conflict=conflict, options=(), rows=in_base(moved))
+            advice = self._written_again(source_columns, self._source)
+            yield Finding(conflict=conflict, options=(), rows=in_base(moved), advice=advice)
 
     @property
     def _caveat(self) -> str:
@@ -194,6 +203,9 @@ class _Report:
             # rows have to go instead, and where the columns of both sides are wanted for the same rows.
             return not mover.rewritten and (of_source or not decision.dest_given_up)
         return winner is not None and all(self._rules.schema.nullable(number) for number in columns)
+
+    def _written_again(self, columns: Fields, writer: MergeSide) -> str:
+        return made_again(f"the values of {', '.join(self._paths(columns))}", writer.branch)
 
     def _who_wrote(self, side: MergeSide, fields: Fields) -> str:
         """Name who wrote values of columns, given by their ids in the result, beside rows that stayed."""

@@ -208,11 +208,11 @@ class RowRules:
         return {ids[own] for own in fields if own in ids}
 
     def _compared(self, number: BaseKey) -> tuple[FragmentRowChanges, FragmentRowChanges]:
-        """Return what became of the rows of a fragment of the base on both sides.
+        """Return what became of the rows of a fragment of the base on both sides, after their values were compared.
 
-        Rows that both have with the same new values, from the same file or because they are equal, count as changed by
-        the dest alone; by the source where that has values of more columns. Rows that the base had deleted and both
-        have again count as changed by both when they may have other values.
+        A row that both sides updated to equal values counts as updated by one side only: by the dest, or by the source
+        where its copy has values of more columns. A row that the base has deleted, and that both sides have again,
+        counts as updated by both sides if the two copies may differ.
         """
         combined = self.combined
         source, dest = self.source.of(number), self.dest.of(number)

@@ -88,8 +88,6 @@ class ConflictingRows:
     fields: frozenset[int] = frozenset()
 
 
-CHANGE_ONE_SIDE = "change one side"
-"""The advice for a conflict that no strategy settles, where nothing better is known."""
 UNTRACEABLE = (
     "the table has no stable row ids, so updated rows cannot be traced; reset one side to a version before its change"
 )
@@ -103,7 +101,8 @@ class Finding:
     """A conflict that a rule found, the strategies it can carry out there, and the rows it is about.
 
     `lossless` is the strategy that loses nothing of either side, if there is one, and `outcome` says what it leads to.
-    `advice` says what to do where no strategy settles it.
+    `advice` says what to do where no strategy settles it. `on` are the key columns, as the dest calls them, of a
+    conflict about keys.
     """
 
     conflict: Conflict
@@ -111,12 +110,21 @@ class Finding:
     rows: RowsLookup | None = None
     lossless: Winner | None = None
     outcome: str = ""
-    advice: str = CHANGE_ONE_SIDE
+    advice: str = ""
+    on: tuple[str, ...] = ()
 
 
 def made_again(what: str, branch: str) -> str:
     """Return the advice to take a change back on one branch, and to make it after the merge."""
     return f"take {what} back on {branch} (`revert`), try again, and make it once more on the result"
+
+
+def made_after_reset(what: str, branch: str) -> str:
+    """Return the advice to go back to before a change of the schema, and to make it after the merge.
+
+    A revert does not help there: a column that was out of the schema once does not count as the same column again.
+    """
+    return f"reset {branch} to before {what} (`branches.reset`), try again, and make it once more on the result"
 
 
 def column_unit(paths: Iterable[str]) -> str:

@@ -58,11 +58,19 @@ def _faceted(
         if own in (before, other):
             continue
         if other != before:
-            conflicts.append(ExpectedConflict("column", f"{facet} of {dest.name}"))
+            # Casts of both sides to one type may be merged where the values are equal, for which they have to be read.
+            conflicts.append(
+                ExpectedConflict("column", f"{facet} of {dest.name}", hard=not _same_cast(source, dest, facet))
+            )
             if strategy != SOURCE_WINS:
                 continue
         merged = _with_facet(merged, facet, source)
     return merged
+
+
+def _same_cast(one: Column, other: Column, facet: str = "cast") -> bool:
+    """Whether two columns were given one type, perhaps by different versions."""
+    return facet == "cast" and one.type == other.type
 
 
 def _with_facet(column: Column, facet: str, of: Column) -> Column:
@@ -76,17 +84,14 @@ def _dropped(
 ) -> None:
     """Record as a conflict what one side did to a column that the other side dropped."""
     if kept != base:
-        conflicts.append(ExpectedConflict("column", f"dropped {base.name}", hard=_facets(kept) != _facets(base)))
+        hard = kept.name != base.name or (kept.cast != base.cast and not _same_cast(kept, base))
+        conflicts.append(ExpectedConflict("column", f"dropped {base.name}", hard=hard))
     cells = {uid: rewritten(inputs.base, side, uid).get(base.token) for uid in inputs.base.rows}
     written = {uid: cell for uid, cell in cells.items() if cell is not None}
     if written:
         stays = (uid for uid, cell in written.items() if not cell.partly)
         hard = any(side.rows[uid].stamp == inputs.base.rows[uid].stamp for uid in stays)
         conflicts.append(ExpectedConflict("column", f"dropped {base.name} with new values", hard=hard))
-
-
-def _facets(column: Column) -> tuple[object, ...]:
-    return (column.name, column.cast)
 
 
 def _crossed(base: Column, source: Column, dest: Column) -> bool:
@@ -108,7 +113,11 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
             if base is None or column == opposite:
                 continue
             if column.cast != base.cast:
-                yield from _cast(inputs, column, side, other, moved | new)
+                found = _cast(inputs, column, side, other, moved | new)
+                # Where the other side has the type as well, by a cast of its own or by an earlier merge of equal casts,
+                # it has converted its rows itself.
+                alike = any(_same_cast(column, one) for one in (base, opposite) if one is not None)
+                yield from (replace(one, hard=one.hard and not alike) for one in found)
             elif base.nullable and not column.nullable:
                 yield from _without_nulls(inputs, column, other, rows, moved | new)
 

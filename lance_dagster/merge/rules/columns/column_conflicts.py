@@ -12,9 +12,9 @@ from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Append, Overwrite, Update
 from lance_dagster.merge.rules.change_makers import added_makers, cast_makers, facet_makers, row_makers
 from lance_dagster.merge.rules.columns.column_matching import paths_of
-from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, can_compare_columns
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.strategy import Conflict, Finding, Rows, made_again, on_side
+from lance_dagster.merge.rules.strategy import Conflict, Finding, Rows, made_after_reset, made_again, on_side
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
@@ -35,7 +35,7 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
         casts, required = list(_cast_alone(changer, writer, schema)), list(_required(schema, added))
         # The rows are looked up only where a column changed, which is never the case in most merges.
         if (casts or required) and writer.written:
-            for change in (*_casts(changer, casts), *_new_required(changer, required, schema)):
+            for change in (*_casts(changer, casts, writer), *_new_required(changer, required, schema)):
                 yield _finding(change, writer, writer.written)
         # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
         for number, path in changer.made_required.items():
@@ -61,11 +61,25 @@ def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
         yield Finding(conflict=conflict, options=(), advice=change.advice)
 
 
-def _casts(side: MergeSide, numbers: Collection[int]) -> Iterator[_ColumnChange]:
+def _casts(side: MergeSide, numbers: Collection[int], writer: MergeSide | None = None) -> Iterator[_ColumnChange]:
+    """Describe casts of a side; `writer` is the other side, if it wrote rows of the old type."""
     paths = paths_of(side.base.fields)
+    advice = made_after_reset("the change of the type", side.branch)
     for number in numbers:
         did = f"{cast_makers(side, number)} changed its type"
-        yield _ColumnChange(path=paths[number], did=did, advice=made_again("the change of the type", side.branch))
+        alike = None if writer is None else _cast_alike(side, number, writer)
+        yield _ColumnChange(path=paths[number], did=did, advice=alike or advice)
+
+
+def _cast_alike(side: MergeSide, number: int, writer: MergeSide) -> str | None:
+    """Return the advice to cast a column on the other side as well; None where two casts would not be compared."""
+    cast, there = (
+        next((field for field in one.manifest.fields if field.id == own), None)
+        for one, own in ((side, side.cast_fields[number]), (writer, writer.columns.ids.get(number)))
+    )
+    if cast is None or there is None or cast.name != there.name or cast.parent_id >= 0 or not can_compare_columns(side):
+        return None
+    return f"cast it to {cast.logical_type} on {writer.branch} too (`columns.cast`), and try again"
 
 
 def _made_required(side: MergeSide, number: int, advice: str) -> _ColumnChange:

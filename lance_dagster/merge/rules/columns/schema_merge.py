@@ -116,11 +116,17 @@ class _SchemaMerge:
         self._cast_apart = {self._paths[number] for number, _ in new_paths[0].items() ^ new_paths[1].items()}
 
     def _found(
-        self, unit: str, did: tuple[str, str], options: tuple[Winner, ...] = BOTH, kind: ConflictKind = "column"
+        self,
+        unit: str,
+        did: tuple[str, str],
+        options: tuple[Winner, ...] = BOTH,
+        *,
+        kind: ConflictKind = "column",
+        advice: str = "",
     ) -> Winner | None:
         """Note a conflict; returns the strategy that settles it."""
         conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
-        self._findings.append(Finding(conflict=conflict, options=options))
+        self._findings.append(Finding(conflict=conflict, options=options, advice=advice))
         return self._strategy.winner_of(self._findings[-1])
 
     def result(self) -> MergedSchema:
@@ -197,14 +203,16 @@ class _SchemaMerge:
         )
 
     def _dropped_and_cast(self, base: Field) -> None:
-        path = self._paths[base.id]
-        source, dest = (
+        sides = self._source_side, self._dest_side
+        did = [
             f"{cast_makers(side, base.id)} changed its type"
             if base.id in side.cast_fields
             else f"{drop_makers(side, base.id)} dropped it"
-            for side in (self._source_side, self._dest_side)
-        )
-        self._found(f"column {path}", (source, dest), ())
+            for side in sides
+        ]
+        casters = [side.branch for side in sides if base.id in side.cast_fields]
+        advice = f"drop it on {' and '.join(casters)} too, and try again"
+        self._found(f"column {self._paths[base.id]}", (did[0], did[1]), (), advice=advice)
 
     def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
@@ -275,7 +283,7 @@ class _SchemaMerge:
             # The winner's column replaces the other as a whole. Of columns with inner fields, only the outer field
             # would be replaced, and the inner fields of the loser would stay.
             options = BOTH if self._is_leaf_of_both(field, same_named) else ()
-            if self._found(f"column {path}", did, options) != SOURCE_WINS:
+            if self._found(f"column {path}", did, options, advice=self._rename) != SOURCE_WINS:
                 return None
             self._fields.pop(same_named.id, None)
         # The id that the field has on the source may be another column's on the dest, since both lines count on from
@@ -315,20 +323,22 @@ class _SchemaMerge:
         """
         source, dest = self._source_side, self._dest_side
         equal, ids = source.lookups.equal_rows, self._base.fragments.ids
-        # A column that was cast is another one of the same name. The rows of merges in both directions are not all in
-        # the merge base, by which rows are compared here.
-        if equal is None or self._crosswise or field.name in self._cast_by_source | self._cast_by_dest:
+        # The rows of merges in both directions are not all in the merge base, by which rows are compared here.
+        if equal is None or self._crosswise:
             return False
-        if not self._base.stable_row_ids or field.parent_id >= 0 or not self._is_leaf_of_both(field, same_named):
+        # A column that one side cast is not the same as one that the other side added under its name.
+        cast = self._source_side.cast_of(field.id)
+        if cast != self._dest_side.cast_of(same_named.id):
+            return False
+        if not can_compare_columns(source) or field.parent_id >= 0 or not self._is_leaf_of_both(field, same_named):
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
-            return False
-        if sum(one.physical_rows for one in self._base.fragments) > MOST_ROWS_COMPARED:
             return False
         pairs = [(key, source.of(key), dest.of(key)) for key in ids]
         shared = {key: (one.stays | one.moved) & (other.stays | other.moved) for key, one, other in pairs}
         if not any(shared.values()):
-            return False
+            # No values show that two added columns mean the same. Two casts of one column to one type do.
+            return cast is not None
         addresses = [
             np.concatenate([side.addresses_of_all(key, rows) for key, rows in shared.items()])
             for side in (source, dest)
@@ -366,7 +376,7 @@ class _SchemaMerge:
                         f"{self._who_changed(field)} added or changed it",
                     ),
                     (),
-                    "column",
+                    advice=f"drop it on {self._dest_side.branch} too, and try again",
                 )
                 del self._fields[field.id]
 
@@ -389,8 +399,14 @@ class _SchemaMerge:
                         f"{name_makers(self._dest_side, field.name)} gave another column the same",
                     ),
                     (),
-                    "column" if again else "schema",
+                    kind="column" if again else "schema",
+                    advice=self._rename,
                 )
+
+    @property
+    def _rename(self) -> str:
+        """The advice for two columns of one name."""
+        return f"rename the column on {self._source_side.branch} or {self._dest_side.branch}, and try again"
 
     def _order(self) -> list[int]:
         """Return the ids of the result's fields in the order of one side: of the source where only it changed that.
@@ -436,10 +452,16 @@ class _SchemaMerge:
 
 def _came(side: MergeSide, field: Field) -> str:
     """Say how a field that the merge base lacks came to a side."""
-    cast = next((number for number, own in side.cast_fields.items() if own == field.id), None)
+    cast = side.cast_of(field.id)
     if cast is not None:
         return f"{cast_makers(side, cast)} changed its type"
     return f"{added_makers(side, field.id)} added it"
+
+
+def can_compare_columns(side: MergeSide) -> bool:
+    """Tell whether whole columns of both sides may be compared: rows can be traced, and there are few of them."""
+    rows = sum(one.physical_rows for one in side.base.fragments)
+    return side.base.stable_row_ids and side.lookups.equal_rows is not None and rows <= MOST_ROWS_COMPARED
 
 
 def _around_is_gone(base: Field, columns: SideColumns) -> bool:
