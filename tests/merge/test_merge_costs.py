@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable, StagedFiles
-from lance_dagster.format.codec.fragment_parts import ProtobufFragmentDecoder
+from lance_dagster.format.codec.manifest_parts import ProtobufFragmentDecoder
 from lance_dagster.store import LocalStore
 from tests.backdating import files
 from tests.store.scripted import Request, ScriptedStore

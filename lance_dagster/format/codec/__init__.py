@@ -1,8 +1,8 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
 from lance_dagster.format.codec.data_files import DataFileShape, decode_shape
-from lance_dagster.format.codec.fragment_parts import encoded
 from lance_dagster.format.codec.index_parts import decode_indices, encode_indices, rebase_index_section
+from lance_dagster.format.codec.manifest_parts import encoded
 from lance_dagster.format.codec.manifests import (
     COMMIT_ID,
     COMMIT_PREFIX,

@@ -25,14 +25,16 @@ from google.protobuf.message import DecodeError
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fragment_parts import ProtobufFragmentDecoder, encode_fragments, validated_message
 from lance_dagster.format.codec.index_parts import decode_indices
 from lance_dagster.format.codec.manifest_parts import (
+    ProtobufFragmentDecoder,
     base_paths_from_wire,
     base_paths_to_wire,
+    encode_fragments,
     fields_from_wire,
     fields_to_wire,
     unknown_fields,
+    validated_message,
 )
 from lance_dagster.format.codec.operations import decode_transaction
 from lance_dagster.format.codec.row_sequences import count_row_ids, count_versions

@@ -12,12 +12,6 @@ from google.protobuf.message import DecodeError, Message
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
-from lance_dagster.format.codec.fragment_parts import (
-    ProtobufFragmentDecoder,
-    encode_fragments,
-    file_from_wire,
-    file_to_wire,
-)
 from lance_dagster.format.codec.index_parts import (
     files_from_wire,
     files_to_wire,
@@ -27,10 +21,14 @@ from lance_dagster.format.codec.index_parts import (
     uuid_to_wire,
 )
 from lance_dagster.format.codec.manifest_parts import (
+    ProtobufFragmentDecoder,
     base_paths_from_wire,
     base_paths_to_wire,
+    encode_fragments,
     fields_from_wire,
     fields_to_wire,
+    file_from_wire,
+    file_to_wire,
     unknown_fields,
 )
 from lance_dagster.format.layout import is_file_name, is_path_inside
