@@ -26,8 +26,13 @@ from pyspark.sql.types import StructField, StructType
 
 from lance_dagster.datafiles import exact_cast
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.arrow_types import has_blobs
 
 _MAX_DECIMAL = 38
+# What PySpark raises for a type without a counterpart, and what pyarrow does for a decimal of too many digits.
+_WITHOUT_SPARK_TYPE = (PySparkTypeError, ValueError)
+# The metadata key of the blobs that files before version 2.2 have.
+_LEGACY_BLOB = b"lance-encoding:blob"
 # The estimated bytes of a string or binary value, and the estimated number of elements of a list or map.
 _GUESSED_WIDTH = 64
 _GUESSED_ELEMENTS = 16
@@ -128,8 +133,15 @@ def readable_schema(schema: pa.Schema) -> StructType:
     """Return the Spark schema of a table's rows, every column nullable.
 
     Raises:
-        InvalidInputError: Spark has no type for a column.
+        InvalidInputError: Spark has no type for a column, or it holds blobs: Lance returns the place of a blob instead
+            of its bytes, and a frame that is written back would store these places.
     """
+    for column in schema:
+        if _holds_blobs(column):
+            raise InvalidInputError(
+                f"column {column.name!r} holds blobs, which Spark cannot read; name the other columns to read them, "
+                f"and read the blobs with pylance, by take_blobs of table.to_lance()"
+            )
     return StructType([_spark_field(column) for column in schema])
 
 
@@ -139,13 +151,28 @@ def arrow_for_spark(schema: StructType) -> pa.Schema:
 
 
 def to_spark_batch(batch: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
-    """Convert a batch of a table's rows to the types that Spark expects; columns that fit are not copied."""
-    # Spark stores microseconds, so nanoseconds are truncated. Every other conversion widens and is exact.
+    """Convert a batch of a table's rows to the types that Spark expects; columns that fit are not copied.
+
+    Raises:
+        InvalidInputError: A time or a duration is beyond Spark's range, with the column.
+    """
     columns = [
-        column if column.type == field.type else _cast(column, field.type, allow_time_truncate=True)
+        column if column.type == field.type else _widened(column, field)
         for column, field in zip(batch.columns, expected, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=expected)
+
+
+def _widened(values: "pa.Array[Any]", field: "pa.Field[Any]") -> "pa.Array[Any]":
+    # Spark stores microseconds, so nanoseconds are truncated. Every other conversion widens and is exact.
+    try:
+        return _cast(values, field.type, allow_time_truncate=True)
+    except pa.ArrowInvalid as error:
+        # Seconds and milliseconds reach further than microseconds.
+        raise InvalidInputError(
+            f"column {field.name!r} is {values.type} and has a value beyond the range of Spark's microseconds: "
+            f"{str(error).rpartition(': ')[2]}; name the other columns to read them"
+        ) from error
 
 
 def _arrow_type(field: StructField) -> pa.DataType:
@@ -174,18 +201,30 @@ def _is_number(arrow: pa.DataType) -> bool:
 
 def _spark_field(column: "pa.Field[Any]") -> StructField:
     try:
-        return StructField(column.name, from_arrow_type(_relaxed(column.type)), nullable=True)
-    except PySparkTypeError as error:
+        spark_type = from_arrow_type(_relaxed(column.type))
+        # PySpark makes a decimal of any number of digits, and finds only here that Spark has no more than 38.
+        to_arrow_type(spark_type, timezone="UTC")
+        return StructField(column.name, spark_type, nullable=True)
+    except _WITHOUT_SPARK_TYPE as error:
         raise InvalidInputError(
             f"column {column.name!r} is {column.type}, for which Spark has no type; name the other columns to read them"
         ) from error
+
+
+def _holds_blobs(column: "pa.Field[Any]") -> bool:
+    parts = () if isinstance(column.type, pa.BaseExtensionType) else range(column.type.num_fields)
+    return (
+        has_blobs(pa.schema([column]))
+        or _LEGACY_BLOB in (column.metadata or {})
+        or any(_holds_blobs(column.type.field(index)) for index in parts)
+    )
 
 
 def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
     """Return whether a frame's column has the type that Spark gives the table's column when it reads it."""
     try:
         read_back = to_arrow_type(from_arrow_type(_relaxed(table)), timezone="UTC")
-    except PySparkTypeError:
+    except _WITHOUT_SPARK_TYPE:
         return False
     return pa.types.is_null(frame) or bool(frame == _relaxed(read_back))
 
@@ -251,6 +290,9 @@ def _cast(values: "pa.Array[Any]", wanted: pa.DataType, *, allow_time_truncate: 
 
     The parts of a variant take none, and below a null struct they are null nevertheless, which Arrow refuses to cast.
     """
+    if isinstance(wanted, pa.DictionaryType) and not pa.types.is_dictionary(values.type):
+        # Arrow casts only strings and binary values to a dictionary, and not numbers.
+        return _cast(pc.dictionary_encode(_cast(values, wanted.value_type)), wanted)
     nullable = _nullable(wanted)
     cast = pc.call_function("cast", [values], pc.CastOptions(nullable, allow_time_truncate=allow_time_truncate))
     return cast if nullable == wanted else _relabelled(cast, wanted)
@@ -302,9 +344,16 @@ def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
 
 def _with_elements(values: "pa.Array[Any]") -> "pa.Array[Any]":
     """Copy lists that have no element at all: pyarrow crashes when it casts such lists from Java to vectors."""
-    if isinstance(values, pa.ListArray) and len(values.values):
-        return values
-    return pa.concat_arrays([values.slice(0, 0), values])
+    return pa.concat_arrays([values.slice(0, 0), values]) if _lacks_elements(values) else values
+
+
+def _lacks_elements(values: Any) -> bool:  # noqa: ANN401 - any Arrow array
+    """Return whether an array has lists without a single element, at any depth."""
+    if isinstance(values, pa.ListArray):
+        return not len(values.values) or _lacks_elements(values.values)
+    if isinstance(values, pa.StructArray):
+        return any(_lacks_elements(values.field(index)) for index in range(values.type.num_fields))
+    return False
 
 
 def batch_rows(schema: pa.Schema, stored_row_bytes: int = 0) -> int:

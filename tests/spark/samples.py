@@ -3,31 +3,71 @@
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-EVERY_TYPE = {
-    "a_byte": "cast(-7 AS byte)",
-    "a_short": "cast(-700 AS short)",
-    "an_int": "-70000",
-    "a_long": "-7000000000",
-    "a_float": "cast(0.5 AS float)",
-    "a_double": "cast(-0.1 AS double)",
-    "a_boolean": "true",
-    "a_string": "'Zürich'",
-    "a_binary": "x'00FF'",
-    "a_small_decimal": "cast(-1.25 AS decimal(10,2))",
-    "a_large_decimal": "cast('1234567890123456789012345678.0123456789' AS decimal(38,10))",
-    "a_date": "date '1969-12-31'",
-    "a_timestamp": "timestamp '2026-01-31 12:34:56.123456 Europe/Paris'",
-    "a_local_timestamp": "timestamp_ntz '2026-01-31 12:34:56.123456'",
-    "a_time": "time '23:59:59.999999'",
-    "a_duration": "interval '1 02:03:04.5' day to second",
-    "a_vector": "array(cast(1 AS float), cast(2 AS float), cast(3 AS float))",
-    "a_list_of_lists": "array(array(1), array(), array(2, 3))",
-    "a_list_of_structs": "array(named_struct('x', 1, 'y', 'a'))",
-    "a_map": "map('k', 1, 'l', 2)",
-    "a_struct": "named_struct('inner', named_struct('x', 1), 'at', timestamp '2026-01-31 00:00:00 UTC')",
-    "a_variant": """parse_json('{"a": [1, "b"]}')""",
-    "a_void": "null",
+# The SQL type of each column and some values, to which nulls are added; nested types have nulls at each level.
+EVERY_TYPE: dict[str, tuple[str, *tuple[str, ...]]] = {
+    "a_byte": ("byte", "-128", "127"),
+    "a_short": ("short", "-32768", "32767"),
+    "an_int": ("int", "-2147483648", "2147483647"),
+    "a_long": ("long", "-9223372036854775807 - 1", "9223372036854775807"),
+    "a_float": ("float", "0.1F", "float('nan')", "-float('infinity')", "-0.0F"),
+    "a_double": ("double", "-0.1D", "double('nan')", "double('infinity')", "-0.0D"),
+    "a_boolean": ("boolean", "true", "false"),
+    "a_string": ("string", "'Zürich'", "''"),
+    "a_binary": ("binary", "x'00FF'", "x''"),
+    "a_small_decimal": ("decimal(10,2)", "-1.25BD", "99999999.99BD"),
+    "a_large_decimal": ("decimal(38,10)", "'1234567890123456789012345678.0123456789'"),
+    "a_date": ("date", "date '0001-01-01'", "date '1969-12-31'", "date '9999-12-31'"),
+    "a_timestamp": (
+        "timestamp",
+        "timestamp '2026-01-31 12:34:56.123456 Europe/Paris'",
+        "timestamp '0001-01-01 00:00:00 UTC'",
+        "timestamp '9999-12-31 23:59:59.999999 UTC'",
+    ),
+    "a_local_timestamp": (
+        "timestamp_ntz",
+        "timestamp_ntz '2026-01-31 12:34:56.123456'",
+        "timestamp_ntz '0001-01-01 00:00:00'",
+        "timestamp_ntz '9999-12-31 23:59:59.999999'",
+    ),
+    "a_time": ("time(6)", "time '00:00:00'", "time '23:59:59.999999'"),
+    "a_duration": (
+        "interval day to second",
+        "interval '1 02:03:04.5' day to second",
+        "-interval '99999999 23:59:59.999999' day to second",
+    ),
+    "a_vector": ("array<float>", "array(1F, 2F, 3F)", "array(1F, null, float('nan'))"),
+    "a_list": ("array<int>", "array()", "array(null)", "array(1, null, 2)"),
+    "a_list_of_lists": ("array<array<int>>", "array(array(1), array(), null, array(2, null))"),
+    "a_list_of_structs": (
+        "array<struct<x: struct<y: int>, s: string>>",
+        "array()",
+        "array(null, named_struct('x', null, 's', null), named_struct('x', named_struct('y', null), 's', 'a'))",
+        "array(named_struct('x', named_struct('y', 1), 's', null))",
+    ),
+    "a_map": ("map<string, int>", "map()", "map('k', 1, 'l', null)"),
+    "a_map_of_lists": (
+        "map<int, array<struct<y: int>>>",
+        "map(1, null)",
+        "map(1, array(), 2, array(null), 3, array(named_struct('y', null), named_struct('y', 7)))",
+    ),
+    "a_struct": (
+        "struct<inner: struct<x: int>, at: timestamp, l: array<struct<y: int>>, m: map<string, int>>",
+        "named_struct('inner', null, 'at', null, 'l', null, 'm', null)",
+        "named_struct('inner', named_struct('x', null), 'at', null, 'l', array(null), 'm', map('k', null))",
+        """named_struct('inner', named_struct('x', 1), 'at', timestamp '2026-01-31 00:00:00 UTC', 'l',
+        array(named_struct('y', null), named_struct('y', 1)), 'm', map('k', 1))""",
+    ),
+    "a_variant": ("variant", """parse_json('{"a": [1, "b"]}')""", "parse_json('null')"),
+    "a_struct_with_a_variant": (
+        "struct<v: variant, s: struct<y: int>>",
+        "named_struct('v', null, 's', named_struct('y', 1))",
+        "named_struct('v', parse_json('[1]'), 's', null)",
+    ),
+    "a_list_of_variants": ("array<variant>", "array(null, parse_json('[1]'))"),
+    "a_void": ("void",),
 }
+VARIANTS = ("a_variant", "a_struct_with_a_variant", "a_list_of_variants")
+VECTORS = {"a_vector": 3}
 
 
 def schema_of(**types: pa.DataType) -> pa.Schema:
@@ -35,14 +75,21 @@ def schema_of(**types: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, arrow) for name, arrow in types.items()])
 
 
-def every_type(spark: SparkSession, *, nulls: bool) -> DataFrame:
-    """A frame with one row of values, and on request one of nulls."""
-    columns = [f"if(id = 1, {value}, null) AS {name}" for name, value in EVERY_TYPE.items()]
-    return spark.range(1, 3 if nulls else 2).selectExpr("id", *columns)
+def with_every_type(ids: DataFrame) -> DataFrame:
+    """A frame with a column of each type beside the ids, which count from 0: first nulls, then each of the values."""
+    columns = [
+        f"cast(CASE id {' '.join(f'WHEN {n} THEN {value}' for n, value in enumerate(['null', *values]))} END AS {kind})"
+        f" AS {name}"
+        for name, (kind, *values) in EVERY_TYPE.items()
+    ]
+    return ids.selectExpr("id", *columns)
+
+
+def every_type(spark: SparkSession) -> DataFrame:
+    """The frame of `with_every_type` with as many rows as the column of most values needs."""
+    return with_every_type(spark.range(max(map(len, EVERY_TYPE.values()))).coalesce(1))
 
 
 def rows(df: DataFrame) -> list[dict[str, object]]:
-    """The rows of a frame by id, as comparable values."""
-    found = [row.asDict(recursive=True) for row in df.orderBy("id").collect()]
-    # Variants are compared by identity.
-    return [{name: str(value) if name == "a_variant" else value for name, value in row.items()} for row in found]
+    """The rows of a frame by id."""
+    return [row.asDict(recursive=True) for row in df.orderBy("id").collect()]

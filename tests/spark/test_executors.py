@@ -5,22 +5,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from lance_dagster.datafiles import RowTally
-from lance_dagster.spark import read_table, stage, target_schema, upsert_frame
+from lance_dagster.spark import stage, target_schema, upsert_frame
 from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
 from lance_dagster.table import LanceTable
-from tests.soak import thinned
 
 ROOT = Path(__file__).parents[2]
 RESULT_BYTES, MOST_MEBIBYTES = "spark.driver.maxResultSize", 350
@@ -95,38 +93,6 @@ def test_a_stage_that_runs_again_after_a_lost_shuffle(spark: SparkSession, tmp_t
     assert 4 < len(made.read_text().splitlines())
     assert [2] == table.branches.version_numbers(after=1)
     assert list(range(4000)) == sorted(table.read()["id"].to_pylist())  # type: ignore[type-var]
-
-
-NESTED = "id long, m map<string, array<struct<x: struct<y: int>, s: string>>>, st struct<l: array<struct<y: int>>>"
-VARIANTS = "if(id % 3 = 0, null, named_struct('v', if(id % 3 = 1, null, parse_json('[1]')), 's', {}))"
-WAYS: dict[str, Callable[[DataFrame, LanceTable], object]] = {
-    "stage": lambda df, table: table.append(stage(df, table)),
-    "data source": lambda df, table: df.write.format("lance_dagster").mode("append").save(table.uri),
-    "upsert": lambda df, table: upsert_frame(df, table, ["id"]),
-}
-
-
-@pytest.mark.parametrize("way", thinned(WAYS, kept=lambda way: way == "stage"))
-def test_nulls_at_every_level(spark: SparkSession, tmp_table_uri: str, way: str) -> None:
-    """There are nulls in structs in lists in maps, and in a struct with a variant and another struct."""
-    maps: list[Any] = [
-        None,
-        {},
-        {"k": None},
-        {"k": []},
-        {"k": [None]},
-        {"k": [(None, None), ((None,), "a"), ((1,), None)]},
-    ]
-    structs = [None, (None,), ([],), ([None],), ([(None,)],), ([(1,), None],)]
-    df = spark.createDataFrame([(n, *pair) for n, pair in enumerate(zip(maps, structs, strict=True))], NESTED)
-    beside = "if(id % 2 = 0, null, named_struct('y', if(id > 3, null, id)))"
-    df = df.selectExpr("*", f"{VARIANTS.format(beside)} AS v", f"array({VARIANTS.format(beside)}, null) AS vs")
-    table = LanceTable.create(tmp_table_uri, target_schema(df.schema))
-    WAYS[way](df.coalesce(1), table)
-    expected = [str(row) for row in df.orderBy("id").collect()]
-    assert expected == [str(row) for row in read_table(spark, table).orderBy("id").collect()]
-    read = spark.read.format("lance_dagster").load(table.uri)
-    assert expected == [str(row) for row in read.orderBy("id").collect()]
 
 
 @pytest.mark.soak

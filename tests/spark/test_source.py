@@ -16,21 +16,9 @@ from lance_dagster.spark import read_table, stage
 from lance_dagster.spark.writer import WRITE_PROPERTY, LanceWriter
 from lance_dagster.table import LanceTable
 from tests.conftest import S3Storage
-from tests.spark.samples import every_type, rows, schema_of
+from tests.spark.samples import rows, schema_of
 
 FORMAT = "lance_dagster"
-
-
-@pytest.mark.usefixtures("time_type")
-def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str) -> None:
-    """The first save creates the table, and the second adds rows."""
-    df = every_type(spark, nulls=True)
-    writer = df.write.format(FORMAT).option("vectors", "a_vector:3")
-    writer.mode("append").save(tmp_table_uri)
-    assert pa.list_(pa.float32(), 3) == LanceTable.open(tmp_table_uri).schema().field("a_vector").type
-    assert rows(df) == rows(spark.read.format(FORMAT).load(tmp_table_uri))
-    writer.mode("append").save(tmp_table_uri)
-    assert 4 == LanceTable.open(tmp_table_uri).count_rows()
 
 
 def test_overwrite_replaces_rows_and_columns(spark: SparkSession, tmp_table_uri: str) -> None:

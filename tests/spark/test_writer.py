@@ -10,32 +10,12 @@ from pyspark.sql import SparkSession
 from lance_dagster.datafiles import RowTally
 from lance_dagster.errors import SchemaMismatchError, StoreError
 from lance_dagster.spark import read_table, replacement_schema, stage, target_schema
-from lance_dagster.spark.spark_schema import to_table_batch
 from lance_dagster.spark.writer import large_batches, stage_counted
 from lance_dagster.table import LanceTable
-from tests.spark.samples import every_type, rows, schema_of
+from tests.spark.samples import rows, schema_of
 
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-
-@pytest.mark.usefixtures("time_type")
-@pytest.mark.parametrize("nulls", [False, True])
-def test_every_type_makes_the_round_trip(spark: SparkSession, tmp_table_uri: str, *, nulls: bool) -> None:
-    """Spark and pylance read the values that Spark wrote; vectors are fixed-size lists."""
-    df = every_type(spark, nulls=nulls)
-    table = LanceTable.create(tmp_table_uri, target_schema(df.schema, {"a_vector": 3}))
-    table.append(stage(df, table))
-    back = read_table(spark, table)
-    assert df.dtypes == back.dtypes
-    assert rows(df) == rows(back)
-    stored = table.to_lance().to_table().sort_by("id").to_pylist()
-    if nulls:
-        assert {**dict.fromkeys(df.columns), "id": 2} == stored[1]
-        return
-    # PyArrow gets Spark's own values without a file in between.
-    made = [to_table_batch(batch, table.schema()) for batch in df.toArrow().to_batches()]
-    assert pa.Table.from_batches(made).to_pylist() == stored
 
 
 def test_timestamps_are_stored_in_utc_whatever_the_session_shows(spark: SparkSession, tmp_table_uri: str) -> None:
