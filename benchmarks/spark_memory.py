@@ -148,9 +148,9 @@ def _driver(java: int) -> list[Path]:
         except OSError:
             continue
     found = [os.getpid(), java]
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process and child not in found]
-    return [_PROC / str(process) for process in found]
+    for number in found:
+        found += [child for child, parent in parents.items() if parent == number and child not in found]
+    return [_PROC / str(number) for number in found]
 
 
 def _peak(mark: str) -> int:
