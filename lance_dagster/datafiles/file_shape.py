@@ -35,7 +35,7 @@ def read_shape(file: ExpectedFile, *, pages: bool = False) -> DataFileShape:
 
     Args:
         file: The file.
-        pages: Whether to check the positions of all pages too.
+        pages: Whether to check the metadata of all columns and pages too.
 
     Raises:
         CorruptFileError: The file is missing, has another size, or is not a data file.

@@ -3,15 +3,18 @@
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import cast
 
 import lance
+import pyarrow as pa
 import pytest
 
 from lance_dagster import CorruptFileError, InvalidInputError, LanceTable
+from lance_dagster.datafiles import ExpectedFile, read_shape
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on, entries, new_table
@@ -108,6 +111,56 @@ def test_a_data_file_of_a_damaged_shape_is_not_opened(tmp_path: Path, damage: by
         found = LanceTable.open(copy).maintenance.verify(deep=True)
         assert any(path.name in (problem.path or "") for problem in found.problems)
     assert 1000 == LanceTable.open(table.uri, {"check_files": "shapes"}).count_rows(filter="value >= 0")
+
+
+READ = """
+import shutil, sys
+from lance_dagster import LanceTable
+uri, path, *copies = sys.argv[1:]
+for copy in copies:
+    print(copy, flush=True)
+    shutil.copyfile(copy, path)
+    try:
+        LanceTable.open(uri).read()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_what_passes_as_a_shape_does_not_end_the_process(tmp_path: Path) -> None:
+    """All the metadata of a file is damaged place by place; pylance reads what the check lets pass, and survives."""
+    schema = pa.schema(
+        {"value": pa.int64(), "key": pa.string(), "list": pa.list_(pa.int32()), "inner": pa.struct({"a": pa.int8()})}
+    )
+    columns = {
+        "value": range(1000),
+        "key": [f"x{number}" for number in range(1000)],
+        "list": [[number] * (number % 3) for number in range(1000)],
+        "inner": [{"a": 1}] * 1000,
+    }
+    table = LanceTable.create(tmp_path / "table", schema)
+    table.append(pa.table({name: [*values] for name, values in columns.items()}, schema))
+    (path,) = Path(table.uri, "data").iterdir()
+    whole = path.read_bytes()
+    (first,) = struct.unpack_from("<Q", whole, len(whole) - 40)
+    places = range(first, len(whole) - 7)
+    edits = [whole[:place] + damage + whole[place + 8 :] for place in places for damage in (b"\0" * 8, b"\xff" * 8)]
+    edits += [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in range(first, len(whole))]
+    store, passed, refused = LocalStore(str(tmp_path)), list[str](), 0
+    for number, edited in enumerate(edits):
+        copy = tmp_path / f"{number}.lance"
+        copy.write_bytes(edited)
+        try:
+            read_shape(ExpectedFile(store=store, key=copy.name, size=len(edited)), pages=True)
+        except CorruptFileError:
+            refused += 1
+        else:
+            passed.append(str(copy))
+    assert refused > 4 * len(passed)
+    command = [sys.executable, "-c", READ, table.uri, str(path), *passed]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert 0 == done.returncode, f"{done.stdout[-500:]}{done.stderr[-500:]}"
+    assert passed == [line for line in done.stdout.splitlines() if line.startswith(str(tmp_path))]
 
 
 def test_verification_survives_damaged_pages(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
+from google.protobuf.any_pb2 import Any
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found, unused-ignore]  # no stub
 
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format._proto import lance_dagster_wire_pb2 as wire
@@ -24,6 +27,17 @@ _ENTRY = struct.Struct("<QQ")
 _MAGIC = b"LANC"
 # Early files of format 2.0 say 0.3; a footer before that has another layout.
 _FIRST, _NEXT_MAJOR = (0, 3), 3
+_ROWS_OF_LEAVES = (2, 1)
+"""The first version whose columns are all leaves of the schema, with pages that count rows."""
+_LAST_KNOWN = (2, 2)
+_ENCODINGS = "/lance.encodings"
+_COLUMN_ENCODINGS = frozenset({"/lance.encodings.ColumnEncoding"})
+# The second is that of files that were written before version 2.1 was final; pylance says that it cannot read them.
+_PAGE_ENCODINGS = frozenset(
+    {"/lance.encodings.ArrayEncoding", "/lance.encodings.PageLayout", "/lance.encodings21.PageLayout"}
+)
+_DIRECT, _LENGTH_DELIMITED = 2, 2
+"""The field of an encoding that is stored in place, and the wire type of a field that is a message."""
 _MOST_METADATA = 64 << 20
 """The largest accepted descriptor, and the largest accepted metadata of all columns together, in bytes."""
 
@@ -45,7 +59,8 @@ def decode_shape(read: ReadRange, size: int, path: str, *, pages: bool = False) 
         read: Reads bytes of the file; it may return fewer when the file is shorter.
         size: The size of the file in bytes.
         path: The file, for messages.
-        pages: Whether to read the metadata of the columns too, and check that every page lies inside the file.
+        pages: Whether to read the metadata of the columns too, and check that every page lies inside the file, has an
+            encoding of a known type, and that the pages of a column have all rows.
 
     Raises:
         CorruptFileError: The file has another shape.
@@ -80,8 +95,31 @@ def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     start, length = described[0]
     rows = int(wire.FileDescriptor.FromString(read(start, start + length)).length)
     if pages:
-        _check_pages(read, placed, end)
+        _check_pages(read, placed, end, rows=rows, version=(major, minor))
     return DataFileShape(rows=rows, columns=columns, major=major, minor=minor)
+
+
+def _check_known(message: Message, what: str) -> None:
+    if len(UnknownFieldSet(message)):
+        raise ValueError(f"{what} has a field that is not known")
+
+
+def _check_encoding(data: bytes, known: frozenset[str], what: str) -> None:
+    """Check that an encoding is stored in place, is of a known type and is a message: `{2: {1: Any}}`."""
+    message = Any.FromString(_only_field(_only_field(data, _DIRECT, what), 1, what))
+    _check_known(message, f"the encoding of {what}")
+    if message.type_url not in known and (known or not message.type_url.startswith(_ENCODINGS)):
+        raise ValueError(f"the encoding of {what} is of the type {message.type_url!r}")
+    if not len(UnknownFieldSet(Empty.FromString(message.value))):
+        raise ValueError(f"the encoding of {what} is empty")
+
+
+def _only_field(data: bytes, number: int, what: str) -> bytes:
+    """Return the bytes of the one field of a message, which has to have this number."""
+    fields = list(UnknownFieldSet(Empty.FromString(data)))
+    if [(field.field_number, field.wire_type) for field in fields] != [(number, _LENGTH_DELIMITED)]:
+        raise ValueError(f"{what} has no encoding")
+    return bytes(fields[0].data)
 
 
 def _entries(data: bytes) -> Sequence[_Part]:
@@ -94,11 +132,20 @@ def _check_inside(parts: Sequence[_Part], end: int, what: str) -> None:
             raise ValueError(f"{what} lies at {start} to {start + length}, beyond {end}")
 
 
-def _check_pages(read: ReadRange, columns: Sequence[_Part], end: int) -> None:
+def _check_pages(read: ReadRange, columns: Sequence[_Part], end: int, *, rows: int, version: tuple[int, int]) -> None:
+    # What a later version calls its encodings is not known.
+    known = _PAGE_ENCODINGS if version <= _LAST_KNOWN else frozenset[str]()
     for start, length in columns:
         column = wire.ColumnMetadata.FromString(read(start, start + length))
-        if not column.encoding:
-            raise ValueError("a column has no encoding")
+        # A damaged tag makes the rest a field that nobody knows, and pylance panics over what is missing.
+        _check_known(column, "the metadata of a column")
+        _check_encoding(column.encoding, _COLUMN_ENCODINGS, "a column")
+        for page in column.pages:
+            _check_known(page, "a page")
+            _check_encoding(page.encoding, known, "a page")
+        # A page of an early file counts the items of lists, not rows.
+        if version >= _ROWS_OF_LEAVES and column.pages and sum(page.length for page in column.pages) != rows:
+            raise ValueError(f"the pages of a column do not have {rows} rows")
         buffers = [(column.buffer_offsets, column.buffer_sizes)]
         buffers += [(page.buffer_offsets, page.buffer_sizes) for page in column.pages]
         for offsets, sizes in buffers:
