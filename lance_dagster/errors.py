@@ -421,6 +421,10 @@ class ConditionalPutUnsupportedError(StoreError):
     """Report a store on which two writers could overwrite each other's commit."""
 
 
+_READ_ONLY = "Read-only file system"
+"""How operating systems describe EROFS, in Python's errors as in pylance's."""
+
+
 class PermissionRefusedError(StoreError):
     """Report that the storage refused a request because the credentials may not make it; nothing was changed."""
 
@@ -436,6 +440,8 @@ class PermissionRefusedError(StoreError):
         """The permission that is missing, or what is wrong with the credentials."""
         if not self.known:
             return "the credentials are wrong or have expired: correct the key and its secret, or renew the token"
+        if _READ_ONLY in self.answer:
+            return "the file system is mounted read-only: mount it for writing, or write from where it is"
         verb = self.what.partition(" ")[0]
         return f"the credentials need the permission to {verb} there; otherwise leave this to a role that has it"
 

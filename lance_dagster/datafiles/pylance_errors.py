@@ -14,6 +14,7 @@ from lance_dagster.errors import (
     CorruptFileError,
     InvalidInputError,
     NotEnoughMemoryError,
+    PermissionRefusedError,
     Remedy,
     StoreError,
     UnsupportedFeatureError,
@@ -57,6 +58,8 @@ _NO_FIELD = re.compile(
 )
 """The message for an unknown column, often a string literal without quotes."""
 _VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
+_REFUSED = ("(os error 1)", "(os error 13)", "(os error 30)")
+"""Parts of messages for EPERM, EACCES and EROFS: the operating system refused, and nothing was written."""
 _IF_DAMAGED = Remedy("if a file is damaged, {} names it", Call("maintenance.verify", named={"deep": True}))
 _CRASHED = ("reader producer terminated", "panicked with message")
 """Parts of messages that remain of a panic in one of pylance's threads."""
@@ -82,6 +85,7 @@ def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
         with _panics(what, where, _IF_DAMAGED):
             yield
     except _EXPECTED as error:
+        _raise_refusal(f"{what} of {where}", error)
         # pylance raises any class for any cause, so the message decides.
         if "LanceError(IO)" in str(error) or "Not found: " in str(error):
             # A range beyond the end of a file or page is damage, which pylance reports as a failed request.
@@ -98,9 +102,16 @@ def storage_errors(what: str) -> Iterator[None]:
         with _panics(what, "the table"):
             yield
     except _EXPECTED as error:
+        _raise_refusal(what, error)
         if "Not supported: " in str(error):
             raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
         raise StoreError(f"cannot {what}: {_first_line(error)}") from error
+
+
+def _raise_refusal(what: str, error: BaseException) -> None:
+    """Raise `PermissionRefusedError` where the operating system refused to write or read a file."""
+    if any(code in str(error) for code in _REFUSED):
+        raise PermissionRefusedError(what, _first_line(error)) from error
 
 
 @contextmanager

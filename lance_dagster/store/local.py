@@ -550,10 +550,8 @@ def _failed(what: str, path: str, error: OSError | ValueError) -> StoreError:
     # Shown as Python writes it where it would break a message.
     shown = path if path.isprintable() else repr(path)
     code = getattr(error, "errno", None)
-    if code == errno.EROFS:
-        return PermissionRefusedError(f"{what} {shown}", f"{error}; the file system is mounted read-only")
     # Refused before anything was done, so a caller need not ask what became of the call.
-    if code in (errno.EACCES, errno.EPERM):
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermissionRefusedError(f"{what} {shown}", str(error))
     return StoreError(f"cannot {what} {shown}: {error}")
 

@@ -11,6 +11,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import StoreError
+from tests.soak import pairs
 from tests.table_factory import entries, new_table
 
 SECRET = 4242
@@ -147,16 +148,14 @@ def assert_nothing_follows(table: LanceTable, private: LanceTable, operation: st
     assert not (isinstance(found, set) and SECRET in found)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder, operation", pairs(FOLDERS, OPERATIONS))
 def test_no_operation_follows_a_folder(table: LanceTable, private: LanceTable, folder: str, operation: str) -> None:
     """The operation is refused, or does without the folder."""
     link_folder(table, private, folder)
     assert_nothing_follows(table, private, operation)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("pattern", FILES)
+@pytest.mark.parametrize("pattern, operation", pairs(FILES, OPERATIONS))
 def test_no_operation_follows_a_file(table: LanceTable, private: LanceTable, pattern: str, operation: str) -> None:
     """The same for single files."""
     link_files(table, private, pattern)
