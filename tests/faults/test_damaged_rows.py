@@ -129,9 +129,9 @@ for copy in copies:
 
 def test_what_passes_as_a_shape_does_not_end_the_process(tmp_path: Path) -> None:
     """All the metadata of a file is damaged place by place; pylance reads what the check lets pass, and survives."""
-    schema = pa.schema(
-        {"value": pa.int64(), "key": pa.string(), "list": pa.list_(pa.int32()), "inner": pa.struct({"a": pa.int8()})}
-    )
+    inner = pa.struct([pa.field("a", pa.int8())])
+    names = {"value": pa.int64(), "key": pa.string(), "list": pa.list_(pa.int32()), "inner": inner}
+    schema = pa.schema([pa.field(name, kind) for name, kind in names.items()])
     columns = {
         "value": range(1000),
         "key": [f"x{number}" for number in range(1000)],
