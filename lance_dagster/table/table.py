@@ -40,6 +40,7 @@ from lance_dagster.table.maintenance import Maintenance
 from lance_dagster.table.tags import Tags
 
 
+# Unions are quoted in the signatures: `help` would write them out, on lines of 400 characters.
 class LanceTable:
     """A Lance table with branches, tags and merges.
 
@@ -90,7 +91,7 @@ class LanceTable:
         *,
         storage_options: Mapping[str, str] | None = None,
         message: str | None = None,
-        properties: Properties = None,
+        properties: "Properties" = None,
         **options: Unpack[CreateOptions],
     ) -> "LanceTable":
         """Create an empty table with stable row ids, as `main@1`.
@@ -162,19 +163,19 @@ class LanceTable:
         """Compact, verify, move and clone the table; collect garbage; manage indices and base paths."""
         return Maintenance(self._context, LanceTable)
 
-    def at(self, ref: Ref) -> Version:
+    def at(self, ref: "Ref") -> "Version":
         """Return the version a ref names."""
         return self._described(self._context.at(ref))
 
-    def head(self, branch: str = MAIN) -> Version:
+    def head(self, branch: str = MAIN) -> "Version":
         """Return the newest version of a branch."""
         return self._described(self._context.head(branch))
 
     def log(
         self,
-        ref: Ref = MAIN,
+        ref: "Ref" = MAIN,
         *,
-        after: Ref | None = None,
+        after: "Ref | None" = None,
         limit: int | None = None,
         first_parent: bool = True,
         only: LogFilter | None = None,
@@ -196,7 +197,7 @@ class LanceTable:
             return first_parent_log(self._context, ref, after=after, limit=limit, only=only)
         return [version for version, _ in full_log(self._context, ref, after=after, limit=limit, only=only)]
 
-    def diff(self, before: Ref, after: Ref, *, on: Sequence[str] | None = None, since_base: bool = False) -> Diff:
+    def diff(self, before: "Ref", after: "Ref", *, on: Sequence[str] | None = None, since_base: bool = False) -> "Diff":
         """Compare version `before` with version `after`, on any branches: `before..after`.
 
         Two manifests are read; rows only when they are asked for.
@@ -221,11 +222,11 @@ class LanceTable:
         # The result is compared from the merge base, so it has to record which version the caller named.
         return diff.diff(self._context, base, new, on=on, base_of=str(old))
 
-    def schema(self, ref: Ref = MAIN) -> pa.Schema:
+    def schema(self, ref: "Ref" = MAIN) -> pa.Schema:
         """Return the Arrow schema of a version."""
         return self._context.recall(ref).schema
 
-    def count_rows(self, ref: Ref = MAIN, filter: str | None = None) -> int:
+    def count_rows(self, ref: "Ref" = MAIN, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data.
 
         A version written by a very old program does not record how many rows it has; then rows are counted.
@@ -236,7 +237,7 @@ class LanceTable:
 
     def read(
         self,
-        ref: Ref = MAIN,
+        ref: "Ref" = MAIN,
         columns: Sequence[str] | None = None,
         filter: str | None = None,
         *,
@@ -249,7 +250,7 @@ class LanceTable:
 
     def scan(
         self,
-        ref: Ref = MAIN,
+        ref: "Ref" = MAIN,
         columns: Sequence[str] | None = None,
         filter: str | None = None,
         *,
@@ -273,20 +274,20 @@ class LanceTable:
             return self._context.scan_isolated(self._context.at(ref), columns, filter)
         return datafiles.scan(self.to_lance(ref), columns, filter)
 
-    def to_lance(self, ref: Ref = MAIN) -> "datafiles.LanceDataset":
+    def to_lance(self, ref: "Ref" = MAIN) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
         return self._context.dataset(self._context.at(ref))
 
     def append(
         self,
-        data: Rows,
+        data: "Rows",
         *,
         branch: str = MAIN,
         message: str | None = None,
-        properties: Properties = None,
+        properties: "Properties" = None,
         partitions: Sequence[str] = (),
         replaces: Version | None = None,
-    ) -> WriteResult:
+    ) -> "WriteResult":
         """Add rows.
 
         Args:
@@ -303,13 +304,13 @@ class LanceTable:
 
     def overwrite(
         self,
-        data: Rows,
+        data: "Rows",
         *,
         branch: str = MAIN,
         message: str | None = None,
-        properties: Properties = None,
+        properties: "Properties" = None,
         partitions: Sequence[str] = (),
-    ) -> WriteResult:
+    ) -> "WriteResult":
         """Replace all rows, and the schema where the new rows do not fit the old one; arguments as for `append`."""
         info = CommitInfo.of(branch, message, properties, partitions)
         return self._result(write.overwrite(self._context, data, info))
@@ -317,13 +318,13 @@ class LanceTable:
     def replace_where(
         self,
         predicate: str,
-        data: Rows,
+        data: "Rows",
         *,
         branch: str = MAIN,
         message: str | None = None,
-        properties: Properties = None,
+        properties: "Properties" = None,
         partitions: Sequence[str] = (),
-    ) -> WriteResult:
+    ) -> "WriteResult":
         """Replace the rows that match a predicate, in one version; arguments as for `append`.
 
         Each new row must match the predicate, since the version claims all rows that match. A merge is refused when
@@ -336,8 +337,8 @@ class LanceTable:
         return self._result(write.replace_where(self._context, predicate, data, info))
 
     def delete(
-        self, predicate: str, *, branch: str = MAIN, message: str | None = None, properties: Properties = None
-    ) -> WriteResult:
+        self, predicate: str, *, branch: str = MAIN, message: str | None = None, properties: "Properties" = None
+    ) -> "WriteResult":
         """Delete the rows that match a predicate.
 
         When another commit touches the same fragments meanwhile, the rows are looked up again.
@@ -362,8 +363,8 @@ class LanceTable:
         where: str | None = None,
         branch: str = MAIN,
         message: str | None = None,
-        properties: Properties = None,
-    ) -> WriteResult:
+        properties: "Properties" = None,
+    ) -> "WriteResult":
         """Give the rows that match a predicate new values.
 
         Rows keep their ids and the version they were created at, on a table with stable row ids. When another commit
@@ -388,15 +389,15 @@ class LanceTable:
 
     def upsert(
         self,
-        data: Rows | staged_upsert.StagedUpsert,
+        data: "Rows | staged_upsert.StagedUpsert",
         *,
         on: Sequence[str],
         branch: str = MAIN,
         message: str | None = None,
-        properties: Properties = None,
+        properties: "Properties" = None,
         partitions: Sequence[str] = (),
         **when: Unpack[When],
-    ) -> WriteResult:
+    ) -> "WriteResult":
         """Update the rows whose key occurs in the source rows, and insert the other source rows, as one version.
 
         Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
@@ -427,7 +428,7 @@ class LanceTable:
             return self._result(staged_upsert.commit_upsert(self._context, data, info))
         return self._result(upsert(self._context, data, on, rules=Rules.of(when), info=info))
 
-    def stage(self, data: Rows, *, branch: str = MAIN, base: str | None = None) -> StagedFiles:
+    def stage(self, data: "Rows", *, branch: str = MAIN, base: str | None = None) -> "StagedFiles":
         """Write rows to data files that no version names yet; any write of the table can commit them.
 
         Args:
@@ -442,7 +443,7 @@ class LanceTable:
         return write.stage(self._context, data, branch, base)
 
     def write_target(
-        self, schema: pa.Schema | None = None, ref: Ref = MAIN, base: str | None = None
+        self, schema: pa.Schema | None = None, ref: "Ref" = MAIN, base: str | None = None
     ) -> datafiles.WriteTarget:
         """Return the target with which another process stages data files: `write_files(target, batches)`.
 
@@ -457,7 +458,7 @@ class LanceTable:
         # For Spark only: it takes longer to find out than a small append has to spare.
         return replace(target, stored_row_bytes=write.stored_row_bytes(state))
 
-    def commit(self, transaction: Transaction, *, branch: str = MAIN) -> Version:
+    def commit(self, transaction: Transaction, *, branch: str = MAIN) -> "Version":
         """Commit a transaction, or return the version it made if it landed before.
 
         The files that it adds are checked first, by one ranged read of each; it raises the same errors as `append`.
@@ -471,8 +472,8 @@ class LanceTable:
         return self._described(staged_files.commit_given(self._context, branch, transaction))
 
     def preview_merge(
-        self, source: Ref, into: str = MAIN, *, strategy: Strategy = None, mode: MergeMode = MERGE_COMMIT
-    ) -> MergePreview:
+        self, source: "Ref", into: str = MAIN, *, strategy: "Strategy" = None, mode: "MergeMode" = MERGE_COMMIT
+    ) -> "MergePreview":
         """Return a preview of a merge, with all its conflicts; nothing is written.
 
         The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows in conflict.
@@ -481,14 +482,14 @@ class LanceTable:
 
     def merge(
         self,
-        source: Ref,
+        source: "Ref",
         into: str = MAIN,
         *,
-        strategy: Strategy = None,
-        mode: MergeMode = MERGE_COMMIT,
+        strategy: "Strategy" = None,
+        mode: "MergeMode" = MERGE_COMMIT,
         message: str | None = None,
-        properties: Properties = None,
-    ) -> WriteResult:
+        properties: "Properties" = None,
+    ) -> "WriteResult":
         """Merge a version into a branch; this writes only metadata, and the rows that combine cells of both sides.
 
         All changes of both sides to rows, columns and settings since their merge base are kept, or are reported as
@@ -512,14 +513,14 @@ class LanceTable:
 
     def cherry_pick(
         self,
-        source: Ref,
+        source: "Ref",
         into: str = MAIN,
         *,
         parent: int | None = None,
-        strategy: Strategy = None,
+        strategy: "Strategy" = None,
         message: str | None = None,
-        properties: Properties = None,
-    ) -> WriteResult:
+        properties: "Properties" = None,
+    ) -> "WriteResult":
         """Apply the change of one version to another branch; return its head when the branch has the change already.
 
         A branch that reverted the change gets it again. The new version keeps the committer of the picked one, and
@@ -540,14 +541,14 @@ class LanceTable:
 
     def revert(
         self,
-        ref: Ref,
+        ref: "Ref",
         branch: str = MAIN,
         *,
         parent: int | None = None,
-        strategy: Strategy = None,
+        strategy: "Strategy" = None,
         message: str | None = None,
-        properties: Properties = None,
-    ) -> WriteResult:
+        properties: "Properties" = None,
+    ) -> "WriteResult":
         """Undo the change of one version, and keep all later changes.
 
         Rows that the version added are deleted, rows that it deleted come back, and rows that it updated get their
@@ -568,8 +569,8 @@ class LanceTable:
         return self._result(picks.revert(self._context, self._context.at(ref), branch, options))
 
     def restore(
-        self, ref: Ref, branch: str = MAIN, *, message: str | None = None, properties: Properties = None
-    ) -> WriteResult:
+        self, ref: "Ref", branch: str = MAIN, *, message: str | None = None, properties: "Properties" = None
+    ) -> "WriteResult":
         """Restore an older version of a branch as a new version; later versions stay in the log.
 
         A branch whose newest version is a restore of that version is left as it is.
@@ -581,10 +582,10 @@ class LanceTable:
         options = PickOptions(properties=CommitInfo.of(branch, message or f"restore {to}", properties).as_properties())
         return self._result(picks.restore(self._context, to, branch, options))
 
-    def _result(self, written: Written) -> WriteResult:
+    def _result(self, written: Written) -> "WriteResult":
         return written.described(self._context)
 
-    def _described(self, state: State) -> Version:
+    def _described(self, state: State) -> "Version":
         return self._context.versions.describe(state)
 
 
