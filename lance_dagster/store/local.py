@@ -42,7 +42,7 @@ from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
 # Answers to a sync of a folder above the root: refused, or the file system has no sync.
-_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
+_NEVER_SYNCED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _LONGEST_TURN = 3.0
@@ -462,7 +462,7 @@ class LocalStore:
             except OSError as error:
                 # A folder that this user may not open, or of a file system that is only read, is not one that was made
                 # for the table.
-                if error.errno not in _NOT_OURS:
+                if error.errno not in _NEVER_SYNCED:
                     raise
         self._reached = number
 

@@ -83,14 +83,14 @@ class Interleaver:
                 self._pick()
 
     def _send(self, number: int, request: Request) -> object:
-        mine = object()
+        ticket = object()
         with self._changed:
             told = f"{request.verb} {request.key}"
             before, times = self._last.get(number, ("", 0))
             self._last[number] = (told, times + 1 if told == before else 1)
-            self._waiting[number].append(mine)
+            self._waiting[number].append(ticket)
             self._pick()
-            if not self._changed.wait_for(lambda: self._granted is mine, _STUCK_SECONDS):
+            if not self._changed.wait_for(lambda: self._granted is ticket, _STUCK_SECONDS):
                 raise TimeoutError(f"no actor goes on; the last requests were {self.requests[-5:]}")
             self._granted = None
             self.requests.append(f"{number} {told}")

@@ -116,8 +116,8 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
                 found = _cast(inputs, column, side, other, moved | new)
                 # Where the other side has the type as well, by a cast of its own or by an earlier merge of equal casts,
                 # it has converted its rows itself.
-                alike = any(_same_cast(column, one) for one in (base, opposite) if one is not None)
-                yield from (replace(one, hard=one.hard and not alike) for one in found)
+                same = any(_same_cast(column, one) for one in (base, opposite) if one is not None)
+                yield from (replace(one, hard=one.hard and not same) for one in found)
             elif base.nullable and not column.nullable:
                 yield from _without_nulls(inputs, column, other, rows, moved | new)
 

@@ -67,11 +67,11 @@ def _casts(side: MergeSide, numbers: Collection[int], writer: MergeSide | None =
     advice = made_after_reset("the change of the type", side.branch)
     for number in numbers:
         did = f"{cast_makers(side, number)} changed its type"
-        alike = None if writer is None else _cast_alike(side, number, writer)
-        yield _ColumnChange(path=paths[number], did=did, advice=alike or advice)
+        same_cast = None if writer is None else _same_cast_there(side, number, writer)
+        yield _ColumnChange(path=paths[number], did=did, advice=same_cast or advice)
 
 
-def _cast_alike(side: MergeSide, number: int, writer: MergeSide) -> str | None:
+def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | None:
     """Return the advice to cast a column on the other side as well; None where two casts would not be compared."""
     cast, there = (
         next((field for field in one.manifest.fields if field.id == own), None)
@@ -100,7 +100,7 @@ def _added_required(side: MergeSide, number: int, path: str) -> _ColumnChange:
 
 
 def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[int]:
-    """Return the columns, by their ids in the merge base, whose type one side changed and the other did not alike."""
+    """Return the columns, by their ids in the merge base, whose type one side changed and the other did not same_cast."""
     for number, own in changer.cast_fields.items():
         there = writer.cast_fields.get(number, NO_FIELD)
         source, dest = (own, there) if changer.is_source else (there, own)
