@@ -23,7 +23,6 @@ import fcntl
 import hashlib
 import io
 import os
-import random
 import shutil
 import stat
 import time
@@ -38,17 +37,15 @@ from pathlib import Path
 from lance_dagster.errors import NotDurableError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.links import Links
+from lance_dagster.store.locks import lock
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
-# Answers to a sync of a folder above the root: refused, or the file system has no sync.
-_NEVER_SYNCED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
+# A folder above the root that answers so was not made for the table: it may not be opened, or is only read.
+_UNSYNCED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _LONGEST_TURN = 3.0
-# Seconds between two looks at a lock: of the writer that is next, and of the others, by how long they have waited. To
-# look costs time of the processor, which the writer whose turn it is needs.
-_HEAD_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0004, 0.003, 0.03
 
 
 class LocalStore:
@@ -332,8 +329,8 @@ class LocalStore:
         # The locks are those of the descriptors, and end with them; a process that dies ends them too.
         with ExitStack() as held:
             with ExitStack() as next_one:
-                ahead = _locked(f"{folder}/next/.lock", until, next_one)
-                ahead |= _locked(f"{folder}/.lock", until, held, meanwhile)
+                ahead = lock(f"{folder}/next/.lock", until, next_one)
+                ahead |= lock(f"{folder}/.lock", until, held, meanwhile)
             yield ahead
 
     def refuse_links(self, folder: str, *, below: bool = False) -> None:
@@ -433,8 +430,7 @@ class LocalStore:
                 os.makedirs(folder, exist_ok=True)
                 # A new folder may have the number of the one that was removed.
                 self._secured.clear()
-                if any(len(path) <= len(self.uri) for path in missing):
-                    self._reached = None
+                self._reached = None if self.uri in missing else self._reached
                 for made in sorted(set(missing), key=len) if synced else ():
                     self._sync(os.path.dirname(made))
                 return
@@ -460,9 +456,7 @@ class LocalStore:
             try:
                 self._sync(str(path))
             except OSError as error:
-                # A folder that this user may not open, or of a file system that is only read, is not one that was made
-                # for the table.
-                if error.errno not in _NEVER_SYNCED:
+                if error.errno not in _UNSYNCED:
                     raise
         self._reached = number
 
@@ -490,51 +484,6 @@ class LocalStore:
         with _translated("lock", str(path)), path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _locked(path: str, until: float, held: ExitStack, meanwhile: Callable[[], object] | None = None) -> bool:
-    """Lock a file until `held` is closed, or go on without when the time is over; return whether another one had it.
-
-    Waiting is by asking again and again, since a lock that a stopped process holds must not stop others. The longer a
-    writer has waited, the more often it asks, so that it is served before one that came later. The writer with
-    something to do `meanwhile` is the head of the queue: it does that first, and then asks all the time.
-    """
-    started, waited = time.monotonic(), False
-    descriptor = _lock_file(path)
-    if descriptor is None:
-        return False
-    held.callback(os.close, descriptor)
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if meanwhile is not None and not waited:
-                meanwhile()
-            waited = True
-        except OSError:
-            # The file system has no locks.
-            return waited
-        else:
-            return waited
-        now = time.monotonic()
-        if now > until:
-            return waited
-        longest = _LONGEST_PAUSE / (1 + (now - started) / _LONGEST_PAUSE)
-        pause = _HEAD_PAUSE if meanwhile is not None else max(_SHORTEST_PAUSE, longest)
-        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # no secret depends on it
-
-
-def _lock_file(path: str) -> int | None:
-    """Open a file for a lock, with its folder where that is missing; None where this user may not write."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
-        try:
-            return os.open(path, flags, 0o666)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            return os.open(path, flags, 0o666)
-    except OSError:
-        return None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ requests and nothing else, and the same choices give the same schedule.
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -49,18 +50,13 @@ class Interleaver:
     _granted: object | None = None
     _busy: bool = False
     _moments: "count[int]" = field(default_factory=count)
-    _broken: list[BaseException] = field(default_factory=list)
 
     def run(self, actors: Sequence[Actor]) -> None:
         """Run actors to their end."""
         self._waiting = {number: [] for number in range(len(actors))}
-        threads = [threading.Thread(target=self._act, args=(number, actor)) for number, actor in enumerate(actors)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._broken:
-            raise self._broken[0]
+        with ThreadPoolExecutor(len(actors)) as pool:
+            for acting in [pool.submit(self._act, number, actor) for number, actor in enumerate(actors)]:
+                acting.result()
 
     def wanted(self, actor: int) -> str:
         """The request that an actor wants to make, or that it made last."""
@@ -75,22 +71,20 @@ class Interleaver:
                 except LanceDagsterError as raised:
                     error = raised
                 self.calls.append(Call(began, next(self._moments), number, place, error))
-        except BaseException as error:  # noqa: BLE001 - raised again where the threads are joined
-            self._broken.append(error)
         finally:
             with self._changed:
                 del self._waiting[number]
                 self._pick()
 
     def _send(self, number: int, request: Request) -> object:
-        ticket = object()
+        token = object()
         with self._changed:
             told = f"{request.verb} {request.key}"
             before, times = self._last.get(number, ("", 0))
             self._last[number] = (told, times + 1 if told == before else 1)
-            self._waiting[number].append(ticket)
+            self._waiting[number].append(token)
             self._pick()
-            if not self._changed.wait_for(lambda: self._granted is ticket, _STUCK_SECONDS):
+            if not self._changed.wait_for(lambda: self._granted is token, _STUCK_SECONDS):
                 raise TimeoutError(f"no actor goes on; the last requests were {self.requests[-5:]}")
             self._granted = None
             self.requests.append(f"{number} {told}")

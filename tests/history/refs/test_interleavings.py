@@ -380,9 +380,9 @@ def test_schedules_of_two_operations_with_three_switches(
     numbers = [range(1, _requests(template, what) + 1) for what in (first, second)]
     places = [*product(*numbers)]
     chosen = Random(soak.FIRST_SEED).sample(places, min(len(places), _limit(30, 100)))
-    for number, (own, other) in enumerate(chosen):
-        parts, kind = [(0, own), (1, other), (0, 10**3)], (LocalStore, ForgetfulStore)[number % 2]
-        told = f"after {own} and {other} requests on {kind}"
+    for number, (before, other) in enumerate(chosen):
+        parts, kind = [(0, before), (1, other), (0, 10**3)], (LocalStore, ForgetfulStore)[number % 2]
+        told = f"after {before} and {other} requests on {kind}"
         Trial(template, [[first], [second]], kind).run(Interleaver(in_parts(parts)), told)
     record_property("schedules", len(chosen))
 
