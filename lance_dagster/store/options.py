@@ -17,7 +17,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.vocabulary import AZURE, GOOGLE
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, retry_seconds
 
 FileChecks = Literal["none", "deletions", "shapes"]
 SCHEMES = ("", "s3", "az", "abfss", "gs")
@@ -36,6 +36,7 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "default_region": (_CLIENT, "region_name"),
     "allow_http": (_TOP, ""),
     "virtual_hosted_style_request": (_TOP, ""),
+    "client_retry_timeout": (_TOP, ""),
 }
 _SECRETS = frozenset({"secret_access_key", "session_token"})
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -295,10 +296,23 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
             "s3": {"addressing_style": style},
             "user_agent": f"lance_dagster/{importlib.metadata.version('lance_dagster')}",
             "parameter_validation": False,
+            # The store repeats requests, so that one call is one request.
+            "retries": {"total_max_attempts": 1},
         },
         # With a cache, s3fs would answer from a listing that other writers have outdated since.
         "use_listings_cache": False,
     }
+
+
+def s3_retry_seconds(storage_options: Mapping[str, str]) -> float:
+    """Return for how long requests to S3 are repeated: the option `client_retry_timeout`.
+
+    Raises:
+        InvalidInputError: It is not a number of seconds.
+    """
+    given = {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
+    found = given.get("client_retry_timeout")
+    return retry_seconds({} if found is None else {"retry_seconds": found})
 
 
 def _refuse_plain_environment(flags: Mapping[str, bool], endpoint: str) -> None:

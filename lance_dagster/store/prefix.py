@@ -81,7 +81,8 @@ def retried(send: Callable[[], Answered], seconds: float) -> Answered:
             # Jitter over the whole pause: writers that failed together do not come back together.
             wait = random.uniform(0, pause)  # noqa: S311  # no secret depends on it
             if time.monotonic() + wait > deadline:
-                raise StoreError(f"{error}; gave up after {seconds:g} s of retries") from error
+                problem = f"{error.complaint}; gave up after {seconds:g} s of retries"
+                raise StoreError(problem, remedy=error.remedy) from error
             time.sleep(wait)
             pause = min(pause * 2, _LONGEST_PAUSE)
 

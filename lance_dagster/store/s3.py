@@ -11,28 +11,35 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lance_dagster.errors import (
     ConditionalPutUnsupportedError,
     MissingExtraError,
     PermissionRefusedError,
+    Remedy,
     StoreError,
 )
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.options import s3fs_options
-from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials_in_logs
+from lance_dagster.store.options import s3_retry_seconds, s3fs_options
+from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
 _CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
+_NO_BUCKET = Remedy("create the bucket, or correct its name")
+_BUSY = Remedy("run fewer writers at once, or wait longer with the storage option client_retry_timeout")
+_NO_ANSWER = Remedy("check the endpoint, the region and the network")
+
+Answered = TypeVar("Answered")
 
 
 class S3Store(PrefixStore):
@@ -42,6 +49,7 @@ class S3Store(PrefixStore):
         """Take a canonical `s3://` URI; the server is not contacted."""
         super().__init__(uri)
         self._options = s3fs_options(storage_options)
+        self._seconds = s3_retry_seconds(storage_options)
         self._filesystem: tuple[int, Any] | None = None
 
     @property
@@ -51,17 +59,21 @@ class S3Store(PrefixStore):
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes of an object, or None when it does not exist."""
-        with _translated(f"read {self._uri}/{key}"):
+
+        def send() -> bytes | None:
             try:
                 # Without this limit s3fs sends a second request for the size.
                 data: bytes = self._fs.cat_file(f"{self._bucket}/{self._key(key)}", max_concurrency=1)
             except FileNotFoundError:
                 return None
-        return data
+            return data
+
+        return self._ask(f"read {self._uri}/{key}", send)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
-        with _translated(f"read {self._uri}/{key}"):
+
+        def send() -> bytes | None:
             try:
                 data: bytes = self._fs.cat_file(f"{self._bucket}/{self._key(key)}", start=start, end=end)
             except FileNotFoundError:
@@ -71,71 +83,78 @@ class S3Store(PrefixStore):
                 if _status(error) == _RANGE_NOT_SATISFIABLE:
                     return b""
                 raise
-        return data
+            return data
+
+        return self._ask(f"read {self._uri}/{key}", send)
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return the bytes of an object and its ETag, or None when it does not exist."""
-        with _translated(f"read {self._uri}/{key}"):
+
+        def send() -> str | None:
             try:
-                # The ETag is read first: when the object changes in between, the ETag is outdated and a swap fails. In
-                # the other order a swap could succeed over content the caller has not seen.
-                tag = str(self._call("head_object", Key=self._key(key))["ETag"])
+                return str(self._call("head_object", Key=self._key(key))["ETag"])
             except FileNotFoundError:
                 return None
-        data = self.get(key)
-        return None if data is None else (data, tag)
+
+        # The ETag is read first: when the object changes in between, the ETag is outdated and a swap fails. In the
+        # other order a swap could succeed over content the caller has not seen.
+        tag = self._ask(f"read {self._uri}/{key}", send)
+        data = None if tag is None else self.get(key)
+        return None if tag is None or data is None else (data, tag)
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002  # everything lasts here
         """Write an object, replacing any existing one."""
-        with _translated(f"write {self._uri}/{key}"):
-            self._call("put_object", Key=self._key(key), Body=data)
+        self._ask(f"write {self._uri}/{key}", lambda: self._call("put_object", Key=self._key(key), Body=data))
 
     def now(self) -> float:
         """Return the modification time that the server assigns to an object written at this moment."""
         key = f"_refs/.probe-{uuid.uuid4().hex}"
-        with _translated(f"read the clock of {self._uri}"):
-            self._call("put_object", Key=self._key(key), Body=b"")
-            try:
-                return float(self._call("head_object", Key=self._key(key))["LastModified"].timestamp())
-            finally:
-                self._call("delete_object", Key=self._key(key))
+        self.put(key, b"")
+        try:
+            found = self._ask(
+                f"read the clock of {self._uri}", lambda: self._call("head_object", Key=self._key(key))["LastModified"]
+            )
+            return float(found.timestamp())
+        finally:
+            self.delete(key)
 
     def download(self, key: str, path: Path) -> bool:
         """Write an object's bytes to a local file; False when there is none."""
-        with _translated(f"read {self._uri}/{key}"):
+
+        def send() -> bool:
             try:
                 self._fs.get_file(f"{self._bucket}/{self._key(key)}", str(path))
             except FileNotFoundError:
                 return False
-        return True
+            return True
+
+        return self._ask(f"read {self._uri}/{key}", send)
 
     def upload(self, path: Path, key: str) -> None:
         """Write an object of a local file's bytes, in parts when it is large."""
-        with _translated(f"write {self._uri}/{key}"):
-            self._fs.put_file(str(path), f"{self._bucket}/{self._key(key)}")
+        self._ask(f"write {self._uri}/{key}", lambda: self._fs.put_file(str(path), f"{self._bucket}/{self._key(key)}"))
 
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy an object, or all objects below a prefix, on the server; return whether there are any."""
         source = source_uri.removeprefix("s3://")
         target = f"{self._bucket}/{self._key(key)}"
-        with _translated(f"copy {source_uri} to {self._uri}/{key}"):
-            # S3 cannot copy a prefix: objects are copied one by one, and an interrupted copy is repeated by the caller.
-            names = self._fs.find(source)
-            for found in names:
-                self._fs.cp_file(found, target + found.removeprefix(source))
+        what = f"copy {source_uri} to {self._uri}/{key}"
+        # S3 cannot copy a prefix: objects are copied one by one, and an interrupted copy is repeated by the caller.
+        names: list[str] = self._ask(what, lambda: self._fs.find(source))
+        for found in names:
+            self._ask(what, partial(self._fs.cp_file, found, target + found.removeprefix(source)))
         return bool(names)
 
     def delete(self, key: str) -> None:
         """Delete an object; succeed when it does not exist."""
-        with _translated(f"delete {self._uri}/{key}"):
-            self._call("delete_object", Key=self._key(key))
+        self._ask(f"delete {self._uri}/{key}", lambda: self._call("delete_object", Key=self._key(key)))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects, up to a thousand with one request."""
         for start in range(0, len(keys), _MOST_AT_ONCE):
             some = [{"Key": self._key(key)} for key in keys[start : start + _MOST_AT_ONCE]]
-            with _translated(f"delete {len(some)} objects below {self._uri}"):
-                answer = self._call("delete_objects", Delete={"Objects": some, "Quiet": True})
+            send = partial(self._call, "delete_objects", Delete={"Objects": some, "Quiet": True})
+            answer = self._ask(f"delete {len(some)} objects below {self._uri}", send)
             # The response is 200 even when single objects could not be deleted; those are listed in it.
             failed = [f"{error.get('Key')} ({error.get('Code')})" for error in answer.get("Errors", ())]
             if failed:
@@ -150,7 +169,10 @@ class S3Store(PrefixStore):
             import fsspec
 
             try:
-                self._filesystem = (os.getpid(), fsspec.filesystem("s3", **self._options))
+                filesystem = fsspec.filesystem("s3", **self._options)
+                # `retried` repeats requests, by time and with jitter; s3fs does by number.
+                filesystem.retries = 1
+                self._filesystem = (os.getpid(), filesystem)
                 hide_credentials_in_logs()
             except ImportError as error:
                 raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
@@ -162,8 +184,8 @@ class S3Store(PrefixStore):
         if limit is not None:
             extra["MaxKeys"] = limit
         while True:
-            with _translated(f"list {self._uri}: {prefix}"):
-                answer = self._call("list_objects_v2", Prefix=prefix, **extra)
+            send = partial(self._call, "list_objects_v2", Prefix=prefix, **extra)
+            answer = self._ask(f"list {self._uri}: {prefix}", send)
             entries = (
                 ObjectInfo(entry["Key"], int(entry["Size"]), entry["LastModified"].timestamp())
                 for entry in answer.get("Contents", ())
@@ -175,6 +197,22 @@ class S3Store(PrefixStore):
 
     def _call(self, method: str, **arguments: Any) -> Any:  # noqa: ANN401  # same
         return self._fs.call_s3(method, Bucket=self._bucket, **arguments)
+
+    def _ask(self, what: str, send: Callable[[], Answered]) -> Answered:
+        """Send a request until it is answered.
+
+        Raises:
+            PermissionRefusedError: The credentials may not do this.
+            StoreError: The storage failed, or did not answer in time.
+        """
+
+        def attempt() -> Answered:
+            try:
+                return send()
+            except _client_errors() as error:
+                raise _error(what, error) from error
+
+        return retried(attempt, self._seconds)
 
     def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
         # Some servers do not match a quoted ETag; all match an unquoted one.
@@ -198,7 +236,7 @@ class S3Store(PrefixStore):
             return True
 
         for attempt in range(_CONFLICT_RETRIES):
-            answer = _answer(send, what)
+            answer = retried(lambda: _answer(send, what), self._seconds)
             # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
             if answer != _CONFLICT:
                 return answer is True
@@ -230,12 +268,22 @@ def _answer(send: Callable[[], bool], what: str) -> bool | int:
 def _client_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of failed requests: s3fs converts only error responses of the server to `OSError`."""
     try:
-        # This is an optional dependency, like s3fs: local tables work without it.
+        # These are optional dependencies, like s3fs: local tables work without them.
+        from aiohttp import ClientPayloadError
         from botocore.exceptions import BotoCoreError
     except ImportError:
-        # Without it there is no s3fs either, which `_fs` reports.
+        # Without them there is no s3fs either, which `_fs` reports.
         return (OSError,)
-    return (OSError, BotoCoreError)
+    return (OSError, BotoCoreError, ClientPayloadError)
+
+
+def _no_answers() -> tuple[type[Exception], ...]:
+    """Return the exceptions of requests that were not answered, or only in part; s3fs is there when one is raised."""
+    from aiohttp import ClientPayloadError
+    from botocore.exceptions import ConnectionError as NoConnectionError, HTTPClientError
+    from botocore.parsers import ResponseParserError
+
+    return (TimeoutError, NoConnectionError, HTTPClientError, ClientPayloadError, ResponseParserError)
 
 
 def _status(error: Exception) -> int | None:
@@ -252,17 +300,15 @@ def _code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except _client_errors() as error:
-        raise _error(what, error) from error
-
-
 def _error(what: str, error: Exception) -> StoreError:
     """Return the error of this package for one of the client's."""
     # s3fs reports 403 as PermissionError, as it does a refused clock or signature.
     if isinstance(error, PermissionError):
         return PermissionRefusedError(what, str(error), known=_code(error) not in _WRONG_CREDENTIALS)
-    return StoreError(f"cannot {what}: {error}")
+    problem, status = f"cannot {what}: {error}", _status(error)
+    if status in _TRANSIENT:
+        return TransientError(problem, remedy=_BUSY)
+    if isinstance(error, _no_answers()):
+        return TransientError(problem, remedy=_NO_ANSWER)
+    # A request for an object that does not exist is answered before; what is left is a missing bucket.
+    return StoreError(problem, remedy=_NO_BUCKET if isinstance(error, FileNotFoundError) else None)

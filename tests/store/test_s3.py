@@ -1,6 +1,8 @@
 """Tables on a server that speaks S3."""
 
+import json
 import pickle
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import ConditionalPutUnsupportedError, InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.store import S3Store, open_store
 from tests.conftest import S3Storage, free_port
+from tests.servers.objects import FAULTS
 from tests.store.conformance import StoreConformance
 from tests.table_factory import SCHEMA, contents, entries
 
@@ -47,7 +50,7 @@ def test_a_bucket_that_does_not_exist_is_a_clear_error(s3_storage: S3Storage) ->
         lambda: store.compare_and_swap("a", b"1", "tag"),
         lambda: store.list("a"),
     ):
-        with pytest.raises(StoreError, match="-missing"):
+        with pytest.raises(StoreError, match=r"-missing.*; create the bucket, or correct its name"):
             verb()
 
 
@@ -55,9 +58,36 @@ def test_a_server_that_does_not_answer_is_a_store_error() -> None:
     """A wrong endpoint is reported by every verb as a failure of the storage."""
     endpoint = f"http://127.0.0.1:{free_port()}"
     options = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "endpoint": endpoint, "allow_http": "true"}
-    with pytest.raises(StoreError) as caught:
-        S3Store("s3://bucket/table", options).list("a")
+    with pytest.raises(StoreError, match="gave up after 1 s of retries; check the endpoint") as caught:
+        S3Store("s3://bucket/table", options | {"client_retry_timeout": "1"}).list("a")
     assert SECRET not in str(caught.value)
+
+
+def set_faults(storage: S3Storage, *faults: dict[str, object]) -> None:
+    """Tell the server which of its next requests fail."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    url = storage.storage_options["aws_endpoint"] + FAULTS
+    opener.open(urllib.request.Request(url, json.dumps(faults).encode())).close()  # noqa: S310 - of this machine
+
+
+def test_requests_are_repeated_by_time_and_not_by_number(s3_storage: S3Storage) -> None:
+    """A server that is busy or closes the connection seven times is asked again; in the end the error has a hint."""
+    store = S3Store(s3_storage.uri, s3_storage.storage_options)
+    assert store.put_if_absent("first", b"1")
+    for kind in ("503", "500", "reset_before"):
+        set_faults(s3_storage, {"kind": kind, "part": "first", "times": 7})
+        assert b"1" == store.get("first")
+        set_faults(s3_storage, {"kind": kind, "method": "PUT", "part": kind, "times": 7})
+        assert store.put_if_absent(kind, b"2")
+    quick = S3Store(s3_storage.uri, {**s3_storage.storage_options, "client_retry_timeout": "1"})
+    set_faults(s3_storage, {"kind": "503", "method": "GET", "part": "first", "times": 10**6})
+    try:
+        with pytest.raises(StoreError, match="gave up after 1 s of retries; run fewer writers at once"):
+            quick.get("first")
+    finally:
+        set_faults(s3_storage)
+    with pytest.raises(InvalidInputError, match="client_retry_timeout is a number of seconds, not 'soon'"):
+        S3Store(s3_storage.uri, {**s3_storage.storage_options, "client_retry_timeout": "soon"})
 
 
 def test_a_wrong_key_is_a_store_error(s3_storage: S3Storage) -> None:
