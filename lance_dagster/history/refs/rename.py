@@ -241,14 +241,12 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
         raise refs.tag_not_found(old)
     refuse_protected_tag("rename", old, refs.store)
     refuse_protected_tag("rename", new, refs.store)
-    refuse_immutable("rename", tag)
-    refuse_held("rename", old, tag.metadata)
     if refs.branch(new) is not None:
         raise AlreadyExistsError(f"{new!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     if target is not None and not _is_made_from(target, tag):
         raise AlreadyExistsError(f"tag {new!r} of {refs.store.uri} exists and names {target.ref}")
     # The mark changes the file, so a concurrent move fails its compare-and-swap and reads the tag again.
-    marked = refs.change_tag(old, lambda current: with_metadata(current, {RENAMING_TO: new}))
+    marked = refs.change_tag(old, lambda current: _marked_tag(current, new))
     if target is None:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
         target = refs.add_tag(replace(with_metadata(marked, own), name=new))
@@ -261,6 +259,13 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
             refs.remove_tag(target)
         raise
     return target
+
+
+def _marked_tag(tag: Tag, new: str) -> Tag:
+    # This is looked at inside the swap: another process may hold the tag until then.
+    refuse_immutable("rename", tag)
+    refuse_held("rename", tag.name, tag.metadata)
+    return with_metadata(tag, {RENAMING_TO: new})
 
 
 def _is_made_from(target: Tag, tag: Tag) -> bool:
