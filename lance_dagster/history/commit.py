@@ -415,7 +415,7 @@ def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
         try:
-            versions.store.sync_folder(layout.versions_folder(put.branch))
+            versions.store.sync_folder(put.path.rpartition("/")[0])
         except NotDurableError as error:
             # That it can be read back proves nothing here, and neither does a second sync that succeeds.
             problem = error

@@ -41,6 +41,7 @@ Ref = str | Version
 """The name of a version: a ref expression, or a version that was returned before."""
 Properties = Mapping[str, str] | None
 """The properties that are stored with a transaction."""
+_READ_BY_PYLANCE = (layout.DATA, layout.DELETIONS, layout.INDICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class TableContext:
             CorruptFileError: A deletion file is damaged.
             FormatError: The version's manifest cannot be read whole.
             BasePathRefusedError: The version names files outside of the table that are not allowed.
-        StoreError: A file or folder is a symbolic link.
+            StoreError: A file or folder is a symbolic link.
         """
         self.check_before_reading(state, fragment_ids)
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
@@ -256,11 +257,12 @@ def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedF
 
 def _refuse_links(versions: Versions, state: State) -> None:
     """Refuse a version with a symbolic link where pylance would follow it; object storage has none."""
-    own = BasePath(id=0, path=versions.branch_uri(state.branch), is_dataset_root=True)
-    for folder in (layout.VERSIONS, layout.TRANSACTIONS):
-        # pylance writes there when it compacts.
-        versions.store.refuse_links(layout.join(layout.branch_root(state.branch), folder))
-    for base in (own, *state.manifest.base_paths):
+    root = layout.branch_root(state.branch)
+    prefix = f"{root}/" if root else ""
+    # pylance writes to the first two when it compacts.
+    unread = [f"{prefix}{folder}" for folder in (layout.VERSIONS, layout.TRANSACTIONS)]
+    versions.store.refuse_links(*unread, below=[f"{prefix}{folder}" for folder in _READ_BY_PYLANCE])
+    for base in state.manifest.base_paths:
         try:
             store, folder = versions.locate(base.path, "", base.id)
         except BasePathRefusedError:
@@ -268,8 +270,8 @@ def _refuse_links(versions: Versions, state: State) -> None:
         except InvalidInputError:
             # A place that the caller allows, of a scheme that only pylance knows.
             continue
-        for below in (layout.DATA, layout.DELETIONS, layout.INDICES) if base.is_dataset_root else ("",):
-            store.refuse_links(layout.join(folder, below), below=True)
+        read = [layout.join(folder, below) for below in _READ_BY_PYLANCE] if base.is_dataset_root else [folder]
+        store.refuse_links(below=read)
 
 
 def _check_shapes(versions: Versions, state: State) -> None:

@@ -158,8 +158,8 @@ class Store(Protocol):
         """
         ...
 
-    def refuse_links(self, folder: str, *, below: bool = False) -> None:
-        """Refuse a folder or file that is a link, lies behind one or, with `below`, has one below it.
+    def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:
+        """Refuse folders and files that are links or lie behind one, and the folders in `below` that have one below.
 
         Only storages of folders have links.
         """
@@ -223,7 +223,7 @@ def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
 
 def copy_folder(source: Store, folder: str, dest: Store, key: str) -> bool:
     """Copy the objects of a folder; return whether the source has any."""
-    source.refuse_links(folder, below=True)
+    source.refuse_links(below=[folder])
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{folder}", key)
     names = source.list(folder)

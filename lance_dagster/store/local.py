@@ -14,8 +14,8 @@ The order of a write: write the object to a temporary file, fsync the file, link
   made them.
 - When the last sync fails, the name may be lost by a power cut although it can be read: `NotDurableError` says so.
 
-No method follows a symbolic link below the root (`store.links`). With the storage option `durability` set to "process"
-nothing is synced, as with pylance. Temporary files are named `.tmp...`; Lance's own cleanup removes such files.
+No method follows a symbolic link below the root (`store.local_tree`). With the storage option `durability` set to
+"process" nothing is synced, as with pylance. Temporary files are named `.tmp...`; Lance's cleanup removes such files.
 """
 
 import errno
@@ -23,6 +23,7 @@ import fcntl
 import hashlib
 import io
 import os
+import random
 import shutil
 import stat
 import time
@@ -36,8 +37,7 @@ from pathlib import Path
 
 from lance_dagster.errors import NotDurableError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.links import Links
-from lance_dagster.store.locks import lock
+from lance_dagster.store.local_tree import LocalTree, copy_at_once, linked
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
@@ -46,6 +46,9 @@ _UNSYNCED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _LONGEST_TURN = 3.0
+# Seconds between two looks at a lock: of the writer that is next, and of the others, by how long they have waited. To
+# look costs time of the processor, which the writer whose turn it is needs.
+_HEAD_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0004, 0.003, 0.03
 
 
 class LocalStore:
@@ -64,7 +67,7 @@ class LocalStore:
         self._secured: dict[str, int] = {}
         # The number of the root, once the folders that lead to it are known to be synced.
         self._reached: int | None = None
-        self._links = Links(self.uri)
+        self._tree = LocalTree(self.uri)
 
     @property
     def storage(self) -> object:
@@ -73,21 +76,18 @@ class LocalStore:
 
     def get(self, key: str) -> bytes | None:
         """Return an object's bytes, or None when there is none."""
-        try:
-            with self._links.open(key) as file:
-                return file.readall()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            raise _failed("read", f"{self._root}/{key}", error) from error
+        return self._read(key)
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
+        return self._read(key, start, end)
+
+    def _read(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
         try:
-            with self._links.open(key) as file:
+            with self._opened(key) as file:
                 file.seek(start)
                 # One read of a regular file may return fewer bytes only at its end, or beyond 2 GiB.
-                return file.read(end - start)
+                return file.readall() if end is None else file.read(end - start)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except (OSError, ValueError) as error:
@@ -167,6 +167,17 @@ class LocalStore:
                     found[name] = (self._root / folder / name).stat().st_size
         return found
 
+    def _opened(self, key: str) -> io.FileIO:
+        """Open a file that lies behind no link."""
+        self.refuse_links(key.rpartition("/")[0])
+        try:
+            # A path string: constructing a `Path` takes longer than reading a small file.
+            return io.FileIO(f"{self._root}/{key}", opener=_open_no_link)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                self.refuse_links(key)
+            raise
+
     def _files(self, folder: str) -> Iterator[str]:
         with self._scanned(folder) as entries:
             yield from (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
@@ -186,25 +197,8 @@ class LocalStore:
 
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every file below a folder. Files deleted meanwhile may be missing; symbolic links are not followed."""
-        # Iterative, because a branch name may nest folders to any depth.
-        waiting = [folder]
-        while waiting:
-            below = waiting.pop()
-            with self._scanned(below) as entries:
-                found = list(entries)
-            for entry in found:
-                key = f"{below}/{entry.name}" if below else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(key)
-                    continue
-                try:
-                    # A link counts as itself: a collection deletes it, not the file that it names.
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    raise StoreError(f"cannot look at {self._root / key}: {error}") from error
-                yield ObjectInfo(key, status.st_size, status.st_mtime)
+        self.refuse_links(folder)
+        return self._tree.walk(folder)
 
     def now(self) -> float:
         """Return the clock of the file system, which on a network mount is another host's."""
@@ -246,24 +240,8 @@ class LocalStore:
 
     def _copied(self, source: Path, key: str) -> None:
         target = self._root / key
-        temporary = target.parent / f".tmp{uuid.uuid4().hex}"
         self._made(str(target.parent), synced=self._durable)
-        try:
-            if source.is_dir():
-                shutil.copytree(source, temporary)
-            else:
-                shutil.copyfile(source, temporary)
-            # Everything is synced under the temporary name; the rename then publishes a complete copy.
-            for path in (temporary, *temporary.rglob("*")) if self._durable else ():
-                self._sync(str(path))
-            os.replace(temporary, target)
-        except OSError:
-            # Half a copy would take the space that was missing for the rest.
-            with suppress(OSError):
-                shutil.rmtree(temporary) if source.is_dir() else temporary.unlink()
-            # A folder does not replace another one: a process that copies the same was first.
-            if not (source.is_dir() and target.is_dir()):
-                raise
+        copy_at_once(source, target, self._sync if self._durable else None)
         self.sync_folder(key.rpartition("/")[0])
 
     def delete(self, key: str) -> None:
@@ -329,21 +307,29 @@ class LocalStore:
         # The locks are those of the descriptors, and end with them; a process that dies ends them too.
         with ExitStack() as held:
             with ExitStack() as next_one:
-                ahead = lock(f"{folder}/next/.lock", until, next_one)
-                ahead |= lock(f"{folder}/.lock", until, held, meanwhile)
+                ahead = _locked(f"{folder}/next/.lock", until, next_one)
+                ahead |= _locked(f"{folder}/.lock", until, held, meanwhile)
             yield ahead
 
-    def refuse_links(self, folder: str, *, below: bool = False) -> None:
-        """Refuse a folder or file that is a symbolic link, that lies behind one, or with `below` has one below it.
+    def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:
+        """Refuse folders and files that are links or lie behind one, and the folders in `below` that have one below.
 
         Raises:
             StoreError: Names the link.
         """
-        self._links.refuse(folder, below=below)
+        # Here, and not in a module of its own: every read and every write asks.
+        for key in (*keys, *below):
+            path = self.uri
+            for segment in key.split("/") if key else ():
+                path = f"{path}/{segment}"
+                if os.path.islink(path):
+                    raise linked(path)
+        for link in self._tree.links(*below) if below else ():
+            raise linked(f"{self.uri}/{link}")
 
     def links(self, folder: str = "") -> Sequence[str]:
         """Return the keys of the symbolic links at or below a folder, sorted."""
-        return self._links.find(folder)
+        return self._tree.links(folder)
 
     @contextmanager
     def _written(
@@ -486,6 +472,51 @@ class LocalStore:
             yield
 
 
+def _locked(path: str, until: float, held: ExitStack, meanwhile: Callable[[], object] | None = None) -> bool:
+    """Lock a file until `held` is closed, or go on without when the time is over; return whether another one had it.
+
+    Waiting is by asking again and again, since a lock that a stopped process holds must not stop others. The longer a
+    writer has waited, the more often it asks, so that it is served before one that came later. The writer with
+    something to do `meanwhile` is the head of the queue: it does that first, and then asks all the time.
+    """
+    started, waited = time.monotonic(), False
+    descriptor = _lock_file(path)
+    if descriptor is None:
+        return False
+    held.callback(os.close, descriptor)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if meanwhile is not None and not waited:
+                meanwhile()
+            waited = True
+        except OSError:
+            # The file system has no locks.
+            return waited
+        else:
+            return waited
+        now = time.monotonic()
+        if now > until:
+            return waited
+        longest = _LONGEST_PAUSE / (1 + (now - started) / _LONGEST_PAUSE)
+        pause = _HEAD_PAUSE if meanwhile is not None else max(_SHORTEST_PAUSE, longest)
+        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # no secret depends on it
+
+
+def _lock_file(path: str) -> int | None:
+    """Open a file for a lock, with its folder where that is missing; None where this user may not write."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        try:
+            return os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return os.open(path, flags, 0o666)
+    except OSError:
+        return None
+
+
 @contextmanager
 def _translated(what: str, path: str) -> Iterator[None]:
     try:
@@ -547,6 +578,10 @@ def _overwritten(path: str, data: bytes) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _sync(path: str) -> None:

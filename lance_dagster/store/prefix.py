@@ -199,7 +199,7 @@ class PrefixStore(ABC):
         """Do nothing: writers of an object store do not know of each other."""
         return nullcontext(enter_result=False)
 
-    def refuse_links(self, folder: str, *, below: bool = False) -> None:  # noqa: B027  # complete as it is
+    def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:  # noqa: B027  # complete as it is
         """Do nothing: object storage has no links."""
 
     def links(self, folder: str = "") -> Sequence[str]:  # noqa: ARG002  # it has none

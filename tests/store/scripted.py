@@ -155,9 +155,9 @@ class ScriptedStore:
         """Take no turn: a rival that a script lets in during a turn would wait for its end."""
         return nullcontext(enter_result=False)
 
-    def refuse_links(self, folder: str, *, below: bool = False) -> None:
+    def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:
         """As below."""
-        self._below.refuse_links(folder, below=below)
+        self._below.refuse_links(*keys, below=below)
 
     def links(self, folder: str = "") -> Sequence[str]:
         """As below."""

@@ -159,12 +159,7 @@ def _refuse_wiping(asset: str, keys: tuple[str, ...], mode: WriteMode, in_run: s
 
 
 def _upsert_settings(
-    asset: str,
-    mode: WriteMode,
-    context: dg.OutputContext,
-    *,
-    settings: Mapping[str, object],
-    defaults: WriteDefaults,
+    asset: str, mode: WriteMode, context: dg.OutputContext, *, settings: Mapping[str, object], defaults: WriteDefaults
 ) -> tuple[tuple[str, ...], bool]:
     """Return the key columns, and whether missing rows are deleted.
 

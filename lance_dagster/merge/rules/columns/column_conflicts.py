@@ -100,7 +100,7 @@ def _added_required(side: MergeSide, number: int, path: str) -> _ColumnChange:
 
 
 def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[int]:
-    """Return the columns, by their ids in the merge base, whose type one side changed and the other did not same_cast."""
+    """Return the columns, by their ids in the merge base, whose type one side alone changed in this way."""
     for number, own in changer.cast_fields.items():
         there = writer.cast_fields.get(number, NO_FIELD)
         source, dest = (own, there) if changer.is_source else (there, own)
