@@ -36,6 +36,7 @@ from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import (
     MERGE,
+    MERGE_STRATEGY,
     MERGED_BRANCH,
     MERGED_PREFIX,
     Restore,
@@ -304,10 +305,12 @@ def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
 def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions) -> SideHistory:
     """Return the history of a version since the merge base with another one, without what the other one contains."""
     anchor, since, same_ids = base_and_changes(of, base, versions)
+    changes, merges = _apart(of, other, versions)
     return SideHistory(
         name=str(of.state),
         manifest=of.state.manifest,
-        changes=changes_since(of, other, versions),
+        changes=changes,
+        settled=[merge for merge in merges if merge.transaction and MERGE_STRATEGY in merge.transaction.properties],
         anchor=anchor,
         since=since,
         same_ids=same_ids,
@@ -323,12 +326,16 @@ def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Chang
     Versions that were cleaned up appear as one change without a transaction. A merge of a version that `other` contains
     already does not count as a change.
     """
-    return [
-        change
-        for segment in reversed(of.segments)
-        for change in _changes(segment, max(segment.first, other.contained.get(segment.id, -1)), versions)
-        if not _merges_from(change.transaction, other)
-    ]
+    return _apart(of, other, versions)[0]
+
+
+def _apart(of: Lineage, other: Lineage, versions: Versions) -> tuple[list[Change], list[Change]]:
+    """Return the changes of `of` that `other` does not contain, and its merges of versions that `other` contains."""
+    changes, merges = list[Change](), list[Change]()
+    for segment in reversed(of.segments):
+        for change in _changes(segment, max(segment.first, other.contained.get(segment.id, -1)), versions):
+            (merges if _merges_from(change.transaction, other) else changes).append(change)
+    return changes, merges
 
 
 def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Manifest | None, list[Change], bool]:

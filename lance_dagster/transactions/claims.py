@@ -164,7 +164,8 @@ class SideHistory:
     it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
     Else `fields` maps ids of fields of the merge base to their ids on this side, where these differ; None when no merge
     recorded them. Up to the version number `common`, this side and the merge base are on one line of versions; beyond
-    it, equal numbers are different versions.
+    it, equal numbers are different versions. `settled` are its merges of versions that the other side contains, if
+    they were given a strategy: what such a merge decided is not in `changes`.
     """
 
     name: str
@@ -176,6 +177,7 @@ class SideHistory:
     space: RowSpace
     common: int
     fields: Mapping[int, int] | None = None
+    settled: Sequence[Change] = ()
 
     @property
     def complete(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import MergeConflictError
-from tests.table_factory import as_pylance
+from tests.table_factory import as_pylance, contents, entries, new_table
 
 
 @pytest.fixture(params=[True, False], ids=["stable row ids", "row addresses"])
@@ -119,3 +119,30 @@ def test_a_key_may_have_any_name(tmp_path: Path) -> None:
     found = as_pylance(made).to_table().to_pylist()
     assert {"z": 0, "x": 1, "p": 2, "q": 2, "y": 2} == {row["place"]: row["v"] for row in found}
     assert 5 == len(found)
+
+
+@pytest.mark.parametrize("by_key", [True, False], ids=["upsert", "replace_where"])
+def test_two_merges_that_settled_one_conflict_in_opposite_ways_lose_no_row(tmp_path: Path, by_key: bool) -> None:  # noqa: FBT001
+    """Each kept one copy of the row and deleted the other's; together they would delete both."""
+    table = new_table(tmp_path, entries("a", 1))
+    for branch in ("run", "third"):
+        table.branches.create(branch)
+    for branch in ("run", "main"):
+        table.append(entries(f"of {branch}", 2), branch=branch)
+        if by_key:
+            table.upsert(entries("k", 9), on=["key"], branch=branch)
+        else:
+            table.replace_where("key = 'k'", entries("k", 9), branch=branch)
+    before = table.head()
+    table.merge("run", "third")
+    settled = table.merge(str(before), "third", strategy="dest-wins")
+    table.merge("run", strategy="dest-wins")
+    table.append(entries("later", 3), branch="third")
+    kept = contents(table)
+    with pytest.raises(MergeConflictError, match=f"settled a conflict about it in {settled}") as refused:
+        table.merge("third")
+    assert f"reset third to before {settled}" in str(refused.value.hint)
+    table.branches.reset("third", "third@3")
+    table.append(entries("later", 3), branch="third")
+    table.merge("third")
+    assert sorted([*kept, ("later", 3)]) == sorted(contents(table))

@@ -28,7 +28,13 @@ from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.merge.rules.claim_conflicts import SettledClaims, claimed_columns, claimed_units, settle_claims
+from lance_dagster.merge.rules.claim_conflicts import (
+    SettledClaims,
+    claimed_columns,
+    claimed_units,
+    settle_claims,
+    settled_apart,
+)
 from lance_dagster.merge.rules.columns.column_conflicts import lost_columns, unfit_returned_rows
 from lance_dagster.merge.rules.columns.column_matching import columns_among
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_schemas
@@ -142,7 +148,7 @@ def _plan_under(
     """Plan a merge under a strategy; return all findings where some stay open."""
     source, dest = sides
     # A strategy can waive versions that were cleaned up, so they do not stop the comparison of rows.
-    findings = [*missing_versions(given)]
+    findings = [*missing_versions(given), *settled_apart(source, dest)]
     try:
         settings = merge_settings(source, dest, strategy)
         schema = merge_schemas(source, dest, strategy, crosswise=given.crosswise)
