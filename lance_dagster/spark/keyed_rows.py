@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -27,6 +27,7 @@ from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
 from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
 from lance_dagster.format.validation import string_list
+from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
@@ -49,7 +50,14 @@ class UpsertOptions(TypedDict, total=False):
 
 
 def upsert_frame(
-    df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main", **rules: Unpack[UpsertOptions]
+    df: DataFrame,
+    table: LanceTable,
+    on: Sequence[str],
+    branch: str = "main",
+    *,
+    message: str | None = None,
+    properties: Properties = None,
+    **rules: Unpack[UpsertOptions],
 ) -> WriteResult:
     """Update the rows whose key occurs in a Spark frame and insert its other rows, in one commit.
 
@@ -62,6 +70,8 @@ def upsert_frame(
         on: The key columns, of single values. NaN equals NaN, and 0.0 and -0.0 differ. Half-precision floats and
             nanoseconds, for which Spark has no type, cannot be keys.
         branch: The branch.
+        message: The message of the commit.
+        properties: Kept with the commit.
         **rules: Those of `LanceTable.upsert`, without a condition for `when_matched`.
 
     Raises:
@@ -69,30 +79,25 @@ def upsert_frame(
         SchemaMismatchError: The rows do not fit the table.
         CommitConflictError: Other writers changed the same rows again and again.
     """
-    return upsert_with_properties(df, table, on, branch, rules=rules, properties={})
-
-
-def upsert_with_properties(
-    df: DataFrame,
-    table: LanceTable,
-    on: Sequence[str],
-    branch: str,
-    *,
-    rules: UpsertOptions,
-    properties: Mapping[str, str],
-) -> WriteResult:
-    """Upsert as `upsert_frame` does, and keep some properties with the transaction."""
     for attempt in range(_ATTEMPTS):
         staged = stage_upsert(df, table, on, branch, **rules)
         try:
-            return table.upsert(staged, on=on, branch=branch, properties=properties)
+            return table.upsert(staged, on=on, branch=branch, message=message, properties=properties)
         except CommitConflictError as error:
             if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
     raise InvalidInputError("unreachable: the last attempt returns or raises")
 
 
-def delete_keys(df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main") -> WriteResult:
+def delete_keys(
+    df: DataFrame,
+    table: LanceTable,
+    on: Sequence[str],
+    branch: str = "main",
+    *,
+    message: str | None = None,
+    properties: Properties = None,
+) -> WriteResult:
     """Delete the rows whose key occurs in a Spark frame, in one commit; see `upsert_frame`.
 
     Raises:
@@ -104,7 +109,16 @@ def delete_keys(df: DataFrame, table: LanceTable, on: Sequence[str], branch: str
         raise InvalidInputError(f"the frame has no key column {missing[0]!r}; it has {', '.join(df.columns)}")
     # A key that comes twice deletes no more than one that comes once.
     keys = df.select(*(f"`{name}`" for name in on)).distinct()
-    return upsert_frame(keys, table, on, branch, when_matched="delete", when_not_matched="ignore")
+    return upsert_frame(
+        keys,
+        table,
+        on,
+        branch,
+        message=message,
+        properties=properties,
+        when_matched="delete",
+        when_not_matched="ignore",
+    )
 
 
 def stage_upsert(

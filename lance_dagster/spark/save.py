@@ -21,7 +21,7 @@ from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.layout import DATA, MAIN
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.format.validation import string_list
-from lance_dagster.history.context import open_context
+from lance_dagster.history.context import Properties, open_context
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.spark_schema import check_fits, replacement_schema, target_schema
 from lance_dagster.spark.writer import Coalesce, check_names, coalesced, stage, stage_where
@@ -33,13 +33,15 @@ _PARTITION_BY = frozenset({"partitionby", "partition_by"})
 
 
 class SaveOptions(TypedDict, total=False):
-    """The keyword arguments of `write_table` for vectors, partial replacement, partitions and storage."""
+    """The keyword arguments of `write_table` for vectors, partial replacement, partitions, storage and the commit."""
 
     vectors: Mapping[str, int] | None
     replace_where: str | None
     partitions: Sequence[str]
     coalesce: Coalesce
     storage_options: Mapping[str, str] | None
+    message: str | None
+    properties: Properties
 
 
 def write_table(
@@ -63,7 +65,7 @@ def write_table(
             condition in Lance's SQL of the rows to replace; each row of the frame has to satisfy it, which the
             executors check while they write, and the columns stay. `partitions` are the partition keys of the rows,
             which merges compare (see `LanceTable.append`). `coalesce` is the one of `stage`. `storage_options` are
-            those of the table.
+            those of the table. `message` and `properties` are kept with the commit.
 
     Raises:
         AlreadyExistsError: The table exists, and the mode is `"errorifexists"`.
@@ -159,4 +161,10 @@ def _committed(table: LanceTable, staged: StagedFiles, mode: SaveMode, branch: s
     predicate = options.get("replace_where")
     if predicate is not None:
         save = functools.partial(table.replace_where, predicate)
-    return save(staged, branch=branch, partitions=options.get("partitions", ()))
+    return save(
+        staged,
+        branch=branch,
+        partitions=options.get("partitions", ()),
+        message=options.get("message"),
+        properties=options.get("properties"),
+    )

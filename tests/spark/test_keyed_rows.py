@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
-from lance_dagster.spark import delete_keys, stage_upsert, upsert_frame
+from lance_dagster.spark import delete_keys, stage_upsert, upsert_batches, upsert_frame, write_table
 from lance_dagster.spark.keyed_rows import KeyedWrite, UpsertOptions, stage_upsert_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of
@@ -189,3 +189,14 @@ def test_missing_rows_are_deleted_by_the_columns_that_the_commit_has(spark: Spar
         # These are the third row of the first fragment, and the first two of the second one.
         assert expected == sorted(staged.missing.tolist())
         assert 1 == len(staged.addresses) == staged.updated.rows
+
+
+def test_commits_of_spark_keep_a_message_and_properties(spark: SparkSession, table: LanceTable) -> None:
+    """The arguments are those of the table's own methods."""
+    frame = spark.createDataFrame([(7, "eu", 7, "n7")], "id long, region string, x int, note string")
+    write_table(frame, table.uri, "append", message="added", properties={"ticket": "1"})
+    upsert_frame(frame, table, ["id"], message="changed", properties={"ticket": "2"})
+    delete_keys(frame.select("id"), table, ["id"], message="deleted", properties={"ticket": "3"})
+    upsert_batches(table, ["id"], stream="s", message="streamed", properties={"ticket": "4"})(frame, 0)
+    said = [(version.message, version.properties["ticket"]) for version in table.log(limit=4)]
+    assert [("streamed", "4"), ("deleted", "3"), ("changed", "2"), ("added", "1")] == said

@@ -19,8 +19,9 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
-from lance_dagster.spark.keyed_rows import UpsertOptions, upsert_with_properties
+from lance_dagster.spark.keyed_rows import UpsertOptions, upsert_frame
 from lance_dagster.spark.spark_schema import to_table_batch
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_visible
@@ -44,7 +45,14 @@ def batch_version(table: LanceTable, branch: str, query: str, batch: int) -> Ver
 
 
 def upsert_batches(
-    table: LanceTable, on: list[str], branch: str = "main", *, stream: str | None = None, **rules: Unpack[UpsertOptions]
+    table: LanceTable,
+    on: list[str],
+    branch: str = "main",
+    *,
+    stream: str | None = None,
+    message: str | None = None,
+    properties: Properties = None,
+    **rules: Unpack[UpsertOptions],
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `foreachBatch` that upserts each batch of a stream exactly once.
 
@@ -54,6 +62,8 @@ def upsert_batches(
         branch: The branch.
         stream: What identifies the stream when it is started again; None for the id of the query, which is that of its
             checkpoint. Only a classic session knows the id.
+        message: The message of each commit.
+        properties: Kept with each commit, beside the id of the stream and the number of the batch.
         **rules: Those of `upsert_frame`.
 
     Example:
@@ -63,7 +73,8 @@ def upsert_batches(
     def write(df: DataFrame, batch: int) -> None:
         query = stream or _query_of(df)
         if batch_version(table, branch, query, batch) is None:
-            upsert_with_properties(df, table, on, branch, rules=rules, properties=_properties(query, batch))
+            kept = {**(properties or {}), **_properties(query, batch)}
+            upsert_frame(df, table, on, branch, message=message, properties=kept, **rules)
 
     return write
 
