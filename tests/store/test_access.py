@@ -1,8 +1,11 @@
 """The policies of docs/guides/access.md, enforced by a server: the rights of each role, and the errors of refusals."""
 
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -187,3 +190,33 @@ def test_wrong_credentials_are_told_from_missing_permissions(role: Role, uri: st
         LanceTable.open(uri, role("admin") | wrong)
     assert "permission" not in caught.value.hint
     assert caught.value.hint == pickle.loads(pickle.dumps(caught.value)).hint  # noqa: S301 - its own bytes
+
+
+IN_A_PROFILE = """
+import sys
+import pyarrow as pa
+from lance_dagster import LanceTable
+uri, endpoint = sys.argv[1:]
+options = {"endpoint": endpoint, "allow_http": "true"}
+table = LanceTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
+table.append(pa.table({"a": [1]}))
+print(table.read().num_rows)
+"""
+
+
+def test_credentials_and_region_of_a_profile(role: Role, uri: str, tmp_path: Path) -> None:
+    """Both this package and pylance take them from the files that `AWS_PROFILE` chooses from."""
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id=other\naws_secret_access_key=wrong\n"
+        "[lake]\naws_access_key_id=admin\naws_secret_access_key=admin-secret\n"
+    )
+    (tmp_path / "config").write_text("[profile lake]\nregion=us-east-1\n")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        "AWS_PROFILE": "lake",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_PROFILE, uri, role("admin")["endpoint"]]
+    done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert (0, "1") == (done.returncode, done.stdout.strip()), done.stderr

@@ -1,12 +1,14 @@
 """Spellings of URIs, and names of storage options."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store import canonical_uri, open_store
+from lance_dagster.store import canonical_uri, open_store, options
 from lance_dagster.store.options import base_options, s3fs_options, table_options
+from lance_dagster.store.vocabulary import AZURE, GOOGLE
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,12 @@ def test_a_local_table_takes_options_for_its_bases_alone(tmp_path: Path) -> None
     assert str(tmp_path) == open_store(tmp_path, {"base_1.region": "a"}).uri
     with pytest.raises(InvalidInputError, match="a local table takes no storage options"):
         open_store(tmp_path, {"region": "a"})
+
+
+def test_the_page_lists_every_option() -> None:
+    """Each option of each provider, by the first of its names, and those of this package."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "guides" / "access.md").read_text()
+    listed = set(re.findall(r"`([a-z0-9_]+)`", page.partition("## Storage options")[2].partition("\n## ")[0]))
+    known = {f"aws_{name}" for name in options._S3_OPTIONS} | options._OWN  # noqa: SLF001 - the whole vocabulary
+    known |= {spellings[0] for vocabulary in (AZURE, GOOGLE) for spellings in vocabulary.options.values()}
+    assert known <= listed
