@@ -146,7 +146,7 @@ class _Narrowing:
         # By the expression id of the first column of a read, which two places of a plan may share.
         self._uses: dict[int, _Use] = {}
         self._columns: dict[int, list[int]] = {}
-        self._keeps_tasks = False
+        self._keeps_tasks = self._has_joins = False
         self._changed = False
 
     def frame(self) -> DataFrame:
@@ -163,6 +163,7 @@ class _Narrowing:
             return self._df
         # The n-th row of a task gets the n-th random number of the task, whatever columns an action uses.
         self._keeps_tasks = not plan.java.deterministic() or any(node.kind == "Sample" for node in plan.walk())
+        self._has_joins = any(node.kind == "Join" for node in plan.walk())
         for leaf, above in leaves:
             columns = self._parsed(leaf.java.output())
             use = self._use(leaf, columns, above)
@@ -334,7 +335,8 @@ class _Narrowing:
                 part = scan.narrowed(names, None, use.limit)
         if part == scan:
             return None
-        return scan_frame(self._spark, part, sizes, use.name, tasks_of=scan if self._keeps_tasks else None)
+        tasks_of = scan if self._keeps_tasks else None
+        return scan_frame(self._spark, part, sizes, use.name, tasks_of=tasks_of, sized=self._has_joins)
 
 
 def _optimised(df: ClassicDataFrame) -> _PlanNode:

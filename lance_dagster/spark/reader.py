@@ -10,7 +10,9 @@ not be implemented here.
 
 Nor can a function in Python tell Spark the size of what it returns. Spark takes that to be the size of what the
 function is given, and broadcasts a side of a join that it takes to be small. The frame of a scan therefore begins with
-a range of as many numbers as have the size of the rows, of which a filter leaves one for each task.
+a range of as many numbers as have the size of the rows, of which a filter leaves one for each task. That takes some
+milliseconds, so actions without a join do without it, and so do tables of less than a mebibyte: it is right to
+broadcast these, and Spark may take them for even smaller ones.
 """
 
 import functools
@@ -66,6 +68,8 @@ _CELL_BYTES = 8
 # The exponent of the most numbers for each task: two million, which take 4 ms. Spark then takes each task for 16 MiB,
 # and the default limit for a broadcast is 10 MiB.
 _MOST_NUMBERS = 21
+# Sizes from which Spark gets to know them. Less is worth a broadcast always.
+_SIZED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +297,13 @@ def _share(scan: Scan) -> float:
 
 
 def scan_frame(
-    spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize], name: str, *, tasks_of: Scan | None = None
+    spark: SparkSession,
+    scan: Scan,
+    sizes: Sequence[FragmentSize],
+    name: str,
+    *,
+    tasks_of: Scan | None = None,
+    sized: bool = True,
 ) -> DataFrame:
     """Return a lazy frame of a scan, which Spark computes with the tasks that are planned now.
 
@@ -306,6 +316,7 @@ def scan_frame(
         sizes: The fragments.
         name: The name of the function in Spark's plans.
         tasks_of: A scan of more rows or columns, to whose tasks those of this scan correspond.
+        sized: Whether Spark needs the size, as for a join.
     """
     groups = partition_pieces(tasks_of or scan, sizes)
     schema = readable_schema(scan.schema)
@@ -313,7 +324,7 @@ def scan_frame(
         schema = StructType([*schema.fields, StructField(ROW_ADDRESS, LongType())])
     tasks = max(1, len(groups))
     # A power of two, so that Spark compiles few different filters.
-    step = 1 << _numbers_exponent(scan, sizes, tasks)
+    step = 1 << _numbers_exponent(scan, sizes, tasks) if sized else 1
     task = functools.partial(_read_groups, scan, dict(zip(itertools.count(0, step), groups, strict=False)), schema)
     # Spark names the function in plans, and `narrowed` finds the scan by this name.
     task.__name__ = name  # type: ignore[attr-defined]
@@ -327,8 +338,10 @@ def _numbers_exponent(scan: Scan, sizes: Sequence[FragmentSize], tasks: int) -> 
     """Return the exponent of the power of two that is nearest to the size of a task in numbers."""
     stored = sum(size.bytes for size in sizes) * _share(scan)
     # Files may be compressed, and values may be wide.
-    numbers = max(scan.rows * (len(scan.schema) + 1), stored / _CELL_BYTES) / tasks
-    return min(_MOST_NUMBERS, round(math.log2(max(1, numbers))))
+    numbers = max(scan.rows * (len(scan.schema) + 1), stored / _CELL_BYTES)
+    if numbers * _CELL_BYTES < _SIZED_BYTES:
+        return 0
+    return min(_MOST_NUMBERS, round(math.log2(max(1, numbers / tasks))))
 
 
 def _read_groups(

@@ -142,8 +142,8 @@ def test_the_filter_pushdown_of_spark_loses_rows(spark: SparkSession, numbers: L
 
 @pytest.fixture
 def broadcasts(spark: SparkSession) -> Iterator[None]:
-    """Let Spark broadcast what it takes to have at most 100 KiB."""
-    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "100k")
+    """Let Spark broadcast what it takes to have at most one MiB."""
+    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "1m")
     yield
     spark.conf.unset("spark.sql.autoBroadcastJoinThreshold")
 
@@ -154,43 +154,52 @@ def joins(df: DataFrame) -> list[tuple[str, str]]:
     return re.findall(r"(SortMerge|Broadcast)\w*Join .*?(Build\w+|$)", str(plan.toString()), re.MULTILINE)
 
 
+def below_the_read(df: DataFrame) -> str:
+    """The kind of the node from which the last read of a table in the plan of a frame gets the numbers of its tasks."""
+    plan: Any = narrowed(df)._jdf.queryExecution().analyzed()  # noqa: SLF001
+    found = re.findall(r"MapInArrow .*\n\W*(\w+)", str(plan.toString()))
+    return str(found[-1])
+
+
 @pytest.mark.usefixtures("broadcasts")
 def test_spark_broadcasts_small_tables_and_no_large_ones(spark: SparkSession, numbers: LanceTable) -> None:
     """Spark knows the size of what an action reads, in a narrowed plan and in another one."""
     large = LanceTable.create(f"{numbers.uri}_large", schema_of(id=pa.int64(), v=pa.list_(pa.float32(), 64)))
-    values = pa.array(np.random.default_rng(0).random(4000 * 64, dtype=np.float32))
-    large.append(pa.table({"id": range(4000), "v": pa.FixedSizeListArray.from_arrays(values, 64)}))
+    values = pa.array(np.random.default_rng(0).random(8000 * 64, dtype=np.float32))
+    large.append(pa.table({"id": range(8000), "v": pa.FixedSizeListArray.from_arrays(values, 64)}))
     big, small, few = read_table(spark, large), read_table(spark, numbers), spark.range(5)
-    rest = spark.range(100_000)
+    rest = spark.range(200_000)
     merge, right, left = ("SortMerge", ""), ("Broadcast", "BuildRight"), ("Broadcast", "BuildLeft")
     for joined, expected, count in [
-        (rest.join(big, "id"), merge, 4000),
-        (big.join(rest, "id"), merge, 4000),
+        (rest.join(big, "id"), merge, 8000),
+        (big.join(rest, "id"), merge, 8000),
         (big.join(few, "id"), right, 5),
         (few.join(big, "id"), left, 5),
         (big.join(small, "id"), right, 10),
         (rest.join(small, "id"), right, 10),
         (small.join(rest, "id"), left, 10),
         # Only the column that is read counts.
-        (rest.join(big.select("id"), "id"), right, 4000),
+        (rest.join(big.select("id"), "id"), right, 8000),
     ]:
         assert [expected] == joins(joined.selectExpr("*"))
         assert count == joined.count() == len(joined.collect())
-    assert 4000 == len(narrow(rest.join(big, "id")).select("v").collect())
+    assert 8000 == len(narrow(rest.join(big, "id")).select("v").collect())
+    # Actions without a join do without the size, which costs time.
+    assert ["Filter", "Range"] == [below_the_read(df) for df in (rest.join(big, "id"), big.select("v"))]
 
 
 def test_spark_knows_the_size_of_a_frame(spark: SparkSession, tmp_table_uri: str) -> None:
     """It is the larger one of what the rows take in Spark and the share of the columns in the files, nearly."""
-    width = 64
+    length, width = 80_000, 32
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), n=pa.int64(), v=pa.list_(pa.float32(), width)))
-    values = pa.array(np.random.default_rng(0).random(5000 * width, dtype=np.float32))
+    values = pa.array(np.random.default_rng(0).random(length * width, dtype=np.float32))
     vectors = pa.FixedSizeListArray.from_arrays(values, width)
-    table.append(pa.table({"id": range(5000), "n": [0] * 5000, "v": vectors}))
+    table.append(pa.table({"id": range(length), "n": [0] * length, "v": vectors}))
     for columns, row in ((["id"], 16), (["id", "n"], 24), (["v"], 4 * width), (None, 4 * width + 16)):
         scan = Scan.plan(table, columns=columns)
         plan: Any = scan_frame(spark, scan, fragment_sizes(scan), "size")._jdf  # noqa: SLF001
         size = int(plan.queryExecution().optimizedPlan().stats().sizeInBytes())
-        assert 5000 * row / 1.5 <= size <= 5000 * row * 1.5, columns
+        assert length * row / 1.5 <= size <= length * row * 1.5, columns
 
 
 def test_partitions_of_a_table_are_merged_by_its_size(spark: SparkSession, numbers: LanceTable) -> None:
