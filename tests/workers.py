@@ -22,6 +22,7 @@ GROUPS = {
     "tests/spark/test_session.py": "spark",
     "tests/spark/test_source.py": "spark",
     "tests/spark/test_types.py": "spark",
+    "tests/spark/test_worker.py": "spark",
     "tests/spark/test_writer.py": "spark",
     "tests/spark/streaming/test_stream_sink.py": "spark",
     "tests/cli/test_reference.py": "reference of the command",

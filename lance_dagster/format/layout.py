@@ -45,7 +45,8 @@ PIN = "repository-main-"
 """Prefix of the tags that keep versions of `main` for commits of a repository."""
 BRANCH_PIN = "repository-branch-"
 """Prefix of the tags that keep versions of other branches for commits of a repository."""
-VERSION_HINT = f"{VERSIONS}/latest_version_hint.json"
+HINT_NAME = "latest_version_hint.json"
+VERSION_HINT = f"{VERSIONS}/{HINT_NAME}"
 # Twenty digits and the extension make 29 characters; detached versions have as many and start with `d`.
 _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
@@ -209,11 +210,6 @@ def versions_folder(branch: str) -> str:
 def transaction_path(branch: str, file_name: str) -> str:
     """Return the path of a transaction file of a branch."""
     return join(branch_root(branch), TRANSACTIONS, file_name)
-
-
-def hint_path(branch: str) -> str:
-    """Return the path of the version hint of a branch, from which a search for its newest version starts."""
-    return join(branch_root(branch), VERSION_HINT)
 
 
 def newest_versions_in(names: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -293,10 +293,11 @@ def _finish(
 ) -> None:
     """Do what a version needs after its manifest was put, and before the commit is acknowledged; errors as `commit`."""
     versions.committed(put)
-    _sync(versions, put, transaction)
+    folder = layout.versions_folder(put.branch)
+    _sync(versions, folder, put, transaction)
     if fence is not None:
         fence.check_after_put(branch_id, put, transaction, versions.manifest_path(put.branch, put.number))
-    _write_hint(versions, put.branch, put.number)
+    _write_hint(versions, folder, put.number)
 
 
 def _pause(attempts: int, since: float) -> None:
@@ -351,8 +352,9 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
     put = _put(versions, branch, ready)
     if not isinstance(put, State):
         return None
-    _sync(versions, put, ready.staged.transaction)
-    _write_hint(versions, branch, put.number)
+    folder = layout.versions_folder(branch)
+    _sync(versions, folder, put, ready.staged.transaction)
+    _write_hint(versions, folder, put.number)
     return put
 
 
@@ -404,8 +406,8 @@ def _put(versions: Versions, branch: str, ready: _Ready, *, pause: Callable[[], 
     return State(branch, manifest, transaction, uri, commit_id(data), len(data))
 
 
-def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
-    """Make the name of a manifest survive a power cut, and with it those of all versions before.
+def _sync(versions: Versions, folder: str, put: State, transaction: Transaction) -> None:
+    """Make the name of a manifest in a folder survive a power cut, and with it those of all versions before.
 
     Outside of the turn: the next writer may put its version on top, and its own sync covers this name too.
 
@@ -415,7 +417,7 @@ def _sync(versions: Versions, put: State, transaction: Transaction) -> None:
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
         try:
-            versions.store.sync_folder(put.path.rpartition("/")[0])
+            versions.store.sync_folder(folder)
         except NotDurableError as error:
             # That it can be read back proves nothing here, and neither does a second sync that succeeds.
             problem = error
@@ -440,13 +442,13 @@ def _with_committer(transaction: Transaction) -> Transaction:
     return transaction if who is None else replace(transaction, properties={**transaction.properties, COMMITTER: who})
 
 
-def _write_hint(versions: Versions, branch: str, number: int) -> None:
+def _write_hint(versions: Versions, folder: str, number: int) -> None:
     """Write the version hint: pylance starts there to look for newer versions where listings are unordered."""
     if versions.store.ordered_listing:
         return
     # Last: a hint must never name a version that is not there. Of two writers the slower one may leave an older number.
     try:
-        versions.store.put_hint(layout.hint_path(branch), b'{"version":%d}' % number)
+        versions.store.put_hint(f"{folder}/{layout.HINT_NAME}", b'{"version":%d}' % number)
     except StoreError as error:
         # The version is committed: an error here would make the caller commit the same change again.
         _log.warning("cannot write the version hint of %s: %s", versions.store.uri, error)

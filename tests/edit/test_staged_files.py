@@ -295,7 +295,7 @@ def test_a_replacement_has_the_rows_of_its_fragment(table: LanceTable) -> None:
     """A file of another number of rows would shift the values of a column against the others."""
     given = staged(table, 3).files[0]
     file = replace(first_fragment(table).files[0], path=given.name, size=given.size)
-    what = "has 1 rows, but the transaction has 2"
+    what = "has 1 row, but the transaction has 2"
     assert_commit_refused(table, DataReplacement(replacements=((0, file),)), InvalidInputError, what)
 
 

@@ -162,7 +162,7 @@ def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri
         (
             {"ref": "main"},
             "SELECT 1L AS id",
-            "unknown option 'ref'; there are path, branch, vectors, replace_where, storage.<key>",
+            "unknown option 'ref'; there are path, branch, vectors, replace_where, partitions, storage.<key>",
         ),
         ({"branch": "nowhere"}, "SELECT 1L AS id", "no branch or tag 'nowhere'"),
         ({"vectors": "id=3"}, "SELECT 1L AS id", "the option vectors is name:length, separated by commas"),

@@ -1,4 +1,4 @@
-"""The table of an output: that of its asset, or the one that the output of an op names; and the owner of a table.
+"""The table of an output: that of its asset, or the one that the output of an op names.
 
 Outputs of an op in a job or in a graph asset need not belong to an asset. Such an output is stored when its metadata
 `lance/table` names a table: `dg.Out(metadata={"lance/table": "shop/raw"})`. It is written to the branch of the run, as
@@ -7,26 +7,18 @@ the outputs of assets are, and the ops downstream read it there.
 Several steps of a run write one output when it is dynamic, or when its op runs once for each item of a dynamic output.
 Each of them needs rows of its own, or it would replace those of the others. The table's name may hold the mapping key
 (`shop/raw/{mapping_key}`), or `lance/partition_expr` names the column that has it.
-
-A code location cannot see the definitions of another one, so each table carries its owner: the config key
-`dagster/asset`. An asset that is not the owner does not write the table.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.partitions import partitions_definition
-from lance_dagster.plugin.run_branch import RunBranch
 from lance_dagster.plugin.table_asset import TableKey
-
-if TYPE_CHECKING:
-    from lance_dagster.history.versions import Version
 
 _MAPPING_KEY = "{mapping_key}"
 # A step that runs for one item of a dynamic output, such as `clean[oslo]`.
@@ -115,44 +107,3 @@ def _step(context: dg.OutputContext) -> str:
         return f"step {context.step_key}"
     except dg.DagsterInvariantViolationError:  # called outside of a run
         return "a step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ownership:
-    """The relation of an asset that writes a table to the owner that the table names."""
-
-    asset: str
-    branch: RunBranch
-
-    def is_recorded(self, start: "Version") -> bool:
-        """Return whether the table names the asset as its owner; False when it names no owner.
-
-        Args:
-            start: The version that the run's next commit is based on.
-
-        Raises:
-            InvalidInputError: The table belongs to another asset.
-        """
-        table = self.branch.table
-        owner = table.config.get(start).get(md.OWNER)
-        if owner not in (None, self.asset):
-            raise InvalidInputError(
-                f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
-                f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
-                f"{owner} no longer writes the table, hand it over: "
-                f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
-            )
-        return owner is not None
-
-    def record(self) -> None:
-        """Name the asset as the owner of a table that another program made, by a commit on the branch of the run.
-
-        The owner reaches `main` with the rows of the run. When two assets claim the table at the same time, the merge
-        of the second one conflicts.
-        """
-        name, run_id = self.branch.name, self.branch.chain.run_id
-        # The commit has only the run id: a retried append undoes the newest commit that names its step and asset.
-        properties = {md.RUN_ID: run_id} if run_id else None
-        self.branch.table.config.set(
-            {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties
-        )

@@ -30,13 +30,13 @@ from lance_dagster.plugin.io.output_events import (
     set_data_version,
     with_descriptions,
 )
-from lance_dagster.plugin.io.output_tables import OutputTable, Ownership
+from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.publish.publication import appended_before
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress
 from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
 from lance_dagster.table import LanceTable

@@ -20,9 +20,8 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
-from lance_dagster.plugin.io.output_tables import Ownership
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of
 
 if TYPE_CHECKING:
