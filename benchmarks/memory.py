@@ -17,7 +17,7 @@ import lance
 from lance.fragment import DataFile, FragmentMetadata
 
 from benchmarks.measure import peak
-from benchmarks.tables import QUICK, ROWS, Made
+from benchmarks.tables import QUICK, ROWS, Made, linked
 from lance_dagster import LanceTable, StagedFile, StagedFiles
 
 COUNT, COMMIT = "count", "commit"
@@ -45,7 +45,8 @@ def measured(side: str, what: str, small: Made, large: Made) -> int:
 def _by_package(what: str, uri: str, file: StagedFile) -> Callable[[], object]:
     if what == COUNT:
         return lambda: LanceTable.open(uri).count_rows("production")
-    staged = StagedFiles(ROWS.schema, (file,))
+    table = LanceTable.open(uri, QUICK)
+    staged = StagedFiles(ROWS.schema, (linked(table, file),))
     return lambda: LanceTable.open(uri, QUICK).append(staged)
 
 

@@ -26,7 +26,7 @@ ROWS = pa.table({"id": pa.array(range(FRAGMENT_ROWS)), "text": ["some text"] * F
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A table, a data file of it that commits can name once more, and its tag."""
+    """A table, a data file of it whose rows further commits can add, and its tag."""
 
     table: LanceTable
     file: StagedFile
@@ -39,8 +39,8 @@ class Made:
 
     @property
     def staged(self) -> StagedFiles:
-        """The data file, for another append."""
-        return StagedFiles(ROWS.schema, (self.file,))
+        """The data file under a new name, for another append."""
+        return StagedFiles(ROWS.schema, (linked(self.table, self.file),))
 
     @property
     def manifest_bytes(self) -> int:
@@ -54,7 +54,7 @@ def with_fragments(folder: Path, count: int) -> Made:
     (file,) = write_files(table.write_target(), ROWS.to_batches())
     left = count - 1
     while left:
-        table.append(StagedFiles(ROWS.schema, tuple(_linked(table, file) for _ in range(min(left, _AT_ONCE)))))
+        table.append(StagedFiles(ROWS.schema, tuple(linked(table, file) for _ in range(min(left, _AT_ONCE)))))
         left -= min(left, _AT_ONCE)
     made = Made(table, file)
     table.append(made.staged)
@@ -62,7 +62,7 @@ def with_fragments(folder: Path, count: int) -> Made:
     return made
 
 
-def _linked(table: LanceTable, file: StagedFile) -> StagedFile:
+def linked(table: LanceTable, file: StagedFile) -> StagedFile:
     """Give a data file another name: a commit refuses to name one file twice, since its rows would be there twice."""
     folder, name = Path(table.uri) / layout.DATA, f"{uuid.uuid4().hex}.lance"
     os.link(folder / file.name, folder / name)
