@@ -24,8 +24,9 @@ import pyarrow as pa
 
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import DataFileShape
+from lance_dagster.format.model import LEGACY_BLOB
 
-_BLOB = b"lance-encoding:blob"
+_BLOB = LEGACY_BLOB.encode()
 _BATCH = 4096
 _PROGRAM = "from lance_dagster.datafiles.file_inspection import serve_inspections; serve_inspections()"
 # Generous, so that a slow store is not taken for a damaged file.

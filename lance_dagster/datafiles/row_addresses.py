@@ -17,6 +17,7 @@ from pyroaring import BitMap
 from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.arrow_types import has_blobs
+from lance_dagster.format.model import LEGACY_BLOB
 from lance_dagster.format.validation import check_string
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 ROW_ADDRESS = "_rowaddr"
-# The metadata key that marks a column of the first blob encoding.
-_LEGACY = b"lance-encoding:blob"
+_LEGACY = LEGACY_BLOB.encode()
 _FIRST_GENERATION = "0.1"
 _OFFSET_BITS = 32
 OFFSET_MASK = np.uint64(2**_OFFSET_BITS - 1)

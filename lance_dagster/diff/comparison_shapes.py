@@ -13,8 +13,6 @@ from lance_dagster.diff.schema_diff import Fields
 from lance_dagster.format.logical_types import arrow_type
 from lance_dagster.format.model import Field
 
-_BLOBS = ("lance-encoding:blob", "lance.blob.v2")
-
 
 @dataclass(frozen=True, slots=True)
 class ComparisonShape:
@@ -74,9 +72,9 @@ def _shape(
     before: Fields, after: Fields, pair: tuple[Field, Field], matched: Mapping[int, int], *, nested: bool = False
 ) -> ComparisonShape | None:
     old, new = pair
-    if _is_blob(old) or _is_blob(new):
+    if old.holds_blobs or new.holds_blobs:
         # Blobs inside another column cannot be read, and their descriptions only say where the bytes are.
-        if nested or not (_is_blob(old) and _is_blob(new)):
+        if nested or not (old.holds_blobs and new.holds_blobs):
             raise NotComparableError
         return None
     olds, news = before.below(old), after.below(new)
@@ -116,7 +114,3 @@ def _leaf_shape(old: Field, new: Field) -> ComparisonShape | None:
 def _kind(field: Field) -> str:
     """Return the logical type without the width of its offsets, which does not matter for values."""
     return field.logical_type.removeprefix("large_")
-
-
-def _is_blob(field: Field) -> bool:
-    return field.extension_name in _BLOBS or not field.metadata.keys().isdisjoint(_BLOBS)

@@ -34,7 +34,7 @@ from lance_dagster.edit.compaction_plan import CompactionGroup, CompactionPlan, 
 from lance_dagster.edit.write import CommitInfo, fragments_of, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
-from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
+from lance_dagster.format.model import Fragment, IndexMetadata
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.format.transaction import (
     COMMIT_MESSAGE,
@@ -52,7 +52,6 @@ from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import indices_of
 
 _ATTEMPTS = 5
-_BLOBS = ("lance-encoding:blob", "lance.blob")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ def commit_plan(
 
 def _can_move_rows(head: State) -> bool:
     """Return whether this package can move the rows: there are no blobs, and every index is inherited."""
-    return not _has_blobs(head.manifest) and all(_inherited(index) for index in indices_of(head.manifest))
+    return not head.manifest.holds_blobs and all(_inherited(index) for index in indices_of(head.manifest))
 
 
 def _inherited(index: IndexMetadata) -> bool:
@@ -142,17 +141,10 @@ def _inherited(index: IndexMetadata) -> bool:
     return index.base_id is not None
 
 
-def _has_blobs(manifest: Manifest) -> bool:
-    return any(
-        field.extension_name.startswith(_BLOBS) or not field.metadata.keys().isdisjoint(_BLOBS)
-        for field in manifest.fields
-    )
-
-
 def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
     inherited = [index.name for index in indices_of(head.manifest) if _inherited(index)]
     if inherited:
-        what = "blobs" if _has_blobs(head.manifest) else "an index of its own"
+        what = "blobs" if head.manifest.holds_blobs else "an index of its own"
         raise InvalidInputError(
             f"cannot compact branch {head.branch!r} of {context.uri}: it has {what}, which only pylance can move, and "
             f"the index {inherited[0]!r}, which it inherited and pylance would break; drop the index, or compact the "

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFiles, conform, evaluate_predicate
 from lance_dagster.edit.staged_files import read_staged
-from lance_dagster.errors import InvalidInputError, Remedy
+from lance_dagster.errors import InvalidInputError, Remedy, counted
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -143,7 +143,7 @@ class PredicateCheck:
 
 
 def _complaint(wrong: int, checked: int, predicate: str) -> str:
-    rows = f"{wrong} of {checked} {'row' if checked == 1 else 'rows'}"
+    rows = f"{wrong} of {counted(checked, 'row')}"
     return f"{rows} {'does' if wrong == 1 else 'do'} not satisfy the predicate {predicate!r} of the replacement"
 
 

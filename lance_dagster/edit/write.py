@@ -43,7 +43,7 @@ from lance_dagster.errors import (
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
 from lance_dagster.format.file_versions import check_storable
-from lance_dagster.format.model import Field, Fragment
+from lance_dagster.format.model import BLOB_EXTENSIONS, Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.transaction import (
     CLAIMS,
@@ -80,8 +80,6 @@ from lance_dagster.transactions.claims import (
 _DEADLINE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _Made = TypeVar("_Made", State, Written)
-# The metadata key of the legacy blob encoding, and the prefix of the extension name of the present one.
-_BLOBS = ("lance-encoding:blob", "lance.blob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,7 @@ def refuse_blobs(head: State, verb: str) -> None:
         InvalidInputError: The table has a blob column.
     """
     for column in head.manifest.fields:
-        if column.extension_name.startswith(_BLOBS) or not column.metadata.keys().isdisjoint(_BLOBS):
+        if column.holds_blobs:
             raise InvalidInputError(
                 f"cannot {verb} rows of {head}: column {column.name!r} holds blobs, which are not rewritten here; "
                 "delete and append the rows, or change them with pylance"
@@ -230,7 +228,7 @@ def refuse_nested_blobs(head: State, verb: str) -> None:
         InvalidInputError: The table has a blob field inside another column.
     """
     for column in head.manifest.fields:
-        if column.parent_id >= 0 and column.extension_name.startswith(_BLOBS):
+        if column.parent_id >= 0 and column.extension_name.startswith(BLOB_EXTENSIONS):
             raise InvalidInputError(
                 f"cannot {verb} rows of {head}: {column.name!r} holds blobs inside another column; delete and append "
                 "the rows, or change them with pylance"

@@ -34,6 +34,12 @@ class Flag(IntFlag):
     MIXED_FILE_VERSIONS = 256
 
 
+LEGACY_BLOB = "lance-encoding:blob"
+"""The metadata key of columns in the legacy blob encoding, in a table and in an Arrow schema."""
+BLOB_EXTENSIONS = "lance.blob"
+"""The prefix of the extension names of the present blob encodings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """A column, or a node inside a nested column. The fields of a schema are listed in depth-first order."""
@@ -53,6 +59,11 @@ class Field:
     primary_key_position: int = 0
     clustering_key: bool = False
     clustering_key_position: int = 0
+
+    @property
+    def holds_blobs(self) -> bool:
+        """Whether the values are blobs, in the legacy encoding or with an extension name of their own."""
+        return self.extension_name.startswith(BLOB_EXTENSIONS) or LEGACY_BLOB in self.metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,6 +490,11 @@ class Manifest:
     max_allocated_field_id: int | None = None
     version_aux_data: int = 0
     tag: str = ""
+
+    @property
+    def holds_blobs(self) -> bool:
+        """Whether a field holds blobs."""
+        return any(field.holds_blobs for field in self.fields)
 
     @property
     def rows(self) -> int:

@@ -44,8 +44,6 @@ _WORKERS = 8
 _PINS = 3
 # The name of a file at the new root that excludes concurrent clones to the same place.
 _CLAIM = ".clone"
-_BLOB = "lance.blob"
-_LEGACY_BLOB = "lance-encoding:blob"
 
 
 class CloneOptions(TypedDict, total=False):
@@ -224,7 +222,7 @@ def _options(context: TableContext, manifest: Manifest, uri: str, given: Mapping
 def _copy_files(context: TableContext, source: State, dest: Store, progress: Progress | None) -> None:
     """Copy every file a version references to the folder of the clone, except files that were copied before."""
     there = dest.sizes(layout.DATA)
-    blobs = _has_blobs(source.manifest)
+    blobs = source.manifest.holds_blobs
     jobs: list[Callable[[], None]] = []
     for place in file_references(source.manifest, context.versions.branch_uri(source.branch)):
         store = base_store(context, place.base)
@@ -303,7 +301,3 @@ def _other_jobs(place: FileReferences, store: Store, dest: Store) -> list[Callab
 
 def _key(base: BasePath, folder: str, name: str) -> str:
     return layout.join(folder if base.is_dataset_root else "", name)
-
-
-def _has_blobs(manifest: Manifest) -> bool:
-    return any(field.extension_name.startswith(_BLOB) or _LEGACY_BLOB in field.metadata for field in manifest.fields)

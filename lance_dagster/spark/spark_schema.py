@@ -27,12 +27,12 @@ from pyspark.sql.types import StructField, StructType
 from lance_dagster.datafiles import exact_cast
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.arrow_types import has_blobs
+from lance_dagster.format.model import LEGACY_BLOB
 
 _MAX_DECIMAL = 38
 # What PySpark raises for a type without a counterpart, and what pyarrow does for a decimal of too many digits.
 _WITHOUT_SPARK_TYPE = (PySparkTypeError, ValueError)
-# The metadata key of the blobs that files before version 2.2 have.
-_LEGACY_BLOB = b"lance-encoding:blob"
+_LEGACY_BLOB = LEGACY_BLOB.encode()
 # The estimated bytes of a string or binary value, and the estimated number of elements of a list or map.
 _GUESSED_WIDTH = 64
 _GUESSED_ELEMENTS = 16
