@@ -147,8 +147,8 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
 def refuse_repeated(head: State, added: Iterable[Fragment], replaced: Collection[int] = ()) -> None:
     """Refuse new fragments with a data file whose rows a version has already, or that two of them name.
 
-    The rows would be in the table twice. Nobody means that by committing staged files again: it is a retry of a commit
-    that landed, so it gets an error that says so.
+    The rows would be in the table twice. A second commit of the same staged files is a retry of one that landed, so the
+    error says that the rows are there.
 
     Args:
         head: The version that the fragments are added to.

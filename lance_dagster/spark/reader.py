@@ -292,7 +292,7 @@ def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[Fra
 
 
 def _share(scan: Scan) -> float:
-    """Return the share of the columns in the size of the files, which is not known of each column, by their types."""
+    """Estimate by their types the share of the columns in the size of the files, which record no size of a column."""
     return row_bytes(scan.schema) / scan.table_row_bytes
 
 
@@ -335,7 +335,7 @@ def scan_frame(
 
 
 def _numbers_exponent(scan: Scan, sizes: Sequence[FragmentSize], tasks: int) -> int:
-    """Return the exponent of the power of two that is nearest to the size of a task in numbers."""
+    """Return how many numbers Spark gets for each task, as the exponent of 2: they have about the size of its rows."""
     stored = sum(size.bytes for size in sizes) * _share(scan)
     # Files may be compressed, and values may be wide.
     numbers = max(scan.rows * (len(scan.schema) + 1), stored / _CELL_BYTES)

@@ -238,7 +238,7 @@ def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) 
 
 
 def settled_apart(source: MergeSide, dest: MergeSide) -> Iterator[Finding]:
-    """Find scopes about which both sides settled a conflict, each by a strategy of a merge of its own.
+    """Find scopes in which each side settled a conflict by the strategy of an earlier merge.
 
     Each of the two merges kept one copy of the rows and deleted the other. Where they kept different ones, a merge of
     both would delete both copies, although each side has the rows.
