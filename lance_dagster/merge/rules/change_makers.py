@@ -62,24 +62,22 @@ def _named(side: SideHistory, changes: Iterable[Change]) -> str:
 
 def facet_makers(side: MergeSide, base_id: int, facet: str) -> str:
     """Name who changed a facet of a column of the merge base."""
-    number = side.columns.ids.get(base_id, base_id)
-
-    def state(manifest: Manifest) -> object:
-        field = _field(manifest, number)
-        return None if field is None else getattr(field, facet)
-
-    return makers_of(side.history, state, _of_columns)
+    return _makers_of_column(side, base_id, lambda field: getattr(field, facet))
 
 
 def metadata_makers(side: MergeSide, base_id: int, key: str) -> str:
     """Name who changed a key in the metadata of a column of the merge base."""
+    return _makers_of_column(side, base_id, lambda field: field.metadata.get(key))
+
+
+def _makers_of_column(side: MergeSide, base_id: int, state: Callable[[Field], object]) -> str:
     number = side.columns.ids.get(base_id, base_id)
 
-    def state(manifest: Manifest) -> object:
+    def state_of(manifest: Manifest) -> object:
         field = _field(manifest, number)
-        return None if field is None else field.metadata.get(key)
+        return None if field is None else state(field)
 
-    return makers_of(side.history, state, _of_columns)
+    return makers_of(side.history, state_of, _of_columns)
 
 
 def drop_makers(side: MergeSide, base_id: int) -> str:
