@@ -143,7 +143,7 @@ class PredicateCheck:
 
 
 def _complaint(wrong: int, checked: int, predicate: str) -> str:
-    rows = f"{wrong} of {counted(checked, 'row')}"
+    rows = f"{wrong:,} of {counted(checked, 'row')}"
     return f"{rows} {'does' if wrong == 1 else 'do'} not satisfy the predicate {predicate!r} of the replacement"
 
 

@@ -71,7 +71,7 @@ def test_a_predicate_that_no_row_satisfies(table: LanceTable, given: str) -> Non
 def test_the_last_rows_of_a_long_stream_are_checked(table: LanceTable) -> None:
     """Rows are checked in large parts, with the rest at the end of the stream."""
     batches = [*entries("mon", *range(100_000)).to_batches(max_chunksize=7_000), *entries("tue", 1).to_batches()]
-    with pytest.raises(InvalidInputError, match="1 of 100001 rows does not satisfy"):
+    with pytest.raises(InvalidInputError, match="1 of 100,001 rows does not satisfy"):
         table.replace_where("key = 'mon'", pa.RecordBatchReader.from_batches(SCHEMA, batches))
     assert [("mon", 1), ("tue", 2)] == contents(table)
 
