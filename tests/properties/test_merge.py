@@ -105,11 +105,17 @@ def commit(table: LanceTable, branch: str, action: Action, new: dict[int, str]) 
 
 def conflicts(base: BranchModel, source: BranchModel, dest: BranchModel, *, against: Sequence[Action]) -> bool:
     """Whether the model refuses to merge the source's commits since `base` with the dest's own commits."""
+    claimed, others = _claims_that_count(base, source, source.actions), _claims_that_count(base, dest, against)
     return (
-        any(_name_the_same(action, other) for action in source.actions for other in against)
-        or _found(source.actions, against, _touched(base, dest, beside=source))
-        or _found(against, source.actions, _touched(base, source, beside=dest))
+        any(_name_the_same(action, other) for action in claimed for other in others)
+        or _found(claimed, against, _touched(base, dest, beside=source))
+        or _found(others, source.actions, _touched(base, source, beside=dest))
     )
+
+
+def _claims_that_count(base: BranchModel, side: BranchModel, made: Sequence[Action]) -> Sequence[Action]:
+    """The actions whose claims count: those of a side that has the rows of the base again add no row to a partition."""
+    return [action for action in made if action.exclusive] if side.rows == base.rows else made
 
 
 def _name_the_same(action: Action, other: Action) -> bool:
@@ -185,6 +191,8 @@ def rows_of(side: BranchModel) -> list[tuple[str, int]]:
 
 EMPTIED = Action(REPLACE, ("a",), (), named=True)
 ADDED = Action(APPEND, ("a",), ("a",), named=True)
+ADDED_TO_B = Action(APPEND, ("b",), ("b",), named=True)
+EMPTIED_B = Action(REPLACE, ("b",), (), named=True)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,6 +209,13 @@ ADDED = Action(APPEND, ("a",), ("a",), named=True)
     on_dest=[ADDED],
     source_later=[ADDED, EMPTIED],
     dest_later=[replace(EMPTIED, named=False)],
+)
+@example(
+    before=[],
+    on_source=[],
+    on_dest=[ADDED, EMPTIED_B],
+    source_later=[ADDED_TO_B, replace(EMPTIED_B, named=False)],
+    dest_later=[],
 )
 def test_a_merge_gives_what_the_model_says(
     tmp_path: Path,
