@@ -69,10 +69,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection() -> None:
-    """Give the examples of property tests no time limit: their duration depends on the load of the machine."""
+    """Give the examples of property tests no time limit: their duration depends on the load of the machine.
+
+    The examples are the same in each run, so that a change is not blamed for what it did not touch. A soak draws others.
+    """
     from hypothesis import settings
 
-    settings.register_profile("tests", deadline=None)
+    settings.register_profile("tests", deadline=None, derandomize=not soak.FACTOR)
     settings.load_profile("tests")
 
 
