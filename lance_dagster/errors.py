@@ -56,10 +56,10 @@ class Remedy:
 
     def __str__(self) -> str:
         """Return the sentence, with the call as Python code."""
-        return self.said(str)
+        return self.described(str)
 
     # The table API and the command line show the same remedy, each with the call in its own notation.
-    def said(self, written: Callable[[Call], str]) -> str:
+    def described(self, written: Callable[[Call], str]) -> str:
         """Return the sentence, with the call as a function formats it."""
         return self.sentence if self.call is None else self.sentence.format(written(self.call))
 

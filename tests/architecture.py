@@ -119,6 +119,8 @@ WORDS = {
 }
 # Words that are terms elsewhere, as the images of a changed row are in a change feed, and no terms of a merge rule.
 RULE_WORDS = {"images": "ids, or locations"}
+# Words that are plain in a test's name, which is a sentence, and no terms for a function or class of the package.
+DEFINITION_WORDS = {"brought": "inserted, introduced or assigned", "said": "described, or reason"}
 # Words that are plain as a part of a name, and say nothing as the whole name of a class.
 CLASS_WORDS = {
     "draft": "a builder of the thing",
@@ -442,6 +444,8 @@ def words(path: str, source: str) -> list[str]:
     )
     classes = [(node.name, node.lineno) for node in nodes(path, source, ast.ClassDef)]
     vague = ((name, line) for name, line in classes if name.strip("_").lower() in CLASS_WORDS)
+    functions = [(node.name, node.lineno) for node in nodes(path, source, ast.FunctionDef)]
+    defined = chain(functions, classes) if path.startswith(f"{PACKAGE}/") else ()
     in_rules = nodes(path, source, ast.Name) if path.startswith(f"{PACKAGE}/merge/rules/") else ()
     return [
         *(f"{path}:{node.lineno}: {node.id}: say {RULE_WORDS[node.id]}" for node in in_rules if node.id in RULE_WORDS),
@@ -450,6 +454,11 @@ def words(path: str, source: str) -> list[str]:
             for name, line in chain(named, classes)
             for word in rejected(name)
         ),
+        *(
+            f"{path}:{line}: {name}: say {DEFINITION_WORDS[word]}"
+            for name, line in defined
+            for word in words_of(name) & DEFINITION_WORDS.keys()
+        ),
         *(f"{path}:{line}: {name}: say {CLASS_WORDS[name.strip('_').lower()]}" for name, line in vague),
     ]
 
@@ -457,9 +466,12 @@ def words(path: str, source: str) -> list[str]:
 @cache
 def rejected(name: str) -> Sequence[str]:
     """The words of a name that say too little."""
-    # A name is a word, words with `_` between them, or words that each begin with a capital letter.
-    parts = {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
-    return sorted(parts & WORDS.keys())
+    return sorted(words_of(name) & WORDS.keys())
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a name: one word, words with `_` between them, or words that each begin with a capital letter."""
+    return {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
 
 
 def prose(path: str, source: str) -> list[str]:

@@ -71,7 +71,7 @@ def pytest_configure() -> None:
 def pytest_collection() -> None:
     """Give the examples of property tests no time limit: their duration depends on the load of the machine.
 
-    The examples are the same in each run, so that a change is not blamed for what it did not touch. A soak draws others.
+    Each run has the same examples, so that a change is not blamed for what it did not touch. A soak draws others.
     """
     from hypothesis import settings
 

@@ -143,7 +143,7 @@ def error_line(error: LanceDagsterError, table: str, written: Callable[[str, Cal
     elif error.remedy is None:
         text = str(error)
     else:
-        text = f"{error.complaint}; {error.remedy.said(partial(written or command_for, table))}"
+        text = f"{error.complaint}; {error.remedy.described(partial(written or command_for, table))}"
     # A line that ends in a colon introduces the next one, so it takes no semicolon.
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
 

@@ -67,7 +67,7 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
     if of_rows:
         hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}")
     if remedy is not None:
-        settle = remedy.said(partial(command_for, table_as_typed()))
+        settle = remedy.described(partial(command_for, table_as_typed()))
         # Only the people who made the deleted versions can know whether this conflict may be waived.
         waived = remedy.call is not None and any(map(can_be_waived, known))
         hints.append(f"if no version that was cleaned up replaced rows, {settle}" if waived else settle)

@@ -63,7 +63,7 @@ class ConflictLocations:
     _side_locations: "tuple[_SideLocations, _SideLocations] | None" = field(default=None)
 
     def rows_of(self, conflict: Conflict) -> RowLocations:
-        """Return the rows of a conflict: those of the base in its order, then those the source put in, then the dest's.
+        """Return the rows of a conflict: those of the merge base in order, then the source's new ones, then the dest's.
 
         The result is empty where the rows cannot be traced.
         """
@@ -106,7 +106,7 @@ class ConflictLocations:
         return self._side_locations
 
     def _in_base(self, key: BaseKey, offsets: Addresses) -> RowLocations:
-        """Find rows of a fragment of the base, or rows that it does not have."""
+        """Find rows of a fragment of the merge base, or rows that it does not have."""
         base = self.sides[0].base
         alive, where = np.zeros(len(offsets), np.bool_), np.full(len(offsets), ABSENT, np.int64)
         # Rows that the merge base lacks have an `AbsentRows` key in place of a fragment id, and no address there.
@@ -126,12 +126,13 @@ class _SideLocations:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
 
     # A rule that looked at one side only notes its rows there, although the merge base may have them as well: such rows
-    # have to get one line with those that another rule noted in the base.
+    # have to get one line with those that another rule noted in the merge base.
     def collect(self, rows: Rows, base: dict[BaseKey, BitMap], alone: dict[int, BitMap]) -> None:
         """Sort rows, given by where they lie on the side, into those the merge base has and those the side inserted."""
         for number, offsets in rows.items():
             found = self._row_changes.relocated.get(number)
-            # Rows out of place were moved or inserted. All others lie at their offset in the fragment of the base.
+            # Rows out of place were moved or inserted. All others lie at their offset in the fragment of the merge
+            # base.
             away = BitMap() if found is None else offsets & found.live
             if found is not None and away:
                 add_rows(alone, number, away & found.inserted)
@@ -142,12 +143,12 @@ class _SideLocations:
                 add_rows(base, own, offsets - away)
 
     def of(self, key: BaseKey, offsets: Addresses, alive: Flags) -> tuple[Addresses, Codes]:
-        """Return where rows of a fragment of the base lie, and what the side did to them.
+        """Return where rows of a fragment of the merge base lie, and what the side did to them.
 
         Args:
-            key: The fragment, or the key of rows that the base does not have.
+            key: The fragment, or the key of rows that the merge base does not have.
             offsets: The rows, ascending.
-            alive: Which of them the base has.
+            alive: Which of them the merge base has.
         """
         row_changes = self._row_changes.of(key)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)
@@ -173,7 +174,7 @@ class _SideLocations:
         return places, did
 
     def _other_files(self, place: Fragment, number: int) -> bool:
-        """Tell whether some values of rows that stayed lie in other files than in the base."""
+        """Tell whether some values of rows that stayed lie in other files than in the merge base."""
         # Comparing file names reads no data. A file that was written anew may hold equal values, so this errs towards
         # reporting a change.
         had, base_ids = backing(self._base.fragment(number)), self._columns.base_ids

@@ -172,7 +172,7 @@ class RowKeys:
             InvalidInputError: Two rows of one version have the same key.
         """
         # Each side is paired with the merge base first, so that a row which both sides rewrote gets one line. Only rows
-        # that no row of the base corresponds to are then paired between the sides.
+        # that no row of the merge base corresponds to are then paired between the sides.
         for side in (SOURCE, DEST):
             locations = self._with_base(locations, side)
         return self._with_each_other(locations)

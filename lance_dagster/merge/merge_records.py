@@ -37,7 +37,7 @@ def origins(of: Lineage, parent: Lineage) -> str:
 
 
 def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> bool:
-    """Tell whether a side inserted rows by a pick of a change that the other side contains and the base does not."""
+    """Tell whether a side inserted rows by a pick of a change that the other side has and the merge base does not."""
     # A picked deletion inserts no rows, so no row can be there twice.
     return any(_is_of(change, other, base) and not isinstance(change.operation, Delete) for change in changes)
 

@@ -1,8 +1,8 @@
 """Apply the change of one version to a branch, or take it back: cherry-pick, revert and restore.
 
 The change of a version is the difference between its parent and itself; the reverse change leads from the version to
-its parent. Both are merges with a chosen merge base: the parent is the base and the version the source, or the other
-way round. So the rules of a merge decide, and whatever else the branch did is kept or named as a conflict.
+its parent. Both are merges with a chosen merge base: the parent is the merge base and the version the source, or the
+other way round. So the rules of a merge decide, and whatever else the branch did is kept or named as a conflict.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,12 +93,12 @@ class PickOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRange:
-    """A change from one version to another, as a merge sees it: the base, the source, and the changes in between.
+    """A change from one version to another, as a merge sees it: the merge base, the source, and the changes in between.
 
     `kind` is the transaction property that records the purpose: picked, reverted or restored. `of` is the version that
-    the caller named. `since` has the changes of one line from the base to the source; it is empty where the range goes
-    back. `picks` is the requested pick, where it is carried out by undoing a revert: the new version then records the
-    pick. `returning` says that the change is picked again after a revert that took back more than this change.
+    the caller named. `since` has the changes of one line from the merge base to the source; it is empty where the range
+    goes back. `picks` is the requested pick, where it is carried out by undoing a revert: the new version then records
+    the pick. `returning` says that the change is picked again after a revert that took back more than this change.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class ChangeRange:
 
     @property
     def older(self) -> State:
-        """The earlier of the base and the source."""
+        """The earlier of the merge base and the source."""
         return self.base if self.kind == PICKED else self.source
 
     @property
@@ -202,7 +202,7 @@ def apply_change(
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
             # The ids of the rows that came are recorded: a later merge of the picked branch must not insert them again.
-            return {**metadata, **records_for_aliases(head.manifest, _aliases_of_brought(plan))}
+            return {**metadata, **records_for_aliases(head.manifest, _aliases_of_inserted(plan))}
 
         # Later entries win: what the caller gave replaces what is taken from the picked version. Nothing replaces the
         # marks, by which later merges and reverts recognise the change.
@@ -282,18 +282,18 @@ def _on_one_line(newer: Lineage, older: Lineage) -> bool:
     return any(line.id == older.id and older.state.number <= line.number for line in newer.segments)
 
 
-def _aliases_of_brought(plan: MergePlan) -> dict[str, list[Alias]]:
-    """Return the ids of the rows that came and of no others: a later merge of the branch has to bring the others."""
-    brought: list[RowRuns] = []
+def _aliases_of_inserted(plan: MergePlan) -> dict[str, list[Alias]]:
+    """Return the ids of the inserted rows alone: a later merge of the branch has to insert the others."""
+    inserted: list[RowRuns] = []
     for merged_fragment in plan.added if plan.aliases else ():
         rows = merged_fragment.fragment.physical_rows
         ids = decode_row_runs(merged_fragment.fragment.row_ids, rows, f"fragment {merged_fragment.fragment.id}")
-        # A masked row did not come, and a later merge has to insert it.
+        # A masked row was not inserted, so a later merge has to insert it.
         if merged_fragment.deleted:
             ids = ids.restricted(BitMap(range(rows)) - merged_fragment.deleted)
-        brought.append(ids)
+        inserted.append(ids)
     # Neighbours become one run: an alias is written for each.
-    here = RowRuns.set_of(brought).merged()
+    here = RowRuns.set_of(inserted).merged()
     found: dict[str, list[Alias]] = {}
     for branch_id, aliases in plan.aliases.items():
         for alias in aliases:

@@ -61,7 +61,7 @@ def last_revert(context: TableContext, of: State, parent: State, head: State) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Brought:
+class _Introduction:
     """The way a version introduced the change: `whole` if nothing else came with it, `into` the head before a merge."""
 
     whole: bool
@@ -73,9 +73,9 @@ class _Walk:
     """Follows a change through the versions of a branch, oldest first.
 
     `last` is the last revert of the change as of the version that was followed last; None where that version has the
-    change, or the branch never had it. `brought` and `reverted` have the commit ids of the versions that introduced the
-    change and took it back. `at` keeps the value of `last` after each version, by version number, since a branch may be
-    restored to any of them.
+    change, or the branch never had it. `introduced` and `reverted` have the commit ids of the versions that introduced
+    the change and took it back. `at` keeps the value of `last` after each version, by version number, since a branch
+    may be restored to any of them.
     """
 
     context: TableContext
@@ -83,7 +83,7 @@ class _Walk:
     parent: State
     versions_from: str
     last: LastRevert | None = None
-    brought: dict[str, _Brought] = field(default_factory=dict)
+    introduced: dict[str, _Introduction] = field(default_factory=dict)
     reverted: dict[str, LastRevert] = field(default_factory=dict)
     at: dict[int, LastRevert | None] = field(default_factory=dict)
 
@@ -104,22 +104,22 @@ class _Walk:
         target = properties.get(REVERTED, "")
         # A merge that was reverted to its second parent keeps the change: only a revert to the version it went into
         # takes the change back.
-        if target in self.brought and properties.get(REVERTED_TO) in (None, self.brought[target].into):
-            self._take_back(state, whole=self.brought[target].whole)
+        if target in self.introduced and properties.get(REVERTED_TO) in (None, self.introduced[target].into):
+            self._take_back(state, whole=self.introduced[target].whole)
         elif target in self.reverted:
-            self._bring(state, _Brought(whole=self.reverted[target].whole))
+            self._introduce(state, _Introduction(whole=self.reverted[target].whole))
         # Going back to before the fork takes back everything since, so undoing it would restore more than this change.
-        elif RESTORED in properties and self.brought and self.last is None:
+        elif RESTORED in properties and self.introduced and self.last is None:
             self._take_back(state, whole=False)
-        elif (brought := self._brought_by(state, properties)) is not None:
-            self._bring(state, brought)
+        elif (introduction := self._introduced_by(state, properties)) is not None:
+            self._introduce(state, introduction)
 
-    def _brought_by(self, state: State, properties: Mapping[str, str]) -> _Brought | None:
+    def _introduced_by(self, state: State, properties: Mapping[str, str]) -> _Introduction | None:
         if state.id == self.of.id:
-            return _Brought(whole=True)
+            return _Introduction(whole=True)
         if properties.get(PICKED) == (self.of.id or str(self.of)):
             # The change of a merge may be seen from either parent; the recorded versions tell from which it was picked.
-            return _Brought(whole=True) if properties.get(PICKED_FROM) == self.versions_from else None
+            return _Introduction(whole=True) if properties.get(PICKED_FROM) == self.versions_from else None
         version = self.context.versions.describe(state)
         merged = Ancestry(self.context.refs, self.context.versions).merged(version)
         if merged is None:
@@ -130,10 +130,10 @@ class _Walk:
         if before.contains(of) or not after.contains(of):
             # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
             return None
-        return _Brought(whole=_has(before, parent) and source.id == self.of.id, into=into.id)
+        return _Introduction(whole=_has(before, parent) and source.id == self.of.id, into=into.id)
 
-    def _bring(self, state: State, brought: _Brought) -> None:
-        self.brought[state.id] = brought
+    def _introduce(self, state: State, introduction: _Introduction) -> None:
+        self.introduced[state.id] = introduction
         self.last = None
 
     def _take_back(self, state: State, *, whole: bool) -> None:

@@ -90,7 +90,7 @@ def project(
                 error = land(context, at, options if isinstance(options, MergeOptions) else options[name])
             except LanceDagsterError as failed:
                 error = failed
-            found += [] if error is None else [Lagging(table=name, ref="main", reason=_said(error))]
+            found += [] if error is None else [Lagging(table=name, ref="main", reason=_reason(error))]
         if tag is not None:
             try:
                 # After `main`: the tag names the version on `main` where it has landed, and so does not keep the branch
@@ -99,7 +99,7 @@ def project(
                 hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
                 _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
             except LanceDagsterError as failed:
-                found.append(Lagging(table=name, ref=tag.name, reason=_said(failed)))
+                found.append(Lagging(table=name, ref=tag.name, reason=_reason(failed)))
         return found
 
     lagging = for_each_table(one, names)
@@ -138,7 +138,7 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
 
 
-def _said(error: LanceDagsterError) -> str:
+def _reason(error: LanceDagsterError) -> str:
     return error.complaint if isinstance(error, ProtectedError) else str(error)
 
 

@@ -99,7 +99,7 @@ class RowSpace:
                     stretches.append((start, start + end - first, there.start + first - there.first))
         return Translation(tuple(sorted(stretches)))
 
-    def brought_to(self, other: "RowSpace") -> "tuple[RowSpace, dict[str, list[Alias]]]":
+    def assigned_ids_of(self, other: "RowSpace") -> "tuple[RowSpace, dict[str, list[Alias]]]":
         """Assign ids of another version to the rows of this one that it does not have.
 
         Returns:

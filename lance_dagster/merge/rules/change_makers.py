@@ -88,7 +88,7 @@ def drop_makers(side: MergeSide, base_id: int) -> str:
 
 def cast_makers(side: MergeSide, base_id: int) -> str:
     """Name who gave a column of the merge base another type."""
-    # A column that was cast twice has had three ids, of which the one in between is neither here nor in the base.
+    # A column that was cast twice has had three ids, of which the one in between is neither here nor in the merge base.
     ids = {side.columns.anchored.get(base_id, base_id), side.cast_fields.get(base_id, base_id)}
     return makers_of(side.history, lambda manifest: {one.id for one in manifest.fields} & ids, _of_columns)
 
@@ -148,7 +148,7 @@ def row_makers(side: MergeSide, written: Rows, removed: BaseRows, fallback: Call
     Args:
         side: The side.
         written: Rows that it inserted or gave new values, by its fragments.
-        removed: Rows of the merge base that it changed or removed, by the base's fragments.
+        removed: Rows of the merge base that it changed or removed, by their fragments there.
         fallback: Selects the changes that are named where no version shows who did it.
     """
     found = {id(side.added_by.get(number)) for number in written} | {id(each) for each in _changed_rows(side, removed)}

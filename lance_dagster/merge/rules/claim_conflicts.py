@@ -122,7 +122,7 @@ class ClaimScope:
         Args:
             side: The side.
             rows: Rows of it, by its fragments.
-            of_base: Whether they are rows of the merge base, by the base's fragments.
+            of_base: Whether they are rows of the merge base, by its fragments.
 
         Raises:
             InvalidInputError: A condition is about a column that the version does not have.
@@ -211,7 +211,7 @@ class ClaimConflict:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLoss:
-    """The loss of one side: rows it inserted, by its fragments, and rows of the base for which its change is void."""
+    """What one side loses: rows it inserted, by its fragments, and its changes to rows of the merge base."""
 
     dropped: dict[int, BitMap] = field(default_factory=dict)
     undone: dict[BaseKey, BitMap] = field(default_factory=dict)
@@ -412,7 +412,7 @@ class ClaimComparison:
     def _did_there(side: MergeSide, claim: Claim, scope: ClaimScope) -> str:
         """Say that a side put rows into a scope, or took rows out of it; return no text where it did neither."""
         written = side.without_only_moved(scope.rows_if_known(side, side.written))
-        # Removed rows are looked up in the base, since the side does not have them any more.
+        # Removed rows are looked up in the merge base, since the side does not have them any more.
         removed = scope.rows_if_known(side, side.removed, of_base=True)
         written, removed = ({number: rows for number, rows in found.items() if rows} for found in (written, removed))
         if written or removed:

@@ -107,7 +107,7 @@ class MergeInput:
     `crosswise` says that both sides took in versions, by merges in both directions, that the merge base does not have.
     Rows that both had and only the source still has are then left out of the result, since the dest deleted them;
     where they are `returning`, the dest took back the version that brought them, and the merge brings them again.
-    `incompatible` are the paths of columns that source and dest have in different types, changed before the base.
+    `incompatible` are the paths of columns that source and dest have in different types, changed before the merge base.
     """
 
     base: Manifest
@@ -136,7 +136,7 @@ def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswi
         merged = f"{source.name} and {dest.name} merged the same versions by different merges"
         unknown = "without stable row ids it is unknown which rows both have"
         yield Conflict(kind="history", unit="history", source=merged, dest=unknown)
-    if not base.stable_row_ids and all(_brought_back(side) for side in (source, dest)):
+    if not base.stable_row_ids and all(_may_have_copies(side) for side in (source, dest)):
         picked = f"{source.name} and {dest.name} both have cherry-picks, reverts or restores"
         unknown = "without stable row ids it is unknown which of the rows these brought both have"
         yield Conflict(kind="history", unit="history", source=picked, dest=unknown)
@@ -191,7 +191,7 @@ def can_be_waived(conflict: Conflict) -> bool:
     return conflict.kind == "history" and _WAIVED in (conflict.source, conflict.dest)
 
 
-def _brought_back(side: SideHistory) -> bool:
+def _may_have_copies(side: SideHistory) -> bool:
     """Tell whether a side may have inserted rows that exist, or existed, in another place."""
     first = side.anchor.version if side.anchor is not None else 0
     return any(

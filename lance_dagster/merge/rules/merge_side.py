@@ -116,7 +116,7 @@ class MergeSide:
 
     @cached_property
     def removed(self) -> Rows:
-        """The rows of the merge base that it does not have any more, by the base's fragments."""
+        """The rows of the merge base that it does not have any more, by their fragments there."""
         found: dict[int, BitMap] = {}
         for number in self.fragments.changed:
             live = live_rows(self.base, self.base.fragment(number), self.lookups.deleted)
@@ -184,7 +184,7 @@ class MergeSide:
         )
 
     def backed(self, number: BaseKey, rows: BitMap) -> set[int]:
-        """Return the fields, by the side's ids, of which it has values for rows that left a fragment of the base."""
+        """Return the fields, by the side's ids, that have values for rows which left a fragment of the merge base."""
         holders = self.rows.holders(number, rows) if rows else {}
         return {own for one in holders for own in backing(self.rows.relocated[one].fragment)}
 
@@ -286,7 +286,7 @@ class MergeSide:
         for number in self.rows.numbers_by_key.get(key, ()):
             there, here = self.rows.relocated[number].pairs(key, rows)
             # The rows of one base fragment may lie in several fragments of the side. Each address gets the rank that
-            # its row has in the base, so that the same rows of two versions are compared pairwise.
+            # its row has in the merge base, so that the same rows of two versions are compared pairwise.
             found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
         return found
 

@@ -211,7 +211,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     for number, offsets in separate.taken.items():
         builder.edits.take(number, offsets)
     # A fragment that the source left alone still needs a decision where the dest lost its claim to rows of it, and rows
-    # that the base lacks need one where both sides may have them.
+    # that the merge base lacks need one where both sides may have them.
     touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
     # Values are compared only in the fragments that are left: in `separate` ones, no row was changed by both sides.
@@ -259,7 +259,7 @@ def _with_compared_rows(rules: RowRules, numbers: Sequence[BaseKey]) -> RowRules
 
 
 def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
-    """Return the fragments of the base in which the source may have changed something."""
+    """Return the fragments of the merge base in which the source may have changed something."""
     # A column that comes back has its values in files that did not change.
     return source.base.fragments.ids if schema.added_by_source else source.fragments.changed
 
@@ -287,7 +287,7 @@ class _Build:
         """Put the fragments, the schema and the settings of the result together."""
         source, dest = self.sides
         before, ids, space = dest.manifest, self.schema.from_source, source.history.space
-        merged_space, aliases = space.brought_to(dest.history.space)
+        merged_space, aliases = space.assigned_ids_of(dest.history.space)
         if merged_space.end > MAX_ROW_ID:
             raise InvalidInputError(
                 f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"

@@ -57,7 +57,7 @@ from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 class Identities:
     """The meaning of the row ids of a side: ids of the merge base, or of the dest for rows that only the sides share.
 
-    `gone` translates the ids of rows that the base knows, and may have deleted, to ids of the dest.
+    `gone` translates the ids of rows that the merge base knows, and may have deleted, to ids of the dest.
     """
 
     base: Translation
@@ -68,11 +68,12 @@ class Identities:
     def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
         """Return the meaning of the ids of source and dest.
 
-        Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the base.
+        Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the merge
+        base.
         """
-        # `both` has every row id that the two sides share. Ids that the base does not know are shared rows; the rest
-        # are rows that the base knows and may have deleted. Both sides name them by the dest's ids, so that one row has
-        # one key.
+        # `both` has every row id that the two sides share. Ids that the merge base does not know are shared rows; the
+        # rest are rows that the merge base knows and may have deleted. Both sides name them by the dest's ids, so that
+        # one row has one key.
         source_ids, dest_ids, both = source.translation(base), dest.translation(base), source.translation(dest)
         shared = both.beyond(source_ids)
         gone = both.beyond(shared)
@@ -95,7 +96,7 @@ def located_by_ids(
     Args:
         identities: What its row ids mean.
         side: The side.
-        matched: Its fragments, matched with those of the base.
+        matched: Its fragments, matched with those of the merge base.
         deleted: Reads deletion vectors.
     """
     locate = _Locator(identities, side, matched, _BaseRows(matched.base, matched.changed, deleted), deleted)
@@ -112,7 +113,7 @@ def located_by_ids(
             )
         else:
             found[number] = locate.rows(fragment, live)
-    # An update in place leaves its rows where the base has them, so `rows_out_of_place` does not return them.
+    # An update in place leaves its rows where the merge base has them, so `rows_out_of_place` does not return them.
     for number in sorted({number for change in side.changes for number in rows_in_place(change)}):
         own = matched.base_of(number)
         rows = None if own is None else locate.rows_in_place(side.manifest.fragment(number), own, found.get(number))
@@ -141,10 +142,10 @@ class _Locator:
         return updates_show_in_stamps_only(self.side)
 
     def rows(self, fragment: Fragment, live: BitMap) -> RelocatedRows:
-        """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the base."""
+        """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the merge base."""
         ids = _ids(fragment, self.side.name)
         known = ids.through(self.identities.base.runs)
-        # After an update, the base has one row id in two fragments: deleted in the old one and alive in
+        # After an update, the merge base has one row id in two fragments: deleted in the old one and alive in
         # the new one. The live place is the one that counts.
         alive = known.through(self.base_rows.alive) if len(known) else NOWHERE
         dead = known.through(self.base_rows.dead) if len(known) else NOWHERE
@@ -154,14 +155,14 @@ class _Locator:
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
         updated = ids.where_in(self.updated).positions
-        # Where a version is gone, a stamp that differs from the one in the base is the only trace of an update.
+        # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
         if self.by_stamps:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
         own = self.matched.base_of(fragment.id)
         if own is not None:
-            # A row that is alive again where the base has it deleted is an older state of a row that the base has in
-            # another fragment, or a row that the base has deleted for good.
+            # A row that is alive again where the merge base has it deleted is an older state of a row that the merge
+            # base has in another fragment, or a row that the merge base has deleted for good.
             here = live - alive.positions - back
             in_place = addresses_of(fragment, own).restricted(here)
             base = RowRuns.united([alive.restricted(live), in_place])
@@ -184,7 +185,7 @@ class _Locator:
         if known is None:
             origins = Origins(base=addresses)
             return RelocatedRows(fragment=fragment, origins=origins, updated=live, back=BitMap(), live=live)
-        # `known` has those rows of the fragment that the base has deleted and that are alive again.
+        # `known` has those rows of the fragment that the merge base has deleted and that are alive again.
         others = known.live - live
         before = known.origins.restricted(others)
         return RelocatedRows(
@@ -213,14 +214,15 @@ class _BaseRows:
         return self.alive.gaps().through(RowRuns.first_of(self._dead.through(self._by_address).inverse()))
 
     def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
-        """Return the rows the base says were last updated by another version, or after the last common one.
+        """Return the rows the merge base says were last updated by another version, or after the last common one.
 
         Args:
             origins: Where rows come from.
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
-        # Rows that the base does not have may have changed, so they count as updated: more is refused than necessary.
+        # Rows that the merge base does not have may have changed, so they count as updated: more is refused than
+        # necessary.
         differing = origins.deleted.positions | origins.shared.positions
         before = self._stamps_of(fragments_named(origins.base))
         pieces = origins.base.cut(before)
@@ -233,7 +235,7 @@ class _BaseRows:
         return differing | bitmap_of(both.at[other], both.count[other])
 
     def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
-        """Return the versions at which rows of fragments of the base were last updated, by address."""
+        """Return the versions at which rows of fragments of the merge base were last updated, by address."""
         stamps = [_stamps(self._base.fragment(number), "the merge base") for number in numbers]
         return at_addresses(numbers, stamps)
 
@@ -347,7 +349,7 @@ class _Rows:
 def located_by_replay(
     side: SideHistory, matched: MatchedFragments, deleted: Deleted
 ) -> tuple[dict[int, RelocatedRows], dict[int, BitMap]]:
-    """Return the rows of a side that are not where the base has them, and by fragment those that updates wrote anew.
+    """Return the rows that are not where the merge base has them, and by fragment those that updates wrote anew.
 
     Raises:
         UntraceableError: A version that moved rows is gone.
@@ -369,7 +371,7 @@ def located_by_replay(
         found[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
     # When an update is taken back, nothing tells which of the rows that return are older states of which rows. So every
-    # row of the base counts as rewritten, and a change of the other side to any of them is noticed.
+    # row of the merge base counts as rewritten, and a change of the other side to any of them is noticed.
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
     return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
 
@@ -393,7 +395,7 @@ def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) ->
     anchor = side.anchor
     if anchor is None:
         return _Rows()
-    # The replay uses the ids of the side's own line, which the anchor has and the base may not.
+    # The replay uses the ids of the side's own line, which the anchor has and the merge base may not.
     replay = _Replay(matched.base, {own: number for number, own in matched.anchored.items()}, deleted)
     rows, states = _Rows(), {anchor.version: _Rows()}
     for change in side.since:

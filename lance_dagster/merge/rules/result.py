@@ -206,8 +206,8 @@ class FragmentBuilder:
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
         # A row that the source moved is alive in one fragment of the source, and out of the one it was in.
-        # Only these fragments of the dest can have a row of an added fragment: those not in the base, those in the
-        # place of base fragments that the source changed, and those with revived rows.
+        # Only these fragments of the dest can have a row of an added fragment: those not in the merge base, those in
+        # the place of base fragments that the source changed, and those with revived rows.
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
         ids = [_ids(self.dest.side.fragment(number), "the dest") for number in there]
         # Only rows with these ids are checked for being alive, in the few fragments that have them.
@@ -316,8 +316,8 @@ class FragmentBuilder:
             if rows is None:
                 raise LookupError(f"fragment {fragment.id} of the source was not looked at")
             return rows.origins, rows.updated
-        # The fragment is still in the place of one of the base, and is taken because of the columns the source wrote.
-        # Files that the base does not have show that the rows got new values.
+        # The fragment is still in the place of one of the merge base, and is taken because of the columns the source
+        # wrote. Files that the merge base does not have show that the rows got new values.
         every = BitMap(range(fragment.physical_rows))
         written = every if self._has_other_files(fragment, own) else BitMap()
         origins = Origins(base=addresses_of(fragment, own))

@@ -6,10 +6,11 @@ their data files, which are unique.
 
 Fragments that were not touched since the merge base are found by comparing their encoded bytes, without decoding them.
 
-A row of the base is known by its address there: the fragment and the offset in it. On a side it stays where it is,
-was moved to another fragment with its values (a compaction), was given new values and moved (an update), or is gone.
-With stable row ids the ids of the rows in other fragments say which they are. Without, the transactions of the side
-are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old one.
+A row of the merge base is known by its address there: the fragment and the offset in it. On a side it stays where it
+is, was moved to another fragment with its values (a compaction), was given new values and moved (an update), or is
+gone. With stable row ids the ids of the rows in other fragments say which they are. Without, the transactions of the
+side are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old
+one.
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
@@ -33,10 +34,10 @@ from lance_dagster.transactions.claims import SideHistory
 class MatchedFragments:
     """The fragments of a side, matched with those of the merge base.
 
-    `ids` maps the id of a fragment of the base to the id of the fragment in its place, which has the same rows in the
-    same order, though perhaps other files or deleted rows. `changed` are the ids of fragments of the base that are gone
-    or differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that are in the place of
-    none. `anchored` is like `ids`, for the side's anchor.
+    `ids` maps the id of a fragment of the merge base to the id of the fragment in its place, which has the same rows in
+    the same order, though perhaps other files or deleted rows. `changed` are the ids of fragments of the merge base
+    that are gone or differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that are in
+    the place of none. `anchored` is like `ids`, for the side's anchor.
     """
 
     base: Manifest
@@ -48,12 +49,12 @@ class MatchedFragments:
     back: Mapping[int, int]
 
     def place(self, base_id: int) -> Fragment | None:
-        """Return the fragment in the place of one of the base."""
+        """Return the fragment in the place of one of the merge base."""
         own = self.ids.get(base_id)
         return None if own is None else self.side.fragments.find(own)
 
     def base_of(self, side_id: int) -> int | None:
-        """Return the fragment of the base that one of the side is in the place of."""
+        """Return the fragment of the merge base that one of the side is in the place of."""
         return self.back.get(side_id)
 
 
@@ -65,8 +66,8 @@ def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
         ids = _still(anchored, manifest)
         differing = differing_fragments(side.anchor, manifest)
     else:
-        # The ids of another line prove nothing, so the base is matched with the anchor by file names. From the anchor
-        # on it is one line, and ids count again.
+        # The ids of another line prove nothing, so the merge base is matched with the anchor by file names. From the
+        # anchor on it is one line, and ids count again.
         through = side.anchor or manifest
         anchored, differing = _by_names(base, through)
         ids = anchored
@@ -129,14 +130,14 @@ def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]
 
 @dataclass(frozen=True, kw_only=True)
 class RelocatedRows:
-    """Rows of a fragment that are not where the base has them.
+    """Rows of a fragment that are not where the merge base has them.
 
     `origins` says where each row comes from; rows without an origin were put in since.
-    `updated` are the offsets of rows that got new values since, `back` those of rows that the base has only as deleted.
-    `live` are the offsets of the rows that this object describes. In a fragment that the base lacks, these are all rows
-    that are not deleted. In a fragment that is in the place of one of the base, they are the rows that the base has
-    deleted there, and the rows that were updated in place. A fragment of only new rows
-    has no origins, so that it costs the same however many rows it has.
+    `updated` are the offsets of rows that got new values since, `back` those of rows that the merge base has only as
+    deleted. `live` are the offsets of the rows that this object describes. In a fragment that the merge base lacks,
+    these are all rows that are not deleted. In a fragment that is in the place of one of the merge base, they are the
+    rows that the merge base has deleted there, and the rows that were updated in place. A fragment of only new rows has
+    no origins, so that it costs the same however many rows it has.
     """
 
     fragment: Fragment
@@ -147,7 +148,7 @@ class RelocatedRows:
 
     @property
     def inserted(self) -> BitMap:
-        """Offsets of the live rows that the base does not have."""
+        """Offsets of the live rows that the merge base does not have."""
         return self.live - self.origins.positions if len(self.origins) else self.live.copy()
 
     @property
@@ -157,14 +158,14 @@ class RelocatedRows:
 
     @property
     def base_keys(self) -> Collection[BaseKey]:
-        """The fragments of the base that rows come from."""
+        """The fragments of the merge base that rows come from."""
         return self._by_key.keys()
 
     def from_base(self, base_ids: Container[int]) -> dict[BaseKey, tuple[BitMap, BitMap]]:
-        """Return, by fragment of the base, the offsets there of the live rows moved and of those updated.
+        """Return, by fragment of the merge base, the offsets there of the live rows moved and of those updated.
 
         Args:
-            base_ids: The fragments of the base that are asked for; rows it does not have are always returned.
+            base_ids: The fragments of the merge base that are asked for; rows it does not have are always returned.
         """
         if not len(self.origins):
             return {}
@@ -178,7 +179,7 @@ class RelocatedRows:
         }
 
     def at(self, key: BaseKey, offsets: BitMap) -> BitMap:
-        """Return the offsets here of live rows given by their offsets in a fragment of the base."""
+        """Return the offsets here of live rows given by their offsets in a fragment of the merge base."""
         rows = self._by_key.get(key)
         if rows is None:
             return BitMap()
@@ -186,10 +187,10 @@ class RelocatedRows:
         return bitmap_of(here.first, here.count) & self.live
 
     def pairs(self, key: BaseKey, offsets: BitMap) -> tuple[U64Array, U64Array]:
-        """Return offsets in a fragment of the base, ascending, and the offsets here, of those rows that are live here.
+        """Return ascending offsets in a fragment of the merge base, and the offsets here, of rows that are live here.
 
         Args:
-            key: The fragment of the base.
+            key: The fragment of the merge base.
             offsets: Offsets in it of the rows asked for.
         """
         rows = self._by_key.get(key, NOWHERE).restricted(offsets)
@@ -199,11 +200,11 @@ class RelocatedRows:
         return there[live], here[live]
 
     def in_base(self, offsets: BitMap) -> dict[BaseKey, BitMap]:
-        """Return, by fragment of the base, the offsets there of rows given by their offsets here."""
+        """Return, by fragment of the merge base, the offsets there of rows given by their offsets here."""
         return self.origins.restricted(offsets).in_base()
 
     def live_from(self, base_ids: Container[int]) -> BitMap:
-        """Return the offsets here of the live rows that come from some fragments of the base."""
+        """Return the offsets here of the live rows that come from some fragments of the merge base."""
         others = [rows for key, rows in self._by_key.items() if key not in base_ids]
         live = self.live & self.origins.positions
         for rows in others:
@@ -212,13 +213,13 @@ class RelocatedRows:
 
     @cached_property
     def _by_key(self) -> dict[BaseKey, RowRuns]:
-        """The offsets here by fragment of the base: one compacted fragment may have rows of thousands."""
+        """The offsets here by fragment of the merge base: one compacted fragment may have rows of thousands."""
         return self.origins.by_key()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentRowChanges:
-    """What became of the rows of one fragment of the base, as offsets in it.
+    """What became of the rows of one fragment of the merge base, as offsets in it.
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
     where they were, written anew by an update among rows that cannot be distinguished. `in_place` are those of the
@@ -240,7 +241,7 @@ class FragmentRowChanges:
 
 @dataclass
 class RowChanges:
-    """What one side did to the rows of the base, looked up fragment by fragment."""
+    """What one side did to the rows of the merge base, looked up fragment by fragment."""
 
     matched: MatchedFragments
     deleted: Deleted
@@ -248,15 +249,15 @@ class RowChanges:
     rewritten: Mapping[int, BitMap] = field(default_factory=dict)
 
     def of(self, key: BaseKey) -> FragmentRowChanges:
-        """Return what became of the rows of one fragment of the base, or of rows that the base does not have."""
+        """Return what became of the rows of one fragment of the merge base, or of rows that it does not have."""
         moved, updated = self.moved_from(key)
         if isinstance(key, AbsentRows):
             return FragmentRowChanges(place=None, stays=BitMap(), moved=moved, updated=updated)
         place, stays = self.matched.place(key), BitMap()
         if place is not None:
             stays = live_rows(self.matched.side, place, self.deleted)
-            # A row that the base has deleted and the side has alive was brought back: it counts among the relocated
-            # rows.
+            # A row that the merge base has deleted and the side has alive was brought back: it counts among the
+            # relocated rows.
             stays -= self.deleted(self.matched.base, self.matched.base.fragment(key))
         in_place = stays & updated
         stays -= in_place
@@ -269,11 +270,11 @@ class RowChanges:
         )
 
     def moved_from(self, key: BaseKey) -> tuple[BitMap, BitMap]:
-        """Return the rows of a changed fragment of the base that were moved as they are, and those updated."""
+        """Return the rows of a changed fragment of the merge base that were moved as they are, and those updated."""
         return self._gathered.get(key, (BitMap(), BitMap()))
 
     def absent(self) -> set[AbsentRows]:
-        """Return the keys of the live rows that the base does not have, and that are known to more than this side."""
+        """Return the keys of the live rows that the merge base does not have, and that not only this side knows."""
         return {key for key in self._gathered if isinstance(key, AbsentRows)}
 
     def holders(self, key: BaseKey, offsets: BitMap) -> dict[int, BitMap]:
@@ -294,7 +295,7 @@ class RowChanges:
 
     @cached_property
     def numbers_by_key(self) -> Mapping[BaseKey, Sequence[int]]:
-        """By fragment of the base, the ids of the side's fragments that its rows were moved to."""
+        """By fragment of the merge base, the ids of the side's fragments that its rows were moved to."""
         found: dict[BaseKey, list[int]] = {}
         for number, rows in self.relocated.items():
             for key in rows.base_keys:
@@ -312,13 +313,13 @@ class RowChanges:
 
 
 def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
-    """Return, by fragment of the side, the offsets of live rows that are not where the base has them."""
+    """Return, by fragment of the side, the offsets of live rows that are not where the merge base has them."""
     for number in matched.unmatched:
         yield number, live_rows(matched.side, matched.side.fragment(number), deleted)
     for base_id in sorted(matched.changed):
         before = matched.base.fragment(base_id)
-        # Only rows that the base has deleted can be back, and most fragments have none: their vectors on the side, one
-        # file each, need not be read here.
+        # Only rows that the merge base has deleted can be back, and most fragments have none: their vectors on the
+        # side, one file each, need not be read here.
         place = None if before.deletion is None else matched.place(base_id)
         if place is not None:
             back = deleted(matched.base, before) - deleted(matched.side, place)

@@ -42,14 +42,14 @@ Fields = frozenset[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What both sides did to a fragment of the base, as offsets in it and ids of fields of the result.
+    """What both sides did to a fragment of the merge base, as offsets in it and ids of fields of the result.
 
-    `source_columns` and `dest_columns` are the fields in which a side has other values than the base, or values that
-    the base lacks. `source_undone` and `dest_undone` are rows for which a side's change does not count. `traceable`
-    says that a row can be found wherever it was moved, so that the merge may move it as well. `uncertain` says that
-    columns were written beside rows whose place in the base is unknown, so perhaps not beside these. `combined` are
-    rows that are written anew with the cells of both sides, so that both copies go; for those among them that are
-    `in_conflict`, a strategy decides about cells.
+    `source_columns` and `dest_columns` are the fields in which a side has other values than the merge base, or values
+    that the merge base lacks. `source_undone` and `dest_undone` are rows for which a side's change does not count.
+    `traceable` says that a row can be found wherever it was moved, so that the merge may move it as well. `uncertain`
+    says that columns were written beside rows whose place in the merge base is unknown, so perhaps not beside these.
+    `combined` are rows that are written anew with the cells of both sides, so that both copies go; for those among them
+    that are `in_conflict`, a strategy decides about cells.
     """
 
     live: BitMap
@@ -156,10 +156,10 @@ class RowRules:
         absence = number.why if isinstance(number, AbsentRows) else None
         fragment = None if isinstance(number, AbsentRows) else self.source.base.fragment(number)
         both = source, dest = self._compared(number)
-        # Rows that reached both sides through other branches count as live in the base, as they would be in a merge
-        # base that contains these branches. Rows that the base has deleted do not. Where the dest took back the version
-        # with these rows (`returning`), only those that it still has count: the others come again as new rows of the
-        # source.
+        # Rows that reached both sides through other branches count as live in the merge base, as they would be in a
+        # merge base that contains these branches. Rows that the merge base has deleted do not. Where the dest took back
+        # the version with these rows (`returning`), only those that it still has count: the others come again as new
+        # rows of the source.
         unknown = dest.alive if self.returning else source.alive | dest.alive
         unknown = unknown if absence is Absence.SHARED else BitMap()
         live = unknown if fragment is None else live_rows(self.source.base, fragment, self.source.lookups.deleted)
@@ -208,11 +208,11 @@ class RowRules:
         return {ids[own] for own in fields if own in ids}
 
     def _compared(self, number: BaseKey) -> tuple[FragmentRowChanges, FragmentRowChanges]:
-        """Return what became of the rows of a fragment of the base on both sides, after their values were compared.
+        """Return what both sides did to the rows of a fragment of the merge base, after their values were compared.
 
         A row that both sides updated to equal values counts as updated by one side only: by the dest, or by the source
-        where its copy has values of more columns. A row that the base has deleted, and that both sides have again,
-        counts as updated by both sides if the two copies may differ.
+        where its copy has values of more columns. A row that the merge base has deleted, and that both sides have
+        again, counts as updated by both sides if the two copies may differ.
         """
         combined = self.combined
         source, dest = self.source.of(number), self.dest.of(number)
@@ -249,11 +249,11 @@ class RowRules:
     def _differing_fields(
         self, number: BaseKey, fragment: Fragment | None, both: tuple[FragmentRowChanges, FragmentRowChanges]
     ) -> tuple[Fields, Fields]:
-        """Return the fields of which each side has other values than the base for a fragment's rows.
+        """Return the fields of which each side has other values than the merge base for a fragment's rows.
 
         Args:
             number: The key of the fragment.
-            fragment: It, in the base; None for rows that the base does not have.
+            fragment: It, in the merge base; None for rows that the merge base does not have.
             both: What became of its rows on the source and on the dest.
         """
         sides = self.source, self.dest
@@ -440,16 +440,17 @@ def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowCha
         # A moved row took with it the values that were written beside it before it moved.
         changed |= columns.written_beside(None if fragment is None else fragment.id)
     if changes.place is not None and fragment is not None:
-        # Lance never rewrites a data file, so a column has other values than in the base only if another file holds it.
+        # Lance never rewrites a data file, so a column has other values than in the merge base only if another file
+        # holds it.
         had, has, base_ids = backing(fragment), backing(changes.place), columns.base_ids
         changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
-        # The base has values of these columns and the side has none any more, so its rows are null there.
+        # The merge base has values of these columns and the side has none any more, so its rows are null there.
         changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
         # An update in place writes a new file for the whole column and names the rows that it changed. These rows count
-        # as updated; for all other rows the new file repeats the values of the base.
+        # as updated; for all other rows the new file repeats the values of the merge base.
         changed -= columns.of_single_rows(fragment.id)
     if side.hides_filled_columns and fragment is not None:
-        # A column the base does not have may have been there before any change that is looked at.
+        # A column the merge base does not have may have been there before any change that is looked at.
         added = side.backed(number, changes.moved | changes.updated) - columns.base_ids.keys()
         changed |= added - columns.nulls
     return changed
@@ -464,7 +465,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
         columns: The strategies for updated rows that lack columns of the source, and columns of the dest.
     """
     source, dest, live = facts.source, facts.dest, facts.live
-    # A change that does not count leaves the row as the base has it: alive or deleted.
+    # A change that does not count leaves the row as the merge base has it: alive or deleted.
     s_alive = (source.alive - facts.source_undone) | (facts.source_undone & live)
     d_alive = (dest.alive - facts.dest_undone) | (facts.dest_undone & live)
     # A row that was rewritten untraceably counts as updated. If it counted as deleted, its new copy would come back
@@ -476,8 +477,8 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     # change of the other side is lost.
     conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.in_conflict)
     winner = s_alive if rows == SOURCE_WINS else d_alive
-    # A live row of the base survives if both sides have it. A row that the base has deleted survives if at least one
-    # side brought it back: the side that left it deleted changed nothing.
+    # A live row of the merge base survives if both sides have it. A row that the merge base has deleted survives if at
+    # least one side brought it back: the side that left it deleted changed nothing.
     alive = ((s_alive & d_alive & live) | ((s_alive | d_alive) - live)) - conflicting | (conflicting & winner)
     # These rows are written anew, so the copies of both sides go.
     alive -= facts.combined
@@ -530,8 +531,8 @@ class _RowOrigins:
             if of_dest == DEST_WINS:
                 self.source_given_up = self.taken & self.lacking_dest
                 self.taken -= self.source_given_up
-        # A row that the dest updated in place still lies in the fragment of the base, so the source's column file fits
-        # beside it as beside every other row of that fragment.
+        # A row that the dest updated in place still lies in the fragment of the merge base, so the source's column file
+        # fits beside it as beside every other row of that fragment.
         changed = (rest & (dest.updated - dest.in_place)) | dest.rewritten
         if self._facts.source_columns:
             self.lacking_source = changed
@@ -551,7 +552,7 @@ class _RowOrigins:
             # A row that the source does not have, because its deletion does not count or because the dest brought the
             # row back, has no values in the source's columns.
             self.both_moved = (rows & dest.alive) - source.alive
-            # Where a side has the row in another fragment than the base, the source's column file and the dest's
+            # Where a side has the row in another fragment than the merge base, the source's column file and the dest's
             # fragment have their rows in different orders, so the file cannot be put beside them. Such rows are taken
             # from the source, unless that would lose values of columns that the dest wrote.
             apart = (rows & dest.moved & source.alive) | (away & dest.alive)

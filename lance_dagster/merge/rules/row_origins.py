@@ -120,7 +120,7 @@ NO_ORIGINS = Origins()
 
 
 def addresses_of(fragment: Fragment, base_id: int) -> RowRuns:
-    """Return the addresses of all rows of a fragment that is in the place of one of the base."""
+    """Return the addresses of all rows of a fragment that is in the place of one of the merge base."""
     return RowRuns.of([(0, fragment.physical_rows, base_id << OFFSET_BITS)])
 
 

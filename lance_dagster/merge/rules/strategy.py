@@ -78,8 +78,8 @@ class Conflict:
 class ConflictingRows:
     """Rows of a conflict: those of the merge base by its fragments, others by the fragments of the side that has them.
 
-    Rows of a side may be given by their place there even if the base has them. `fields` are the ids, on the dest, of
-    fields that both sides wrote beside these rows: a row whose values are still equal is not shown.
+    Rows of a side may be given by their place there even if the merge base has them. `fields` are the ids, on the dest,
+    of fields that both sides wrote beside these rows: a row whose values are still equal is not shown.
     """
 
     base: BaseRows = field(default_factory=dict)

@@ -122,7 +122,7 @@ class Unfinished:
         shown |= {name: one.landed.number for name, one in added.items() if one.landed}
         left = self._in_part(commits, shown, nodes)
         said += [f"{name}: {self.tag} is {hold}" for name, hold in holds.items()]
-        against = [self._said_of(found, nodes[name], by, said) for name, by in left.items()]
+        against = [self._described_in(found, nodes[name], by, said) for name, by in left.items()]
         under_way = not all(is_over(by, self.log.instance) for by in left.values())
         return Rest(list(added.values()), against, under_way)
 
@@ -147,7 +147,7 @@ class Unfinished:
                     found.setdefault(name, commit.by)
         return found
 
-    def _said_of(self, found: Sequence[Publication], node: PromotedNode, by: str, said: Sequence[str]) -> str:
+    def _described_in(self, found: Sequence[Publication], node: PromotedNode, by: str, said: Sequence[str]) -> str:
         """Say why some tables are not promoted without another one, and what to do.
 
         Args:
@@ -182,7 +182,7 @@ class Unfinished:
                 if against:
                     refused.add(_by(version))
                 if version.number > named and not said:
-                    said = list(against) or [self._said(one, version)]
+                    said = list(against) or [self._description(one, version)]
         # Why branches wait is the better advice than "nothing new".
         return one, said or ([] if one.waiting else [_NOTHING_NEW])
 
@@ -203,7 +203,7 @@ class Unfinished:
         # A table that the channel never named was published by its tag alone.
         return _moved_later(one.previous, version, self.log.instance) if named is None else named
 
-    def _said(self, one: Publication, version: Version) -> str:
+    def _description(self, one: Publication, version: Version) -> str:
         at = one.previous.ref if one.previous else "no version"
         by, restored = version.properties.get(md.PUBLISHED_BY), version.properties.get(md.ROLLED_BACK_TO)
         if by is not None and not is_over(by, self.log.instance):

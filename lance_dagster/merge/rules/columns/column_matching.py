@@ -36,13 +36,13 @@ _CAST = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 class SideColumns:
     """The fields of a side.
 
-    `anchored` maps the id of a field of the base to its id in the side's anchor, and `ids` to its id on the side, where
-    it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their rows since
-    (added columns with values, and columns written anew in place), by the fragment of the base whose rows these were;
-    under None are those for rows that may be from any fragment. `nulls` are fields that the side added and never
-    filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the base, fields that updates
-    wrote into a new file to change single rows, which the updates name: these rows count as updated, and the field does
-    not count as written.
+    `anchored` maps the id of a field of the merge base to its id in the side's anchor, and `ids` to its id on the side,
+    where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their rows
+    since (added columns with values, and columns written anew in place), by the fragment of the merge base whose rows
+    these were; under None are those for rows that may be from any fragment. `nulls` are fields that the side added and
+    never filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the merge base, fields
+    that updates wrote into a new file to change single rows, which the updates name: these rows count as updated, and
+    the field does not count as written.
     """
 
     anchored: Mapping[int, int]
@@ -52,11 +52,11 @@ class SideColumns:
     nulls: frozenset[int] = frozenset()
 
     def of_single_rows(self, base_id: int) -> frozenset[int]:
-        """Return the fields of which only single rows of a fragment of the base got other values where they are."""
+        """Return the fields of which only single rows of a fragment of the merge base got other values in place."""
         return self.in_place.get(base_id, frozenset()) - self.written_beside(base_id)
 
     def written_beside(self, base_id: int | None) -> frozenset[int]:
-        """Return the fields that may have got values beside rows that were in a fragment of the base."""
+        """Return the fields that may have got values beside rows that were in a fragment of the merge base."""
         nothing: frozenset[int] = frozenset()
         return self.written.get(base_id, nothing) | self.written.get(None, nothing)
 
@@ -67,7 +67,7 @@ class SideColumns:
 
     @property
     def base_ids(self) -> dict[int, int]:
-        """The id that each field of the side has in the base, by its id on the side."""
+        """The id that each field of the side has in the merge base, by its id on the side."""
         return {own: number for number, own in self.ids.items()}
 
 
@@ -126,7 +126,7 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
 
 
 def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
-    """Return each column whose type a side changed, by its id in the base, with the id of the field added for it."""
+    """Return each column whose type a side changed, by its id in the merge base, with the id of its new field."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
@@ -148,7 +148,7 @@ def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict
 
 
 def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:
-    """Return the paths, as the base has them, of columns whose type a side changed, under whatever name it has them."""
+    """Return the paths in the merge base of columns whose type a side changed, under whatever name it has them."""
     paths = paths_of(base.fields)
     return sorted({paths[number] for number in cast_fields(columns, base, side)})
 

@@ -45,8 +45,8 @@ class MergedSchema:
     """The fields of the result, and for those that the source has too, their ids in the result by their source ids.
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
-    `kept` are those of the base that the source dropped and the strategy kept; `equal` are fields that both sides added
-    with the same values. `findings` are the columns that both sides changed.
+    `kept` are those of the merge base that the source dropped and the strategy kept; `equal` are fields that both sides
+    added with the same values. `findings` are the columns that both sides changed.
     """
 
     fields: tuple[Field, ...]
@@ -295,7 +295,7 @@ class _SchemaMerge:
         return number
 
     def _is_same(self, field: Field, same_named: Field) -> bool:
-        """Tell whether two new columns are one: of the same name and type, with the same values for rows of the base.
+        """Tell whether two new columns are one: of one name and type, with the same values for rows of the merge base.
 
         Rows that were inserted since bring their own values.
         """
@@ -305,7 +305,7 @@ class _SchemaMerge:
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
-        # Neither column has values for rows of the base, so both read as null there.
+        # Neither column has values for rows of the merge base, so both read as null there.
         if not any(filled):
             return True
         source_files, dest_files = (_files_of(side.manifest, number) for side, number in self._sides(field, same_named))
