@@ -21,7 +21,15 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
-from lance_dagster.store.vocabulary import AZURE, is_true, refuse_plain_http, retry_seconds, translated
+from lance_dagster.store.vocabulary import (
+    AZURE,
+    Timeouts,
+    is_true,
+    refuse_plain_http,
+    retry_seconds,
+    timeouts,
+    translated,
+)
 
 _PAGE = 5000
 # The limit of a batch request of Azure.
@@ -30,6 +38,7 @@ _COPY_PAUSE = 0.2
 _MISSING, _CONFLICT, _FAILED, _BAD_RANGE, _REFUSED, _UNSUPPORTED = 404, 409, 412, 416, 403, 501
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SHOWN = 3
+_TIMEOUTS = Timeouts(connect=10.0, read=60.0)
 
 Answered = TypeVar("Answered")
 
@@ -43,6 +52,7 @@ class AzureStore(PrefixStore):
         self._container, _, host = self._bucket.partition("@")
         self._options = translated(AZURE, storage_options)
         self._seconds = retry_seconds(self._options)
+        self._timeouts = timeouts(self._options, _TIMEOUTS)
         refuse_plain_http(self._options)
         account = host.partition(".")[0]
         if account and self._options.setdefault("account_name", account) != account:
@@ -288,8 +298,8 @@ class AzureStore(PrefixStore):
             self._container,
             credential=credential(self._options),
             retry_total=0,
-            connection_timeout=10,
-            read_timeout=60,
+            connection_timeout=self._timeouts.connect,
+            read_timeout=self._timeouts.read,
         )
 
     def _ask(self, what: str, send: Callable[[], Answered]) -> Answered:

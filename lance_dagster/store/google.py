@@ -25,7 +25,15 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, retried
-from lance_dagster.store.vocabulary import GOOGLE, is_true, refuse_plain_http, retry_seconds, translated
+from lance_dagster.store.vocabulary import (
+    GOOGLE,
+    Timeouts,
+    is_true,
+    refuse_plain_http,
+    retry_seconds,
+    timeouts,
+    translated,
+)
 
 _API = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -34,6 +42,7 @@ _OK, _MISSING, _FAILED, _BAD_RANGE, _REFUSED, _UNSUPPORTED = 200, 404, 412, 416,
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _PARALLEL = 16
 _CHUNK = 1 << 20
+_TIMEOUTS = Timeouts(connect=10.0, read=60.0)
 
 
 class _Answer(NamedTuple):
@@ -61,6 +70,7 @@ class GoogleStore(PrefixStore):
         super().__init__(uri)
         self._options = translated(GOOGLE, storage_options)
         self._seconds = retry_seconds(self._options)
+        self._timeouts = timeouts(self._options, _TIMEOUTS)
         refuse_plain_http(self._options)
         self._connected: _Connection | None = None
 
@@ -267,7 +277,7 @@ class GoogleStore(PrefixStore):
                 import urllib3
             except ImportError as error:
                 raise MissingExtraError("google-auth", "gcs", "a table on gs://") from error
-            timeout = urllib3.Timeout(connect=10, read=60)
+            timeout = urllib3.Timeout(connect=self._timeouts.connect, read=self._timeouts.read)
             pool = urllib3.PoolManager(maxsize=_PARALLEL, retries=False, timeout=timeout)
             credentials, base = _credentials(self._options)
             self._connected = _Connection(os.getpid(), pool, credentials, base.rstrip("/"))

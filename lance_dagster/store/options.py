@@ -17,7 +17,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.vocabulary import AZURE, GOOGLE, retry_seconds
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, Timeouts, retry_seconds, timeouts
 
 FileChecks = Literal["none", "deletions", "shapes"]
 SCHEMES = ("", "s3", "az", "abfss", "gs")
@@ -37,8 +37,12 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "allow_http": (_TOP, ""),
     "virtual_hosted_style_request": (_TOP, ""),
     "client_retry_timeout": (_TOP, ""),
+    "timeout": (_TOP, ""),
+    "connect_timeout": (_TOP, ""),
 }
 _SECRETS = frozenset({"secret_access_key", "session_token"})
+# As s3fs has them.
+_S3_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _DURABILITY = "durability"
 _ALLOWED_BASES = "allowed_base_paths"
@@ -264,7 +268,8 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     """Translate pylance's storage options to arguments of s3fs.
 
     Raises:
-        InvalidInputError: An option is unknown or not a string, or the endpoint is plain HTTP without `allow_http`.
+        InvalidInputError: An option is unknown or not a string, a timeout has no unit, or the endpoint is plain HTTP
+            without `allow_http`.
     """
     top: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -285,6 +290,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     if endpoint.startswith("http://") and not flags.get("allow_http"):
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")
     _refuse_plain_environment(flags, endpoint)
+    wait = timeouts({**_timeouts_of_environment(), **_plain_names(storage_options)}, _S3_TIMEOUTS)
     # Servers other than AWS rarely resolve bucket names as host names.
     style = "virtual" if flags.get("virtual_hosted_style_request") else "path" if endpoint else "auto"
     return top | {
@@ -298,6 +304,8 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
             "parameter_validation": False,
             # The store repeats requests, so that one call is one request.
             "retries": {"total_max_attempts": 1},
+            "connect_timeout": wait.connect,
+            "read_timeout": wait.read,
         },
         # With a cache, s3fs would answer from a listing that other writers have outdated since.
         "use_listings_cache": False,
@@ -310,9 +318,18 @@ def s3_retry_seconds(storage_options: Mapping[str, str]) -> float:
     Raises:
         InvalidInputError: It is not a number of seconds.
     """
-    given = {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
-    found = given.get("client_retry_timeout")
+    found = _plain_names(storage_options).get("client_retry_timeout")
     return retry_seconds({} if found is None else {"retry_seconds": found})
+
+
+def _plain_names(storage_options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
+
+
+def _timeouts_of_environment() -> dict[str, str]:
+    """Return the timeouts that pylance takes from the environment, where botocore has no such variables."""
+    names = ("timeout", "connect_timeout")
+    return {name: os.environ[f"AWS_{name.upper()}"] for name in names if f"AWS_{name.upper()}" in os.environ}
 
 
 def _refuse_plain_environment(flags: Mapping[str, bool], endpoint: str) -> None:

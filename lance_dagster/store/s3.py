@@ -37,7 +37,7 @@ _MOST_AT_ONCE = 1000
 _SHOWN = 3
 _NO_BUCKET = Remedy("create the bucket, or correct its name")
 _BUSY = Remedy("run fewer writers at once, or wait longer with the storage option client_retry_timeout")
-_NO_ANSWER = Remedy("check the endpoint, the region and the network")
+_NO_ANSWER = Remedy("check the endpoint, the region and the network, or wait longer with the storage option timeout")
 
 Answered = TypeVar("Answered")
 

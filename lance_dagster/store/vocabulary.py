@@ -6,6 +6,7 @@ refused. S3's options are in `options`.
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from lance_dagster.errors import InvalidInputError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _RETRY_SECONDS = 30.0
+_DURATION = re.compile(r"(\d+) ?(ms|s|m)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class Vocabulary(NamedTuple):
@@ -50,6 +53,8 @@ AZURE = Vocabulary(
         "endpoint": ("endpoint", "azure_storage_endpoint", "azure_endpoint"),
         "use_azure_cli": ("use_azure_cli", "azure_use_azure_cli"),
         "skip_signature": ("skip_signature", "azure_skip_signature"),
+        "timeout": ("timeout", "azure_timeout"),
+        "connect_timeout": ("connect_timeout", "azure_connect_timeout"),
         **_CLIENT,
     },
     credentials=frozenset({"account_key", "sas_token", "token", "client_secret", "use_azure_cli", "skip_signature"}),
@@ -66,6 +71,8 @@ GOOGLE = Vocabulary(
         "token": ("google_storage_token", "google_bearer_token"),
         "endpoint": ("google_base_url",),
         "skip_signature": ("skip_signature", "google_skip_signature"),
+        "timeout": ("timeout", "google_timeout"),
+        "connect_timeout": ("connect_timeout", "google_connect_timeout"),
         **_CLIENT,
     },
     credentials=frozenset(
@@ -128,6 +135,38 @@ def retry_seconds(options: Mapping[str, str]) -> float:
     if not given.isdecimal():
         raise InvalidInputError(f"the storage option client_retry_timeout is a number of seconds, not {given!r}")
     return float(given)
+
+
+class Timeouts(NamedTuple):
+    """How many seconds a client waits for a connection, and then for the next bytes of a response."""
+
+    connect: float
+    read: float
+
+
+def timeouts(options: Mapping[str, str], usual: Timeouts) -> Timeouts:
+    """Return the options `connect_timeout` and `timeout`, and what is usual where one is not given.
+
+    Raises:
+        InvalidInputError: One is not a duration with a unit.
+    """
+    return Timeouts(
+        connect=_seconds("connect_timeout", options, usual.connect), read=_seconds("timeout", options, usual.read)
+    )
+
+
+def _seconds(name: str, options: Mapping[str, str], usual: float) -> float:
+    given = options.get(name)
+    if given is None:
+        return usual
+    match = _DURATION.fullmatch(given)
+    # pylance accepts zero, and then each of its requests fails.
+    if match is None or not int(match[1]):
+        raise InvalidInputError(
+            f"the storage option {name} is a whole number above zero with a unit, ms, s or m, such as '30s', "
+            f"not {given!r}"
+        )
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def refuse_plain_http(options: Mapping[str, str]) -> None:

@@ -132,6 +132,18 @@ def test_a_plain_endpoint_of_the_environment_is_refused(monkeypatch: pytest.Monk
     assert s3fs_options({"region": "r"})
 
 
+@pytest.mark.parametrize("uri,provider", [("s3://b/t", "AWS"), ("az://c/t", "AZURE"), ("gs://b/t", "GOOGLE")])
+@pytest.mark.parametrize("name", ["timeout", "connect_timeout"])
+def test_a_timeout_of_the_environment_counts_unless_one_is_given(
+    uri: str, provider: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These are variables that pylance reads."""
+    monkeypatch.setenv(f"{provider}_{name.upper()}", "soon")
+    with pytest.raises(InvalidInputError, match=f"option {name} is a whole number above zero with a unit.*'soon'"):
+        open_store(uri, {})
+    assert uri == open_store(uri, {f"{provider}_{name}": "2m"}).uri
+
+
 def test_listings_are_never_remembered() -> None:
     """Listings are not cached, because other writers create objects."""
     assert s3fs_options({})["use_listings_cache"] is False

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -126,9 +127,50 @@ def test_a_server_that_does_not_answer_is_a_store_error(uri: str) -> None:
     assert SECRET not in str(caught.value) + repr(store)
 
 
+@pytest.mark.parametrize("storage", ["s3", "google"], indirect=True)
+def test_a_response_that_is_late_is_not_waited_for(storage: S3Storage) -> None:
+    """With a timeout a slow request is given up and repeated, and the error comes from this package."""
+    options = {**storage.storage_options, "timeout": "200ms", "connect_timeout": "5s", "client_retry_timeout": "1"}
+    store = open_store(f"{storage.uri}/x", options)
+    store.put("a", b"1")
+    set_faults(storage, {"kind": "slow", "part": "a", "seconds": 5.0, "times": 1})
+    assert b"1" == store.get("a")
+    set_faults(storage, {"kind": "slow", "part": "a", "seconds": 5.0, "times": 10**6})
+    try:
+        with pytest.raises(StoreError, match=r"cannot read .*/x/a: .*gave up after 1 s of retries"):
+            store.get("a")
+    finally:
+        set_faults(storage)
+    # pylance reads both options, and refuses what is no duration.
+    for name in ("timeout", "connect_timeout"):
+        with pytest.raises(ValueError, match='failed to parse "soon" as Duration'):
+            lance.dataset(f"{storage.uri}/x", storage_options={**options, name: "soon"})
+
+
+def test_azure_does_not_wait_for_a_response_that_is_late() -> None:
+    """A server that accepts connections and never answers is a failure of the storage, after the time of retries."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
+        options = {"account_name": "a", "skip_signature": "true", "endpoint": endpoint, "allow_http": "true"}
+        store = open_store("az://c/t", options | {"timeout": "200ms", "client_retry_timeout": "1"})
+        with pytest.raises(StoreError, match=r"cannot read az://c/t/a: .*0[.]2.*gave up after 1 s of retries"):
+            store.get("a")
+
+
+@pytest.mark.parametrize("uri", ["s3://b/t", "az://c/t", "gs://b/t"])
+@pytest.mark.parametrize("name", ["timeout", "connect_timeout"])
+@pytest.mark.parametrize("value", ["30", "soon", "0s", "1.5s", "-1s", "", "1h"])
+def test_a_timeout_without_its_unit_is_refused(uri: str, name: str, value: str) -> None:
+    """The error names the option and its units."""
+    options = {"account_name": "a"} if uri.startswith("az") else {}
+    with pytest.raises(InvalidInputError, match=f"option {name} is a whole number above zero with a unit, ms, s or m"):
+        open_store(uri, {**options, name: value})
+
+
 @pytest.mark.parametrize(
     "uri,options,said",
     [
+        ("s3://b/t", {"request_timeout": "30s"}, "unknown storage option 'request_timeout'"),
         ("az://c/t", {"acount_key": "x"}, "unknown storage option 'acount_key' of Azure .did you mean 'account_key'"),
         ("az://c/t", {"aws_region": "x"}, "unknown storage option 'aws_region' of Azure"),
         ("gs://b/t", {"servce_account": "x"}, "did you mean 'service_account'"),
@@ -186,10 +228,22 @@ def run_alone(program: str, *arguments: str, **environment: str) -> None:
     assert 0 == done.returncode, done.stderr
 
 
+def set_faults(storage: S3Storage, *faults: dict[str, object]) -> None:
+    """Tell the server of S3 or Google which of its next requests fail."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    given = urllib.request.Request(endpoint_of(storage) + FAULTS, json.dumps(faults).encode())  # noqa: S310 - of this machine
+    opener.open(given).close()
+
+
+def endpoint_of(storage: S3Storage) -> str:
+    """The address of the server of S3 or Google."""
+    options = storage.storage_options
+    return options.get("aws_endpoint") or str(json.loads(options["google_service_account_key"])["gcs_base_url"])
+
+
 def requests_of(storage: S3Storage, act: Callable[[], object]) -> list[str]:
     """The methods of the requests that the server of S3 or Google gets while something is done."""
-    options = storage.storage_options
-    endpoint = options.get("aws_endpoint") or json.loads(options["google_service_account_key"])["gcs_base_url"]
+    endpoint = endpoint_of(storage)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     opener.open(endpoint + REQUESTS).close()
     act()
@@ -279,9 +333,7 @@ def test_a_put_on_google_survives_what_goes_wrong_once(google_endpoint: str, kin
     storage = providers.google_storage(google_endpoint)
     store = open_store(storage.uri, storage.storage_options)
     assert store.put_if_absent("first", b"1")
-    faults = json.dumps([{"kind": kind, "method": "POST", "part": "second"}]).encode()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    opener.open(urllib.request.Request(google_endpoint + FAULTS, faults)).close()  # noqa: S310 - of this machine
+    set_faults(storage, {"kind": kind, "method": "POST", "part": "second"})
     assert (kind != "reset_after") == store.put_if_absent("second", b"2")
     assert b"2" == store.get("second")
 
