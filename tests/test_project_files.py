@@ -108,6 +108,17 @@ def test_continuous_integration_can_start() -> None:
     assert "set -euo pipefail" in script.read_text()
 
 
+def test_nothing_is_skipped_in_continuous_integration() -> None:
+    """Each variable by which a test fails instead of skipping is set before `make test`."""
+    required = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"LANCE_DAGSTER_\w+_REQUIRED", path.read_text())
+    }
+    before = (ROOT / ".ci/run").read_text().partition("make test")[0]
+    assert set() < required == set(re.findall(r"(\w+_REQUIRED)=1", before))
+
+
 def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
     """`make proto` writes what is committed."""
     command = ["make", "-o", "install", "proto", f"VENV={sys.prefix}", f"PROTO_OUT={tmp_path}"]

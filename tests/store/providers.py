@@ -25,7 +25,7 @@ ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 def azurite(log: Path) -> Iterator[str]:
     """Microsoft's own emulator of Blob Storage, with a container `lake`; its endpoint."""
     if not AZURITE.exists() or not shutil.which("node"):
-        reason = "Azurite is not installed; `make test-azure` installs it with npm, and runs these tests"
+        reason = "Azurite is not installed; `make azurite` installs it with npm"
         if "LANCE_DAGSTER_AZURITE_REQUIRED" in os.environ:
             pytest.fail(reason)
         pytest.skip(reason)
