@@ -23,8 +23,10 @@ SOAK ?= 10
 # Three processes for two cores, because tests wait for programs that they start; no more than usual memory holds.
 WORKERS ?= $(shell count=$$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )); echo $$(( count < 8 ? count : 8 )))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# The marks of tests that have a target of their own.
+ELSEWHERE := (soak or cluster or ceph)
 
-.PHONY: help install demo ui test azurite test-azure test-ceph test-cluster soak supported lint proto bench lock clean
+.PHONY: help install demo ui test test-slow azurite test-azure test-ceph test-cluster soak supported lint proto bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 21
@@ -59,8 +61,11 @@ ui: install ## Open the example project in Dagster's web UI
 	@$(BIN)/python -m example_project.prepare
 	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(BIN)/dagster dev -w workspace.yaml
 
-test: install ## Run the tests; ARGS='-k merge' passes options to pytest
-	@$(PYTEST) $(ARGS)
+test: install ## Run the tests but the slow ones; ARGS='-k merge' passes options to pytest
+	@$(PYTEST) -m 'not slow and not $(ELSEWHERE)' $(ARGS)
+
+test-slow: install ## Run the slow tests: the web UI, the demo, kills, power cuts, damage, and most of Spark
+	@$(PYTEST) -m 'slow and not $(ELSEWHERE)' $(ARGS)
 
 # No script of a package runs at its installation: Azurite needs none, and npm 9, which Debian 12 has, fails on them.
 azurite: install ## Install Azurite, the emulator of Azure's Blob Storage, into .venv with npm; `make test` uses it

@@ -13,6 +13,8 @@ import pytest
 from lance_dagster import LanceTable
 from tests.table_factory import as_pylance
 
+pytestmark = pytest.mark.slow
+
 SIZE = 300
 WORDS = ["red", "green", "blue", "yellow"]
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "value": pa.int64(), "text": pa.string(), "tag": pa.string()}

@@ -19,6 +19,8 @@ from lance_dagster.format.transaction import Restore
 from tests.soak import thinned
 from tests.table_factory import as_pylance
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["red", "green", "blue", "yellow", "black"]
 _COLUMNS: dict[str, pa.DataType] = {
     "id": pa.int64(),

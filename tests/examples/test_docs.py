@@ -30,7 +30,14 @@ def page_code(page: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [
+        # This page starts Spark several times.
+        pytest.param(page, marks=[pytest.mark.slow] if page.name == "spark.md" else [])
+        for page in PAGES
+        if BLOCK.search(page.read_text())
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """A reader who types the blocks of a page gets the results that the page shows."""

@@ -4,6 +4,8 @@ import pytest
 
 from example_project import features, places, source
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from pathlib import Path
 

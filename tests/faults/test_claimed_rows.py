@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults.claimed_rows import OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 MIB = 256
 SECONDS = 120
 

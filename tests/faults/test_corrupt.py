@@ -29,6 +29,8 @@ from tests.faults.mutations import Mutation, by_bytes, of_deletion, of_json, of_
 from tests.faults.probe_process import rows
 from tests.soak import FACTOR
 
+pytestmark = pytest.mark.slow
+
 MIB = 256
 SECONDS = 240
 Report = list[dict[str, Any]]

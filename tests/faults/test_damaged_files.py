@@ -15,6 +15,8 @@ from tests.faults.mutations import Mutation
 from tests.soak import FACTOR
 from tests.table_factory import entries, new_table
 
+pytestmark = pytest.mark.slow
+
 _FEW, _MANY = 3, 40
 # This runs in a separate process, because some damage makes pylance abort it. Each line is the outcome of one use.
 USE = """

@@ -19,6 +19,8 @@ from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on, entries, new_table
 
+pytestmark = pytest.mark.slow
+
 USE = """
 import sys
 from lance_dagster import LanceTable

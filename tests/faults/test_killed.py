@@ -20,7 +20,7 @@ from tests.soak import DEEP, FACTOR, every, thinned
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, Rows, context_on, sorted_rows
 
-pytestmark = pytest.mark.scaled
+pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 Seen = Mapping[str, Rows]
 _PATIENCE = 120
@@ -85,7 +85,6 @@ def steps(run: Callable[[int], int | None], numbers: Iterable[int] | None = None
         yield step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) -> None:
     """A process may be killed before any change that it makes to the disk."""
@@ -101,7 +100,6 @@ def test_killed_before_any_change_to_the_disk(tmp_path: Path, operation: str) ->
     finished(made[-1], operation, either._replace(before=either.after))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", thinned(OPERATIONS, kept=every(len(OPERATIONS))))
 def test_killed_at_any_request_to_an_object_store(tmp_path: Path, s3_storage: S3Storage, operation: str) -> None:
     """A process may be killed before any request to an object store, and after the last one."""

@@ -17,7 +17,7 @@ from tests.repository import scripted_repository
 from tests.soak import FACTOR
 from tests.table_factory import SCHEMA, contents, entries
 
-pytestmark = pytest.mark.scaled
+pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 _FEW, _MANY = 6, 20
 """The number of power cuts that each operation suffers in `make test`, and in a soak for each unit of its factor."""

@@ -14,6 +14,8 @@ import pytest
 from lance_dagster import InRange, LanceIOManager, LanceResource, build_publisher, build_table_checks
 from tests.plugin.shop import failure
 
+pytestmark = pytest.mark.slow
+
 
 def _events(instance: dg.DagsterInstance, kind: dg.DagsterEventType) -> Iterator[Any]:
     for run in instance.get_runs():

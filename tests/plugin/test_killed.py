@@ -8,6 +8,8 @@ import pytest
 from tests.forked_program import start
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, shop_at
 
+pytestmark = pytest.mark.slow
+
 MERGED, TAGGED = "_versions/*.manifest", "_refs/tags/*.json"
 
 
@@ -30,7 +32,6 @@ def killed_when(shop: Shop, instance_folder: Path, key: dg.AssetKey, pattern: st
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "key,pattern,files,by_hand",
     [

@@ -17,6 +17,8 @@ from tests.plugin.shop import (
     shop_at,
 )
 
+pytestmark = pytest.mark.slow
+
 ALL_BUT_THE_MART = [
     "shop__orders",
     "shop__orders_ids_are_positive",
@@ -228,7 +230,6 @@ def test_second_run_builds_on_the_first(shop: Shop, instance: dg.DagsterInstance
     assert ["run/", "run/"] == [version.properties["dagster/audited_version"][:4] for version in log[:-1]]
 
 
-@pytest.mark.slow
 def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """The multiprocess executor works, whose steps share only the tables and the event log."""
     with shop.execute(stored_instance, job="in_processes") as result:
@@ -238,7 +239,6 @@ def test_every_step_in_a_process_of_its_own(shop: Shop, stored_instance: dg.Dags
     assert stored_instance.get_latest_materialization_event(PRODUCTION_CUSTOMERS) is None
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("what", [{"orders": [1, -2]}, {"check_raises": True}, {"orders": []}])
 def test_failed_audit_in_a_process_of_its_own(

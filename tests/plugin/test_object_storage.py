@@ -9,6 +9,7 @@ import dagster as dg
 import lance
 import pandas as pd
 import pyarrow as pa
+import pytest
 
 from lance_dagster import (
     LanceIOManager,
@@ -21,6 +22,8 @@ from lance_dagster import (
 from tests.conftest import S3Storage
 from tests.plugin.leaks import leaks
 from tests.plugin.test_repository_publish import ids_of
+
+pytestmark = pytest.mark.slow
 
 DAYS = dg.StaticPartitionsDefinition(["mon", "tue"])
 

@@ -14,6 +14,8 @@ from lance_dagster import InRange, LanceIOManager, LanceResource, build_publishe
 from tests import soak
 from tests.plugin.shop import failure
 
+pytestmark = pytest.mark.slow
+
 DAYS = ("mon", "tue", "wed")
 PARTITIONS = dg.StaticPartitionsDefinition(list(DAYS))
 PRICES, ORDERS, REPORT = (dg.AssetKey(["shop", name]) for name in ("prices", "orders", "report"))

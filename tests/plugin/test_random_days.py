@@ -10,6 +10,8 @@ import pytest
 from tests import soak
 from tests.plugin.random_days import Kind, Team, live
 
+pytestmark = pytest.mark.slow
+
 HISTORIES = soak.examples(1)
 # Without a repository one kind is enough: the kinds differ in what they write, which is published in the same way.
 ROOTS = soak.thinned(
@@ -19,7 +21,6 @@ ROOTS = soak.thinned(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(HISTORIES))
 @pytest.mark.parametrize("root,kind", ROOTS)

@@ -21,6 +21,8 @@ from lance_dagster.store import S3Store
 from tests.conftest import S3Storage, free_port
 from tests.plugin.leaks import leaks
 
+pytestmark = pytest.mark.slow
+
 SECRET, TOKEN, SIGNATURE, PASSWORD = "canary-secret", "canary-token", "canary-signature", "canary-password"
 SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Security-Token={TOKEN}&X-Amz-Signature={SIGNATURE}"
 

@@ -14,6 +14,8 @@ from tests.backdating import DAY, age, files
 from tests.soak import FACTOR, thinned
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries
 
+pytestmark = pytest.mark.slow
+
 STEPS = 40
 SEEDS = thinned(range(6 * max(1, FACTOR)), kept=lambda seed: seed < 2)
 FEW: Mapping[str, int] = {"merge beside": 12, "merge": 4, "fork": 0, "delete branch": 0, "overwrite": 0}

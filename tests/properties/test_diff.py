@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from lance_dagster import Diff, LanceTable, MergeConflictError
 from tests.table_factory import as_pylance
 
+pytestmark = pytest.mark.slow
+
 NESTED = pa.struct([pa.field("x", pa.float64()), pa.field("of", pa.list_(pa.int32()))])
 COLUMNS: dict[str, pa.DataType] = {"key": pa.int64(), "n": pa.int32(), "text": pa.string(), "nested": NESTED}
 SCHEMA = pa.schema(COLUMNS)

@@ -16,7 +16,7 @@ from tests.repository.publishing_processes import publish_once, publish_runs, re
 from tests.repository.scripted_repository import FAST, ids, in_order, new_repository
 from tests.soak import FACTOR
 
-pytestmark = pytest.mark.scaled
+pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 TABLES = ("a", "b", "c", "d", "e")
 PUBLISHERS = 4
@@ -37,7 +37,6 @@ def checked(repository: LanceRepository, numbers: Sequence[int], tables: Sequenc
         assert [] == [str(problem) for problem in report.problems if problem.severity == "error"]
 
 
-@pytest.mark.slow
 def test_readers_see_one_commit_while_publishers_are_killed(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

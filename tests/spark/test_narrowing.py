@@ -21,6 +21,8 @@ from lance_dagster.table import LanceTable
 from tests import soak
 from tests.spark.samples import schema_of
 
+pytestmark = pytest.mark.slow
+
 ROWS, VECTORS = 400, 2000
 TEXTS = ["", "a", "A", "a'b", "a\\b", "100%", "a_b", "é", "\U0001f600", "b", "zz", None]
 NUMBERS = [-(2**31), -3, -1, 0, 1, 2, 5, 2**31 - 1, None]

@@ -21,7 +21,7 @@ from lance_dagster.spark import compact_table, read_changes, read_table, stage, 
 from lance_dagster.table import LanceTable
 from tests.spark.samples import VARIANTS, VECTORS, every_type, with_every_type
 
-pytestmark = pytest.mark.usefixtures("time_type")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("time_type")]
 
 FORMAT = "lance_dagster"
 

@@ -25,6 +25,8 @@ from tests.history.refs.schedule_tables import ForgetfulStore, assert_free, copi
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 from tests.table_factory import context_on, entries, sorted_rows
 
+pytestmark = pytest.mark.slow
+
 Act = Callable[[LanceTable], object]
 OWN_FILE = "_refs/branches/run.json"
 

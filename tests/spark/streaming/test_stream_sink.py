@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 from lance_dagster.spark.streaming.stream_sink import EPOCH_ID, LanceStreamWriter, batch_version, upsert_batches
 from lance_dagster.table import LanceTable
 
+pytestmark = pytest.mark.slow
+
 FORMAT = "lance_dagster"
 
 
