@@ -175,11 +175,14 @@ class Branches:
         """Bring back a branch that lost its file or its versions, or that was deleted less than about a day ago.
 
         Its file is written anew from its first version, and versions that are missing come back from the copies that
-        garbage collection has not deleted yet. Its own metadata is lost where the file was. A branch that has both is
-        returned as it is.
+        garbage collection has not deleted yet; those that a reset dropped stay away. Its own metadata is lost where the
+        file was. A branch that has both is returned as it is. Two things do not come back: files that another program
+        put into the folder of the branch, without which its versions cannot be read; and what another process deletes
+        meanwhile, whose deletion of the branch began earlier and is slow. Call this again after that deletion.
 
         Raises:
-            RefNotFoundError: Nothing of such a branch is left, or the branch that it was forked from is gone.
+            RefNotFoundError: Nothing of such a branch is left, it was renamed, or the branch that it was forked from is
+                gone.
             ConflictError: A branch of the name is being created, deleted or reset.
         """
         return branch_recovery.recover_branch(name, self._context.refs, self._context.versions)

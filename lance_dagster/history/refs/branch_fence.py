@@ -47,6 +47,7 @@ from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CREATING,
     READY,
+    RECOVERING,
     RENAMED_FROM,
     RENAMING_TO,
     RESERVED_PREFIX,
@@ -198,7 +199,8 @@ def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> Commi
 
 def _takes_commits(branch: Branch) -> bool:
     """Tell whether a branch takes commits. One that is being created does, once it has a version to commit on."""
-    return branch.state == READY or (branch.state == CREATING and RENAMED_FROM not in branch.metadata)
+    unfinished = {RENAMED_FROM, RECOVERING} & branch.metadata.keys()
+    return branch.state == READY or (branch.state == CREATING and not unfinished)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ from lance_dagster.history.refs.ref_files import (
     DELETING,
     FIRST,
     READY,
+    RECOVERING,
     RENAME_ID,
     RENAMED_FROM,
     RESERVED_PREFIX,
@@ -320,14 +321,8 @@ def _describe_new(name: str, parent: State, refs: Refs, versions: Versions, *, m
 
 
 def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties: Mapping[str, str] = NOTHING) -> Branch:
-    if branch.state != CREATING:
-        raise ConflictError(f"branch {branch.name!r} of {versions.store.uri} is being deleted; try again")
-    if RENAMED_FROM in branch.metadata:
-        raise ConflictError(
-            f"branch {branch.name!r} of {versions.store.uri} is being made by renaming "
-            f"{branch.metadata[RENAMED_FROM]!r}; renaming it again finishes that"
-        )
-    _refuse_dying_parent(branch, refs, versions)
+    _refuse_other_work(branch, refs)
+    refuse_dying_parent(branch, refs, versions)
     branch = _above_fences(branch, refs)
     parent = versions.load(branch.parent_branch, branch.parent_version)
     main = branch.parent_branch == layout.MAIN
@@ -369,6 +364,20 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
         raise
 
 
+def _refuse_other_work(branch: Branch, refs: Refs) -> None:
+    """Refuse to finish the creation of a branch of which that is not all that is to be done."""
+    old = branch.metadata.get(RENAMED_FROM)
+    doing = ""
+    if branch.state != CREATING:
+        doing = "is being deleted; try again"
+    elif old is not None:
+        doing = f"is being made by renaming {old!r}; renaming it again finishes that"
+    elif RECOVERING in branch.metadata:
+        doing = "is being recovered; recovering it again finishes that"
+    if doing:
+        raise ConflictError(f"branch {branch.name!r} of {refs.store.uri} {doing}")
+
+
 def _take_back_first(branch: Branch, made: State, refs: Refs, versions: Versions) -> None:
     """Delete the first manifest of a branch that was deleted while it was created, if it came after the deletion."""
     path = versions.manifest_path(branch.name, made.number)
@@ -379,8 +388,13 @@ def _take_back_first(branch: Branch, made: State, refs: Refs, versions: Versions
         versions.store.delete(path)
 
 
-def _refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:
-    """Withdraw a branch whose fork point goes away meanwhile: the deletion or reset may not have seen this branch."""
+def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:
+    """Withdraw a branch whose fork point goes away meanwhile: the deletion or reset may not have seen this branch.
+
+    Raises:
+        RefNotFoundError: The branch that it was forked from is gone.
+        ConflictError: That branch is being renamed, or the version is being dropped.
+    """
     if branch.parent_branch == layout.MAIN:
         return
     parent = refs.branch(branch.parent_branch)

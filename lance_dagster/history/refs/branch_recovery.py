@@ -4,16 +4,41 @@ A branch is its file and its manifests. Where the file is gone, its content foll
 version of a branch clones its fork point, under the branch's id. Where manifests are gone, `_expired/` has copies of
 them for about a day; the files that they name are kept as long. So a branch comes back from either half, and nothing
 that exists is overwritten.
+
+1. The file, in state "creating", with a mark that keeps commits off, and the highest number that is to come back. It
+   takes the name before any version is there: another branch that took it meanwhile would have these versions, too.
+2. A search for another branch with the id of this one. A renamed branch keeps its id, and merges tell by the id and
+   the number of a version what they have: of two branches with one id, commits of the second would not be merged.
+3. The versions, oldest first.
+4. The file, in state "ready".
+
+A deletion in between ends the recovery, which takes its versions back. After a crash, another recovery does the rest.
 """
 
+import time
+import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file, encode_transaction
-from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.format.transaction import Clone, Transaction, reset_target
 from lance_dagster.history.inventory import EXPIRED, expired_copies
-from lance_dagster.history.refs.ref_files import CREATING, FIRST, READY, STATE, Branch, new_branch, with_metadata
+from lance_dagster.history.refs.branch_deletion import abandon_creation
+from lance_dagster.history.refs.branch_operations import refuse_dying_parent
+from lance_dagster.history.refs.ref_files import (
+    CREATING,
+    DELETING,
+    FIRST,
+    LAST,
+    READY,
+    RECOVERING,
+    STATE,
+    Branch,
+    new_branch,
+    with_metadata,
+)
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
@@ -30,37 +55,105 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
-        RefNotFoundError: Nothing of such a branch is left, or the branch that it was forked from is gone.
+        RefNotFoundError: Nothing of such a branch is left; or it was renamed; or the branch that it was forked from is
+            gone.
         ConflictError: A branch of the name is being created, deleted or reset.
     """
     check_branch_name(name)
     branch = refs.branch(name)
-    if branch is not None and branch.state != READY:
-        raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: it is {branch.state}")
-    if branch is not None and versions.newest(name) is not None:
-        return branch
+    begun = branch is not None and branch.state == CREATING and RECOVERING in branch.metadata
+    if branch is not None and not begun:
+        if branch.state != READY:
+            raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: it is {branch.state}")
+        if versions.newest(name) is not None:
+            return branch
+    series = _series(name, branch, versions)
+    if not series:
+        raise refs.branch_not_found(name)
+    if branch is None:
+        branch = _with_name_taken(name, series, refs, versions)
+    elif not begun:
+        branch = refs.change_branch(branch, lambda current: _begun(current, series, refs))
+    return branch if branch.state == READY else _completed(branch, series, refs, versions)
+
+
+def _series(name: str, branch: Branch | None, versions: Versions) -> dict[int, _Found]:
+    """Return the versions that are to be there afterwards, by number; those that a reset dropped stay away."""
     found = _copies(name, versions) | _stored(name, versions)
     # The newest fork: an earlier branch of the name may have left copies too, and those have lower numbers.
     first = max((number for number, (_, made) in found.items() if _is_fork(made, branch)), default=None)
     if first is None:
+        return {}
+    resets = [(target, number) for number, (_, made) in found.items() if (target := reset_target(made)) is not None]
+    dropped = {one for one in found for target, number in resets if target < one < number}
+    return {number: found[number] for number in sorted(found.keys() - dropped) if number >= first}
+
+
+def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:
+    """Create the file of a branch that has none, unless another branch has its name or its id."""
+    # The first version of a series is a fork.
+    first, (_, made) = next(iter(series.items()))
+    if made is None or not isinstance(made.operation, Clone):
         raise refs.branch_not_found(name)
-    made = found[first][1]
-    if branch is None and made is not None and isinstance(made.operation, Clone):
-        parent = _fork_point(name, made.operation, refs, versions)
-        branch = _described(name, first, made.uuid, parent)
-    if branch is None:
-        raise refs.branch_not_found(name)
+    _refuse_renamed(name, made.uuid, refs)
+    parent = _fork_point(name, made.operation, refs, versions)
+    wanted = _begun(_described(name, first, made.uuid, parent), series, refs)
+    branch = refs.add_branch(wanted)
+    if branch.id != wanted.id:
+        raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: another branch took its name")
+    refuse_dying_parent(branch, refs, versions)
+    try:
+        # This is looked for again: two names of one branch may be recovered at the same time.
+        _refuse_renamed(name, branch.id, refs)
+    except RefNotFoundError:
+        abandon_creation(branch, refs, versions)
+        raise
+    return branch
+
+
+def _begun(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
+    if branch.state not in (CREATING, READY):
+        raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it is {branch.state}")
+    # A deletion that comes in between fences off every number that is about to come back.
+    last = f"{max(series)} {int(time.time())}"
+    return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: last})
+
+
+def _refuse_renamed(name: str, branch_id: str, refs: Refs) -> None:
+    other = next((one.name for one in refs.branches().values() if one.id == branch_id and one.name != name), None)
+    if other is not None:
+        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", f"it was renamed to {other!r}")
+
+
+def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:
+    """Put the versions in their places, and then let the branch take commits."""
     # Oldest first: an interrupted recovery leaves a series without gaps, which the next one continues.
-    for number in sorted(number for number in found if number >= first):
-        _restore(name, number, found[number], versions)
+    for number, found in series.items():
+        _restore(branch.name, number, found, versions)
     versions.forget()
-    # The file comes last: a writer that found the branch before would commit on top of a part of the series.
-    return refs.set_branch_state(refs.add_branch(branch), READY)
+
+    def ready(current: Branch) -> Branch:
+        if current.state == READY:
+            return current
+        # The id tells this recovery from one that began after a deletion, whose versions are not complete yet.
+        if current.state != CREATING or current.metadata.get(RECOVERING) != branch.metadata.get(RECOVERING):
+            raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it was deleted meanwhile")
+        return with_metadata(current, {STATE: READY, RECOVERING: None, LAST: None})
+
+    try:
+        return refs.change_branch(branch, ready)
+    except ConflictError:
+        stored = refs.branch(branch.name)
+        # What came after the deletion is taken back. No other branch has these numbers, which are below its fence.
+        if stored is None or stored.id != branch.id or stored.state == DELETING:
+            paths = [versions.manifest_path(branch.name, number) for number, (data, _) in series.items() if data]
+            versions.store.delete_many(paths)
+            versions.forget()
+        raise
 
 
 def _is_fork(made: Transaction | None, branch: Branch | None) -> bool:
-    fork = made is not None and isinstance(made.operation, Clone)
-    return fork and (branch is None or made is None or made.uuid == branch.id)
+    return made is not None and isinstance(made.operation, Clone) and (branch is None or made.uuid == branch.id)
 
 
 def _stored(name: str, versions: Versions) -> dict[int, _Found]:
@@ -99,10 +192,9 @@ def _described(name: str, first: int, branch_id: str, fork_point: _ForkPoint) ->
 
 def _restore(name: str, number: int, found: _Found, versions: Versions) -> None:
     data, transaction = found
-    if not data:
-        return
     # The transaction comes first: a version without it would make later commits of other programs fail.
-    if transaction is not None:
+    if data and transaction is not None:
         path = layout.transaction_path(name, transaction.file_name)
         versions.store.put(path, encode_transaction(transaction), durable=False)
-    put_once(versions.store, versions.manifest_path(name, number), data)
+    if data:
+        put_once(versions.store, versions.manifest_path(name, number), data)

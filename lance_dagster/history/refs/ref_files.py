@@ -43,6 +43,8 @@ RENAMING_TO, RENAMED_FROM = "lance_dagster.renaming_to", "lance_dagster.renamed_
 RENAMED_WRITE = "lance_dagster.renamed_write"
 RENAME_ID = "lance_dagster.rename"
 """The random id of one rename, in the files of both names: only the rename that made the copy deletes the original."""
+RECOVERING = "lance_dagster.recovering"
+"""Marks a branch whose versions are being brought back, which nothing but another recovery may finish."""
 RESETTING = "lance_dagster.resetting"
 """Marks a branch that is being reset to a version of another one: that version, the time and a random id,
 "main@5 1700000000 4f2a...". The last one that was written decides which reset, or deletion, may end its work."""

@@ -44,6 +44,7 @@ from lance_dagster.history.refs.ref_files import (
     DELETING,
     LAST,
     READY,
+    RECOVERING,
     REMOVER,
     RENAMED_FROM,
     RENAMING_TO,
@@ -163,6 +164,8 @@ class Refs:
             return ""
         if RESETTING in found.metadata:
             return "it is being reset; if that was interrupted, resetting it again finishes it"
+        if RECOVERING in found.metadata and found.state == CREATING:
+            return "it is being recovered; if that was interrupted, recovering it again finishes it"
         if found.state == CREATING:
             return "it is being created; if that was interrupted, creating it again finishes it"
         return "it is being deleted; if that was interrupted, deleting it again finishes it"

@@ -49,8 +49,21 @@ class Named(NamedTuple):
     held: bool = False
 
 
-State = Mapping[str, Line | Named]
-Step = Callable[[dict[str, Line | Named]], bool]
+class Gone(NamedTuple):
+    """The branch that had a name last and was deleted, as its recovery brings it back; no table shows it."""
+
+    rows: frozenset[Row]
+
+
+class Protected(NamedTuple):
+    """The pattern that protects a branch, which is its name."""
+
+    pattern: str
+
+
+Entry = Line | Named | Gone | Protected
+State = Mapping[str, Entry]
+Step = Callable[[dict[str, Entry]], bool]
 """Change a state as a call does that succeeds; return False where it cannot succeed."""
 
 
@@ -61,9 +74,31 @@ class Operation(NamedTuple):
     step: Step
 
 
-def _shown(entry: Line | Named) -> Line | Named:
-    """Return what a table shows of an entry."""
-    return Line(entry.rows) if isinstance(entry, Line) else Named(entry.branch)
+def _shown(state: State) -> State:
+    """Return what a table shows of a state."""
+    shown: dict[str, Entry] = {}
+    for name, entry in state.items():
+        match entry:
+            case Line():
+                shown[name] = Line(entry.rows)
+            case Named():
+                shown[name] = Named(entry.branch)
+            case Protected():
+                shown[name] = entry
+            case Gone():
+                pass
+    return shown
+
+
+def _remove(state: dict[str, Entry], name: str) -> None:
+    """Delete a branch, if there is one."""
+    line = state.pop(name, None)
+    if isinstance(line, Line):
+        state[f"deleted {name}"] = Gone(line.rows)
+
+
+def _is_protected(state: State, name: str) -> bool:
+    return f"protection of {name}" in state
 
 
 def _names(state: State, branch: str) -> bool:
@@ -71,11 +106,11 @@ def _names(state: State, branch: str) -> bool:
 
 
 def _append(name: str, value: int = 0) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         line = state.get(name)
         if isinstance(line, Line):
             state[name] = line._replace(rows=line.rows | {("new", value)})
-        return isinstance(line, Line)
+        return isinstance(line, Line) and not _is_protected(state, name)
 
     return Operation(lambda table: table.append(entries("new", value), branch=name), step)
 
@@ -87,9 +122,10 @@ def _operation(what: str, actor: int, place: int) -> Operation:
 
 
 def _create(name: str, *, exist_ok: bool = False) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         if not (exist_ok and name in state):
             # It may take the place of a branch whose deletion is under way, so it does not require that there is none.
+            _remove(state, name)
             state[name] = Line(_MAIN_2)
         return True
 
@@ -97,47 +133,75 @@ def _create(name: str, *, exist_ok: bool = False) -> Operation:
 
 
 def _delete(name: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         # A deletion that another process finished counts as done.
-        state.pop(name, None)
-        return not _names(state, name)
+        _remove(state, name)
+        return not _names(state, name) and not _is_protected(state, name)
 
     return Operation(lambda table: table.branches.delete(name), step)
 
 
 def _reset(name: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         # It may take over a deletion that began after it found the branch, so it does not require that there is one.
+        _remove(state, name)
         state[name] = Line(_MAIN_2)
-        return not _names(state, name)
+        return not _names(state, name) and not _is_protected(state, name)
 
     return Operation(lambda table: table.branches.reset(name, "main@2"), step)
 
 
 def _reset_own(name: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         line = state.get(name)
         state[name] = Line(_MAIN_3, original=True)
-        return isinstance(line, Line) and line.original
+        return isinstance(line, Line) and line.original and not _is_protected(state, name)
 
     return Operation(lambda table: table.branches.reset(name, f"{name}@3"), step)
 
 
 def _rename(old: str, new: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         line = state.pop(old, None)
         if line is None:
             # Repeated after another process finished it.
             return new in state
-        possible = new not in state and not _names(state, old)
+        protected = _is_protected(state, old) or _is_protected(state, new)
+        possible = new not in state and not _names(state, old) and not protected
         state[new] = line
         return possible
 
     return Operation(lambda table: table.branches.rename(old, new), step)
 
 
+def _recover(name: str) -> Operation:
+    def step(state: dict[str, Entry]) -> bool:
+        gone = state.get(f"deleted {name}")
+        if name not in state and isinstance(gone, Gone):
+            # Its versions come back under their numbers.
+            state[name] = Line(gone.rows, original=("old", 1) in gone.rows)
+        return isinstance(state.get(name), Line)
+
+    return Operation(lambda table: table.branches.recover(name), step)
+
+
+def _protect(name: str, *, held: bool) -> Operation:
+    rule = f"protection of {name}"
+
+    def step(state: dict[str, Entry]) -> bool:
+        possible = held or rule in state
+        state.pop(rule, None)
+        if held:
+            state[rule] = Protected(name)
+        return possible
+
+    if held:
+        return Operation(lambda table: table.branches.protect([name]), step)
+    return Operation(lambda table: table.branches.unprotect([name]), step)
+
+
 def _merge(source: str, dest: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         found, into = state.get(source), state.get(dest)
         if isinstance(found, Line) and isinstance(into, Line):
             state[dest] = into._replace(rows=into.rows | found.rows)
@@ -153,7 +217,7 @@ def _nothing(act: Callable[[LanceTable], object]) -> Operation:
 def _tag(name: str, branch: str, *, moves: bool = False) -> Operation:
     version = f"{branch}@3"
 
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         tag, line = state.get(name), state.get(branch)
         possible = isinstance(line, Line) and line.original
         if moves and isinstance(tag, Named) and tag.branch == branch:
@@ -169,7 +233,7 @@ def _tag(name: str, branch: str, *, moves: bool = False) -> Operation:
 
 
 def _untag(name: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         tag = state.pop(name, None)
         return not (isinstance(tag, Named) and tag.held)
 
@@ -177,7 +241,7 @@ def _untag(name: str) -> Operation:
 
 
 def _rename_tag(old: str, new: str) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         tag = state.pop(old, None)
         if not isinstance(tag, Named):
             return new in state
@@ -189,7 +253,7 @@ def _rename_tag(old: str, new: str) -> Operation:
 
 
 def _hold(name: str, *, held: bool) -> Operation:
-    def step(state: dict[str, Line | Named]) -> bool:
+    def step(state: dict[str, Entry]) -> bool:
         tag = state.get(name)
         if isinstance(tag, Named):
             state[name] = tag._replace(held=held)
@@ -217,6 +281,10 @@ BRANCH_OPERATIONS: dict[str, Operation] = {
     "sync run": _merge("main", "run"),
     "change metadata of run": _nothing(lambda table: table.branches.set_metadata("run", {"note": "changed"})),
     "tag run": _tag("release", "run"),
+    "recover run": _recover("run"),
+    "recover new": _recover("new"),
+    "protect run": _protect("run", held=True),
+    "unprotect run": _protect("run", held=False),
     "collect": _nothing(lambda table: table.maintenance.collect_garbage(timedelta(0), dry_run=False)),
 }
 TAG_OPERATIONS: dict[str, Operation] = {
@@ -239,6 +307,7 @@ _WORST = [
     ("reset run to its own version", "rename run to new"),
     ("rename run to new", "tag run"),
     ("delete run", "reset run"),
+    ("recover run", "create run"),
 ]
 
 
@@ -249,18 +318,22 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
 
 
 class Trial(NamedTuple):
-    """What the actors do, on which kind of store, and whether the tag `release` is there already."""
+    """What the actors do, on which kind of store, whether the tag `release` is there already, and `run` deleted."""
 
     template: LanceTable
     plans: Sequence[Sequence[str]]
     kind: type[LocalStore] = LocalStore
     tagged: bool = False
+    deleted: bool = False
 
     def run(self, turns: Interleaver, told: str = "") -> None:
         """Run one schedule, and assert what holds afterwards; `told` says how to run it again."""
         uri = copied(self.template)
         if self.tagged:
             self._table(uri).tags.create("release", "main@2")
+        if self.deleted:
+            self._table(uri).branches.delete("run")
+            let_time_pass(self._table(uri))
         turns.run([partial(self._calls, uri, actor) for actor in range(len(self.plans))])
         try:
             self._check(uri, turns)
@@ -278,7 +351,7 @@ class Trial(NamedTuple):
 
     def _explained(self, calls: Sequence[Call], begun: State, outcome: State) -> bool:
         """Tell whether the calls, in an order that does not contradict when they were made, have the outcome."""
-        seen: set[tuple[frozenset[int], frozenset[tuple[str, Line | Named]]]] = set()
+        seen: set[tuple[frozenset[int], frozenset[tuple[str, Entry]]]] = set()
 
         def found(left: frozenset[int], state: State) -> bool:
             key = left, frozenset(state.items())
@@ -286,7 +359,7 @@ class Trial(NamedTuple):
                 return False
             seen.add(key)
             if not left:
-                return outcome == {name: _shown(entry) for name, entry in state.items()}
+                return outcome == _shown(state)
             ready = [one for one in left if not any(calls[other].ended < calls[one].began for other in left)]
             return any(found(left - {one}, after) for one in ready for after in self._after(calls[one], state))
 
@@ -301,14 +374,16 @@ class Trial(NamedTuple):
                 return
             if what == "reset run":
                 # A deletion that began meanwhile takes precedence, and may be given up after this one deleted the rows.
-                yield {name: entry for name, entry in state.items() if name != "run"}
+                without = dict(state)
+                _remove(without, "run")
+                yield without
         changed = dict(state)
         if _operation(what, call.actor, call.place).step(changed):
             yield changed
 
     def _check(self, uri: Path, turns: Interleaver) -> None:
         table = self._table(uri)
-        outcome: dict[str, Line | Named] = {}
+        outcome: dict[str, Entry] = {}
         for name in ("main", *table.branches.list()):
             rows = sorted_rows(table.read(name))
             outcome[name] = Line(frozenset(rows))
@@ -317,15 +392,20 @@ class Trial(NamedTuple):
         for name, tag in table.tags.list().items():
             table.read(name)
             outcome[name] = Named(tag.branch)
-        begun: dict[str, Line | Named] = {
+        for pattern in table.branches.protection().branches:
+            outcome[f"protection of {pattern}"] = Protected(pattern)
+        begun: dict[str, Entry] = {
             "main": Line(_MAIN_3, original=True),
             "run": Line(_MAIN_3 | {("old", 1), ("old", 2)}, original=True),
         }
+        if self.deleted:
+            _remove(begun, "run")
         if self.tagged:
             begun["release"] = Named("main")
         assert self._explained(turns.calls, begun, outcome), outcome
         assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
         let_time_pass(table)
+        table.branches.unprotect(table.branches.protection().branches)
         for name in table.tags.list():
             table.tags.release(name, reason="the test ends")
             table.tags.delete(name)
@@ -333,10 +413,10 @@ class Trial(NamedTuple):
             assert_free(table, name)
 
 
-def _requests(template: LanceTable, what: str, *, tagged: bool = False) -> int:
+def _requests(template: LanceTable, what: str, *, tagged: bool = False, deleted: bool = False) -> int:
     """The number of requests that an operation makes alone."""
     turns = Interleaver(at_random(Random(0)))
-    Trial(template, [[what]], tagged=tagged).run(turns)
+    Trial(template, [[what]], tagged=tagged, deleted=deleted).run(turns)
     return len(turns.requests)
 
 
@@ -377,13 +457,15 @@ def test_schedules_of_two_operations_with_three_switches(
     template: LanceTable, first: str, second: str, record_property: Callable[[str, object], None]
 ) -> None:
     """One makes some of its requests, the other some of its own, the first one the rest, the other the rest."""
-    numbers = [range(1, _requests(template, what) + 1) for what in (first, second)]
+    # One of the two orders of a pair with a recovery begins with the branch, the other one after its deletion.
+    deleted = first == "recover run"
+    numbers = [range(1, _requests(template, what, deleted=deleted) + 1) for what in (first, second)]
     places = [*product(*numbers)]
     chosen = Random(soak.FIRST_SEED).sample(places, min(len(places), _limit(30, 100)))
     for number, (before, other) in enumerate(chosen):
         parts, kind = [(0, before), (1, other), (0, 10**3)], (LocalStore, ForgetfulStore)[number % 2]
         told = f"after {before} and {other} requests on {kind}"
-        Trial(template, [[first], [second]], kind).run(Interleaver(in_parts(parts)), told)
+        Trial(template, [[first], [second]], kind, deleted=deleted).run(Interleaver(in_parts(parts)), told)
     record_property("schedules", len(chosen))
 
 
@@ -407,5 +489,6 @@ def test_random_schedules(template: LanceTable, record_property: Callable[[str, 
         chance = Random(seed)
         plans = [chance.choices([*OPERATIONS], k=2) for _ in range(chance.choice((2, 3)))]
         kind, tagged = chance.choice((LocalStore, ForgetfulStore)), chance.random() < 1 / 2
-        Trial(template, plans, kind, tagged).run(Interleaver(at_random(chance)), f"seed {seed}: {plans}")
+        deleted = chance.random() < 1 / 4
+        Trial(template, plans, kind, tagged, deleted).run(Interleaver(at_random(chance)), f"seed {seed}: {plans}")
     record_property("schedules", soak.SEEDS)

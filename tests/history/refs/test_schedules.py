@@ -17,7 +17,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
+from lance_dagster.errors import ConflictError, LanceDagsterError, RefNotFoundError
 from lance_dagster.history.refs.ref_files import READY, REMOVER
 from lance_dagster.store import LocalStore
 from tests import soak
@@ -222,43 +222,6 @@ def test_the_files_of_pylance_are_untouched(template: LanceTable) -> None:
     """Pylance reads the template."""
     assert "run" in lance.dataset(template.uri).branches.list()
     assert READY == json.loads(Path(template.uri, OWN_FILE).read_text())["metadata"]["lance_dagster.state"]
-
-
-def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
-    """Its versions have the lost data; afterwards the name can be used, also by pylance."""
-    table = LanceTable.open(copied(template))
-    before, rows = table.branches.get("run"), table.read("run")
-    Path(table.uri, OWN_FILE).unlink()
-    with pytest.raises(AlreadyExistsError, match=r"branches.recover\('run'\)"):
-        table.branches.create("run")
-    found = table.branches.recover("run")
-    assert (before.id, before.parent, before.first, before.lineage) == (
-        found.id,
-        found.parent,
-        found.first,
-        found.lineage,
-    )
-    assert rows == table.read("run")
-    assert rows.num_rows == lance.dataset(table.uri).checkout_version(("run", None)).count_rows()
-    assert found == table.branches.recover("run")
-    assert_free(table, "run")
-
-
-def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> None:
-    """The copies of its manifests restore it, for a day."""
-    table = LanceTable.open(copied(template))
-    rows, file = table.read("run"), Path(table.uri, OWN_FILE).read_bytes()
-    table.branches.delete("run")
-    for kept in (b"", file):
-        if kept:
-            table.branches.delete("run")
-            Path(table.uri, OWN_FILE).write_bytes(kept)
-        assert "run" == table.branches.recover("run").name
-        assert rows == LanceTable.open(table.uri).read("run")
-    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
-    assert_free(table, "run")
-    with pytest.raises(RefNotFoundError):
-        table.branches.recover("never")
 
 
 @pytest.mark.parametrize("rival", ["delete, create", "take", "reset"])

@@ -1,0 +1,187 @@
+"""Recovery of branches: from either half, after each crash, beside a rival, and not of what was renamed or dropped."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import lance
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
+from lance_dagster.store import LocalStore
+from tests.history.refs.schedule_tables import assert_free, copied, made_template
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
+from tests.table_factory import context_on, entries, sorted_rows
+
+OWN_FILE = "_refs/branches/run.json"
+OLD_ROWS = [("a", 1), ("b", 2), ("old", 1), ("old", 2)]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
+    """Two versions of main, and a branch `run` with two commits of its own."""
+    return made_template(tmp_path_factory.mktemp("recovery"))
+
+
+def without_run(template: LanceTable) -> LanceTable:
+    """A copy of the template whose branch `run` was deleted."""
+    table = LanceTable.open(copied(template))
+    table.branches.delete("run")
+    return table
+
+
+def errors_of(table: LanceTable) -> list[str]:
+    """The errors that `verify` finds."""
+    return [str(problem) for problem in table.maintenance.verify().problems if problem.severity == "error"]
+
+
+def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
+    """Its versions have the lost data; afterwards the name can be used, also by pylance."""
+    table = LanceTable.open(copied(template))
+    before, rows = table.branches.get("run"), table.read("run")
+    Path(table.uri, OWN_FILE).unlink()
+    with pytest.raises(AlreadyExistsError, match=r"branches.recover\('run'\)"):
+        table.branches.create("run")
+    found = table.branches.recover("run")
+    assert (before.id, before.parent, before.first, before.lineage) == (
+        found.id,
+        found.parent,
+        found.first,
+        found.lineage,
+    )
+    assert rows == table.read("run")
+    assert rows.num_rows == lance.dataset(table.uri).checkout_version(("run", None)).count_rows()
+    assert found == table.branches.recover("run")
+    assert_free(table, "run")
+
+
+def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> None:
+    """The copies of its manifests restore it, for a day."""
+    table = LanceTable.open(copied(template))
+    rows, file = table.read("run"), Path(table.uri, OWN_FILE).read_bytes()
+    table.branches.delete("run")
+    for kept in (b"", file):
+        if kept:
+            table.branches.delete("run")
+            Path(table.uri, OWN_FILE).write_bytes(kept)
+        assert "run" == table.branches.recover("run").name
+        assert rows == LanceTable.open(table.uri).read("run")
+    assert [] == [problem for problem in table.maintenance.verify().problems if problem.severity == "error"]
+    assert_free(table, "run")
+    with pytest.raises(RefNotFoundError):
+        table.branches.recover("never")
+
+
+def test_a_renamed_branch_does_not_come_back_under_its_old_name(template: LanceTable) -> None:
+    """Both would have one id, and the merge of the second one would be taken for that of the first."""
+    table = LanceTable.open(copied(template))
+    table.branches.rename("run", "new")
+    with pytest.raises(RefNotFoundError, match=r"no branch 'run' .*; it was renamed to 'new'"):
+        table.branches.recover("run")
+    table.branches.delete("new")
+    assert table.branches.recover("run").id == template.branches.get("run").id
+    with pytest.raises(RefNotFoundError, match=r"no branch 'new' .*; it was renamed to 'run'"):
+        table.branches.recover("new")
+    table.append(entries("new", 1), branch="run")
+    table.merge("run")
+    assert [*OLD_ROWS[:2], ("new", 1), *OLD_ROWS[2:]] == sorted_rows(table.read())
+
+
+def test_versions_that_a_reset_dropped_stay_away(template: LanceTable) -> None:
+    """The branch comes back with the versions that it had when it was deleted."""
+    table = LanceTable.open(copied(template))
+    table.branches.reset("run", "run@3")
+    table.append(entries("after", 1), branch="run")
+    before = table.branches.version_numbers("run")
+    table.branches.delete("run")
+    table.branches.recover("run")
+    assert before == table.branches.version_numbers("run")
+    assert [("a", 1), ("after", 1), ("b", 2)] == sorted_rows(table.read("run"))
+
+
+@pytest.mark.parametrize("then", ["recover", "delete", "reset"])
+def test_a_recovery_that_was_interrupted_can_be_finished(template: LanceTable, then: str) -> None:
+    """Before each of its writes: until it is finished, no other call commits to the branch or finishes it."""
+    for number in range(1, 100):
+        table = without_run(template)
+        store = ScriptedStore(LocalStore(table.uri, durable=False), plug_pulled_before_write(number))
+        try:
+            LanceTable(context_on(store)).branches.recover("run")
+        except PlugPulledError:
+            pass
+        else:
+            assert number > 5
+            return
+        if Path(table.uri, OWN_FILE).exists():
+            with pytest.raises((ConflictError, RefNotFoundError), match="is being recovered"):
+                table.append(entries("early", 1), branch="run")
+            with pytest.raises(ConflictError, match="is being recovered"):
+                table.branches.create("run", "main@2", exist_ok=True)
+            match then:
+                case "delete":
+                    table.branches.delete("run")
+                case "reset":
+                    table.branches.reset("run", "main@2")
+                    table.branches.delete("run")
+        if then == "recover":
+            table.branches.recover("run")
+            assert OLD_ROWS == sorted_rows(table.read("run"))
+        assert [] == errors_of(table)
+        assert_free(table, "run")
+
+
+RIVALS: Mapping[str, Callable[[LanceTable], object]] = {
+    "create": lambda table: table.branches.create("run", "main@2"),
+    "delete": lambda table: table.branches.delete("run"),
+    "recover": lambda table: table.branches.recover("run"),
+}
+
+
+class Scene:
+    """A recovery of the branch `run`, and a rival that makes its call before one of the requests."""
+
+    def __init__(self, template: LanceTable, number: int, rival: str) -> None:
+        """Take the number of the request."""
+        self.table, self.number, self.rival = without_run(template), number, rival
+        self.asked, self.made = 0, False
+
+    def script(self, request: Request) -> object:
+        """Send a request, after the rival's call where it is time."""
+        if self.asked == self.number:
+            with suppress(LanceDagsterError):
+                RIVALS[self.rival](self.table)
+                self.made = True
+        self.asked += 1
+        return request.send()
+
+    def recover(self) -> bool:
+        """Recover the branch; return whether that succeeded."""
+        try:
+            store = ScriptedStore(LocalStore(self.table.uri, durable=False), self.script)
+            LanceTable(context_on(store)).branches.recover("run")
+        except LanceDagsterError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_a_rival_at_each_request_of_a_recovery(template: LanceTable, rival: str) -> None:
+    """A branch that a rival made has its own rows and no version of the old one; a deletion leaves no version."""
+    number, scene = 0, Scene(template, 0, rival)
+    while scene.asked >= number:
+        scene = Scene(template, number, rival)
+        recovered = scene.recover()
+        table = LanceTable.open(scene.table.uri)
+        found = {name: sorted_rows(table.read(name)) for name in table.branches.list()}
+        assert [] == errors_of(table)
+        if scene.made and rival == "create":
+            assert {"run": [("a", 1)]} == found
+            assert 1 == len(table.branches.version_numbers("run"))
+        elif scene.made and rival == "delete":
+            assert (False, {}) == (recovered, found)
+            assert [] == [*Path(table.uri, "tree/run/_versions").glob("*.manifest")]
+        else:
+            assert (True, {"run": OLD_ROWS}) == (recovered, found)
+        assert_free(table, "run")
+        number += 1
