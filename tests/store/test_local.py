@@ -1,7 +1,6 @@
 """Tables on local disk."""
 
 import errno
-import multiprocessing
 import os
 import shutil
 import sys
@@ -35,37 +34,6 @@ class TestLocalStore(StoreConformance):
     def store(self, tmp_path: Path) -> LocalStore:
         """A folder that does not exist yet."""
         return LocalStore(str(tmp_path / "table"))
-
-
-def claim(root: str, name: str, data: bytes) -> bool:
-    """Try to be the writer of a name, in a process of its own."""
-    return LocalStore(root).put_if_absent(name, data)
-
-
-def count_up(root: str, times: int) -> None:
-    """Add one to a shared number as often as asked, by compare-and-swap, in a process of its own."""
-    store = LocalStore(root)
-    while times:
-        data, tag = store.get_with_etag("refs/tags/n") or (b"", "")
-        times -= store.compare_and_swap("refs/tags/n", b"%d" % (int(data) + 1), tag)
-
-
-def test_one_of_many_processes_gets_a_name(tmp_path: Path) -> None:
-    """Put-if-absent is atomic between processes, and the winner's bytes are what is read."""
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        jobs = [(str(tmp_path), f"v/{number // 4}", b"%d" % number) for number in range(80)]
-        won = pool.starmap(claim, jobs, chunksize=1)
-    winners = [number for number, success in enumerate(won) if success]
-    assert list(range(20)) == [number // 4 for number in winners]
-    assert [b"%d" % number for number in winners] == [(tmp_path / f"v/{name}").read_bytes() for name in range(20)]
-
-
-def test_no_swap_is_lost_between_processes(tmp_path: Path) -> None:
-    """Compare-and-swap is atomic between processes."""
-    LocalStore(str(tmp_path)).put("refs/tags/n", b"0")
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        pool.starmap(count_up, [(str(tmp_path), 50)] * 3)
-    assert b"150" == LocalStore(str(tmp_path)).get("refs/tags/n")
 
 
 def test_no_temporary_file_stays(tmp_path: Path) -> None:
