@@ -16,6 +16,7 @@ GROUPS = {
     "tests/spark/test_change_rows.py": "spark",
     "tests/spark/test_executors.py": "spark",
     "tests/spark/test_keyed_rows.py": "spark",
+    "tests/spark/test_landed_commits.py": "spark",
     "tests/spark/test_narrowing.py": "spark",
     "tests/spark/test_reader.py": "spark",
     "tests/spark/test_save.py": "spark",
