@@ -176,9 +176,9 @@ class Branches:
 
         Its file is written anew from its first version, and versions that are missing come back from the copies that
         garbage collection has not deleted yet; those that a reset dropped stay away. Its own metadata is lost where the
-        file was. A branch that has both is returned as it is. Two things do not come back: files that another program
-        put into the folder of the branch, without which its versions cannot be read; and what another process deletes
-        meanwhile, whose deletion of the branch began earlier and is slow. Call this again after that deletion.
+        file was. A branch that has both is returned as it is. Files that another program put into the folder of the
+        branch do not come back, and versions that name them cannot be read. Where a slow deletion of the branch, which
+        began earlier, deletes what came back, it puts that back; if its process dies, call this again.
 
         Raises:
             RefNotFoundError: Nothing of such a branch is left, it was renamed, or the branch that it was forked from is

@@ -18,6 +18,9 @@ branch *id*, however late it arrives:
    below the next branch's first one, and other files have random names.
 7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
    a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
+8. Where the file is not the one that was read in step 6, the branch is looked at once more. Another process may have
+   finished the deletion, and a third one recovered the branch, which has its id and its numbers. What step 6 took from
+   it is put back.
 
 A reset writes a mark of its own in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
 replaces the mark of another one, and a process that does not find its own mark at the end reports a conflict.
@@ -25,12 +28,13 @@ replaces the mark of another one, and a process that does not find its own mark 
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lance_dagster.errors import ConflictError, RefMovedError, StoreError
 from lance_dagster.format import layout
-from lance_dagster.history.inventory import copy_to_expired
+from lance_dagster.format.codec import decode_manifest_file, encode_transaction
+from lance_dagster.history.inventory import copy_to_expired, newest_expired_copy
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CLOSING_ID,
@@ -240,16 +244,25 @@ def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versi
         ConflictError: One of them is being reset meanwhile.
     """
     for branch in branches:
-        found = empty_branch(branch, refs, versions)
-        if found is not None:
-            refs.remove_branch(*found)
+        emptied = empty_branch(branch, refs, versions)
+        if emptied is not None and not refs.remove_branch(emptied.branch, emptied.etag):
+            put_back(emptied, refs, versions)
 
 
-def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch, str] | None:
+@dataclass(frozen=True, slots=True)
+class EmptiedBranch:
+    """A branch as stored when its versions were deleted, the ETag of its file, and the numbers of the versions."""
+
+    branch: Branch
+    etag: str
+    numbers: Collection[int]
+
+
+def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranch | None:
     """Delete the versions of a branch in state "deleting", after recording how far their numbers went.
 
     Returns:
-        The branch as it is stored, with the tag of its bytes; None when another process finished the deletion.
+        What was deleted; None when another process finished the deletion.
     """
     root, store = layout.branch_root(branch.name), refs.store
     while True:
@@ -278,7 +291,31 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> tuple[Branch
         store.delete_many(keys)
     for folder in BRANCH_FOLDERS:
         store.prune(f"{root}/{folder}")
-    return found
+    return EmptiedBranch(*found, numbers)
+
+
+def put_back(emptied: EmptiedBranch, refs: Refs, versions: Versions) -> None:
+    """Put the versions back that a deletion took from a branch which was recovered meanwhile."""
+    name, of = emptied.branch.name, emptied.branch.id
+    current = refs.branch(name)
+    if current is None or current.id != of or current.state in (CLOSING, DELETING):
+        return
+    for number in sorted(emptied.numbers):
+        data = newest_expired_copy(versions.store, name, of, number)
+        if data is not None:
+            restore_version(name, number, data, versions)
+    versions.forget()
+
+
+def restore_version(name: str, number: int, data: bytes, versions: Versions) -> None:
+    """Put the copy of a manifest in its place, with its transaction, unless there is a manifest."""
+    key = versions.manifest_path(name, number)
+    transaction = decode_manifest_file(data, f"{versions.store.uri}/{key}")[1]
+    # The transaction comes first: a version without it would make later commits of other programs fail.
+    if transaction is not None:
+        path = layout.transaction_path(name, transaction.file_name)
+        versions.store.put(path, encode_transaction(transaction), durable=False)
+    put_once(versions.store, key, data)
 
 
 def _with_last(branch: Branch, number: int, refs: Refs) -> Branch:

@@ -46,6 +46,7 @@ from lance_dagster.history.refs.branch_deletion import (
     finish_deleting_many,
     first_number_above_fences,
     in_use,
+    put_back,
     refuse_renaming,
     refuse_users,
 )
@@ -223,7 +224,8 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
     Returns:
         The new branch; None when another process deleted or replaced the branch first.
     """
-    if empty_branch(dead, refs, versions) is None:
+    emptied = empty_branch(dead, refs, versions)
+    if emptied is None:
         return None
     mark = dead.metadata.get(RESETTING)
 
@@ -236,6 +238,7 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
 
     with suppress(RefMovedError):
         return refs.change_branch(dead, replaced)
+    put_back(emptied, refs, versions)
     return None
 
 

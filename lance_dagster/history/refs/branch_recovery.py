@@ -22,10 +22,10 @@ from dataclasses import replace
 
 from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file, encode_transaction
+from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
 from lance_dagster.history.inventory import EXPIRED, expired_copies
-from lance_dagster.history.refs.branch_deletion import abandon_creation
+from lance_dagster.history.refs.branch_deletion import abandon_creation, restore_version
 from lance_dagster.history.refs.branch_operations import refuse_dying_parent
 from lance_dagster.history.refs.ref_files import (
     CREATING,
@@ -42,7 +42,6 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import put_once
 
 # The bytes of a copy (empty for a manifest that is in its place), and the transaction of the version.
 _Found = tuple[bytes, Transaction | None]
@@ -128,8 +127,10 @@ def _refuse_renamed(name: str, branch_id: str, refs: Refs) -> None:
 def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:
     """Put the versions in their places, and then let the branch take commits."""
     # Oldest first: an interrupted recovery leaves a series without gaps, which the next one continues.
-    for number, found in series.items():
-        _restore(branch.name, number, found, versions)
+    for number, (data, _) in series.items():
+        # A version without a copy is in its place.
+        if data:
+            restore_version(branch.name, number, data, versions)
     versions.forget()
 
     def ready(current: Branch) -> Branch:
@@ -188,13 +189,3 @@ def _described(name: str, first: int, branch_id: str, fork_point: _ForkPoint) ->
     lineage = (*described.lineage[:-1], (described.lineage[-1][0], branch_id))
     own = {FIRST: str(first)} if first != number else {}
     return with_metadata(replace(described, id=branch_id, lineage=lineage), {STATE: CREATING, **own})
-
-
-def _restore(name: str, number: int, found: _Found, versions: Versions) -> None:
-    data, transaction = found
-    # The transaction comes first: a version without it would make later commits of other programs fail.
-    if data and transaction is not None:
-        path = layout.transaction_path(name, transaction.file_name)
-        versions.store.put(path, encode_transaction(transaction), durable=False)
-    if data:
-        put_once(versions.store, versions.manifest_path(name, number), data)

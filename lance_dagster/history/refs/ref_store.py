@@ -261,12 +261,15 @@ class Refs:
             raise self._removed_elsewhere("branch", branch.name)
         return current, found[1]
 
-    def remove_branch(self, branch: Branch, etag: str) -> None:
+    def remove_branch(self, branch: Branch, etag: str) -> bool:
         """Delete the file of a branch that is being deleted, which frees the name.
 
         Args:
             branch: The branch; nothing is deleted when another branch has its name.
             etag: The ETag of its file.
+
+        Returns:
+            Whether this call deleted it; otherwise another process did.
 
         Raises:
             ConflictError: It is being reset meanwhile, or another process has the right to delete it.
@@ -274,12 +277,12 @@ class Refs:
         path = layout.branch_file(branch.name)
         for _ in range(_ATTEMPTS):
             if self._may_send_removal(branch) and self.store.compare_and_delete(path, etag):
-                return
+                return True
             # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
             # tells.
             found = self.read_deleting(self._refreshed(branch))
             if found is None:
-                return
+                return False
             branch, etag = found
         raise StoreError(f"cannot delete branch {branch.name!r} of {self.store.uri}: it keeps changing")
 

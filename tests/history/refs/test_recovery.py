@@ -185,3 +185,41 @@ def test_a_rival_at_each_request_of_a_recovery(template: LanceTable, rival: str)
             assert (True, {"run": OLD_ROWS}) == (recovered, found)
         assert_free(table, "run")
         number += 1
+
+
+SLOW: Mapping[str, Callable[[LanceTable], object]] = {
+    "delete": lambda table: table.branches.delete("run"),
+    "reset": lambda table: table.branches.reset("run", "main@2"),
+}
+
+
+@pytest.mark.parametrize("slow", SLOW)
+def test_a_branch_that_is_recovered_during_a_deletion_keeps_its_versions(template: LanceTable, slow: str) -> None:
+    """A deletion, or a reset, that was overtaken may delete versions of the recovered branch, and puts them back."""
+    recoveries = 0
+    for number in range(100):
+        table, asked = LanceTable.open(copied(template)), 0
+        recovered: list[str] = []
+
+        def script(
+            request: Request, *, table: LanceTable = table, number: int = number, recovered: list[str] = recovered
+        ) -> object:
+            nonlocal asked
+            if asked == number:
+                with suppress(LanceDagsterError):
+                    table.branches.delete("run")
+                    recovered.append(table.branches.recover("run").id)
+            asked += 1
+            return request.send()
+
+        with suppress(LanceDagsterError):
+            SLOW[slow](LanceTable(context_on(ScriptedStore(LocalStore(table.uri, durable=False), script))))
+        if asked < number:
+            break
+        after = LanceTable.open(table.uri)
+        found = {name: sorted_rows(after.read(name)) for name in after.branches.list()}
+        assert found in ({}, {"run": OLD_ROWS}, {"run": [("a", 1)]})
+        assert [] == errors_of(after)
+        recoveries += bool(recovered) and found == {"run": OLD_ROWS}
+        assert_free(after, "run")
+    assert recoveries > 3
