@@ -22,12 +22,16 @@ ROOT = Path(__file__).parents[2]
 PROGRAM_SECONDS = 300
 # A Spark Connect session cannot exist beside the classic one of the other tests, so it has its own process.
 PROGRAM = """
-import json, sys
+import json, sys, tempfile
+from pathlib import Path
+import pyarrow as pa
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from lance_dagster import LanceTable
 from lance_dagster.spark import *
 
 uri, options, master, config = sys.argv[1], *map(json.loads, sys.argv[2:])
+folder = Path(tempfile.mkdtemp())
 if master.startswith("sc://"):
     spark = SparkSession.builder.remote(master).getOrCreate()
     spark.dataSource.register(LanceDataSource)
@@ -46,6 +50,45 @@ found = {
     "view": [narrow(spark.sql(f"SELECT {f}(id) FROM numbers")).collect()[0][0] for f in ("count", "max")],
     "changes": read_changes(spark, table, "main@3", "main").count(),
 }
+
+def run(write, name):
+    write = write.option("checkpointLocation", str(folder / name)).trigger(availableNow=True)
+    query = write.start()
+    query.awaitTermination()
+
+def followed():
+    return spark.readStream.format("lance_dagster").options(**storage).load(uri).writeStream
+
+def copy():
+    run(followed().format("lance_dagster").options(**storage, path=f"{uri}-copy"), "copy")
+
+def upsert(**stream):
+    run(followed().foreachBatch(upsert_batches(dest, on=["id"], when_matched="keep", **stream)), f"upsert {stream}")
+
+dest = LanceTable.create(f"{uri}-upserted", pa.schema([pa.field("id", pa.int64())]), storage_options=options)
+dest.append(pa.table({"id": pa.array([5, 100], pa.int64())}))
+found["deleted"] = delete_keys(spark.range(2), table, on=["id"]).rows_deleted
+copy()
+upsert(stream="numbers")
+table.append(stage(spark.range(12, 20, 1, 4), table))
+found["fragments"] = [len(table.to_lance().get_fragments())]
+compact_table(spark, table)
+found["fragments"] += [len(table.to_lance().get_fragments())]
+copy()
+for _ in range(2):
+    upsert(stream="numbers")
+    # As a kill between the commit of a batch and its record in the checkpoint.
+    done = next((folder).glob("upsert {*}/commits/1"))
+    done.unlink()
+    done.with_name(".1.crc").unlink()
+for name in ("copy", "upserted"):
+    other = LanceTable.open(f"{uri}-{name}", options)
+    found[name] = [sorted(other.read()["id"].to_pylist()), other.branches.version_numbers(after=1)]
+try:
+    upsert()
+    found["unnamed"] = True
+except StreamingQueryException as error:
+    found["unnamed"] = "name the stream: upsert_batches(..., stream='orders')" in str(error)
 spark.stop()
 print(json.dumps(found))
 """
@@ -120,11 +163,21 @@ def run(storage: S3Storage, master: str, config: dict[str, str] | None = None) -
     )
     assert 0 == done.returncode, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    expected = {"read_table": list(range(4, 12)), "format": 9, "view": [5, 4], "changes": 3}
-    assert expected == found
+    assert found.pop("fragments")[1] == 1
+    rows = list(range(2, 20))
+    assert {
+        "read_table": list(range(4, 12)),
+        "format": 9,
+        "view": [5, 4],
+        "changes": 3,
+        "deleted": 2,
+        "copy": [rows, [2, 3]],
+        "upserted": [[*rows, 100], [2, 3, 4]],
+        "unnamed": True,
+    } == found
     assert "test-secret" not in done.stdout + done.stderr
     table = LanceTable.open(uri, storage.storage_options)
-    assert list(range(12)) == sorted(table.read()["id"].to_pylist())  # type: ignore[type-var]
+    assert rows == sorted(table.read()["id"].to_pylist())  # type: ignore[type-var]
     assert table.maintenance.verify().ok
 
 
