@@ -24,15 +24,15 @@ _OPEN_FILES = Path("/proc/self/fd")
 # The second task freezes what the first one imported.
 _IMPORTING_TASKS = 2
 _tasks_begun = itertools.count()
-# The parameters of glibc's `mallopt`, and what both of them are set to.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_RETURNED_BYTES = 1024 * 1024
-_SETTINGS_OF_MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+# The parameters of glibc's `mallopt`, and what they are set to.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_ARENAS = -1, -3, -8
+_MALLOC_OPTIONS = {_MOST_ARENAS: 2, _MMAP_THRESHOLD: 32 * 1024 * 1024, _TRIM_THRESHOLD: 16 * 1024 * 1024}
+_SETTINGS_OF_MALLOC = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def begin_task() -> None:
     """Prepare a worker for a task; call it before the first row is asked for."""
-    _return_memory()
+    _share_memory()
     _end_quietly()
     _freeze_imports()
     _acknowledge()
@@ -60,20 +60,24 @@ def _end_quietly() -> None:
 
 
 @functools.cache
-def _return_memory() -> None:
-    """Let glibc return large buffers to the system as soon as they are freed; does nothing with other C libraries.
+def _share_memory() -> None:
+    """Let the threads of the process share freed buffers; does nothing with other C libraries than glibc.
 
-    glibc raises the size from which it does so to that of the largest buffer that was freed, up to 32 MiB. From then on
-    it keeps freed buffers of batches in the heaps of pylance's threads, where other threads cannot use them: a worker
-    that read embeddings grew by 70 MiB. A setting in the environment of the worker stays.
+    glibc keeps a freed buffer in the heap of the thread that allocated it, up to eight heaps for each core, and pylance
+    has many threads: a worker that read embeddings grew by 70 MiB. To return each buffer of 1 MiB to the system at once
+    prevents that as well, but then the kernel maps and clears new pages for each batch.
+
+    With two heaps, which return what is free above 16 MiB, a worker takes less processor time for the same rows: 0.33
+    instead of 0.51 s to write embeddings, 0.19 instead of 0.33 s to read them. The highest peak of any shape was 324
+    MiB. With 128 MiB it was 340 MiB, too close to the limit of 350. A setting in the environment of the worker stays.
     """
     if any(name in os.environ for name in _SETTINGS_OF_MALLOC) or sys.platform != "linux":
         return
     # The C library of Alpine has no such function.
     with contextlib.suppress(AttributeError):
         set_option = ctypes.CDLL(None).mallopt
-        for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            set_option(parameter, _RETURNED_BYTES)
+        for parameter, value in _MALLOC_OPTIONS.items():
+            set_option(parameter, value)
 
 
 def _freeze_imports() -> None:
