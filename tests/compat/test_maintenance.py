@@ -17,6 +17,8 @@ from tests.backdating import DAY, age
 from tests.soak import pairs
 from tests.table_factory import Rows, as_pylance, contents, entries, new_table, sorted_rows
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE = timedelta(microseconds=1)
 WAYS: dict[str, dict[str, Any]] = {
     "verified": {"older_than": AT_ONCE},

@@ -14,6 +14,8 @@ from tests.conftest import S3Storage
 from tests.process_race import race
 from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
+pytestmark = pytest.mark.slow
+
 COMMITS = 6
 # A soak goes on with new tables, since a manifest grows with each append.
 TABLES = {"disk": 2 * soak.FACTOR, "s3": (soak.FACTOR + 1) // 2} if soak.DEEP else {"disk": 1}

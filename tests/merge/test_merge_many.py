@@ -17,13 +17,14 @@ from tests.soak import FACTOR
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on
 
+pytestmark = pytest.mark.slow
+
 BRANCHES, RACERS = (300, 20) if FACTOR else (60, 8)
 """The number of branches that are merged in sequence, and at once."""
 OPEN_AT_ONCE = 5
 
 
 @pytest.mark.scaled
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_runs_merged_one_after_another_into_a_moving_main(tmp_path: Path, seed: int) -> None:
     """Main equals a plain model after appends, updates, deletions, replacements and compactions, some by pylance.
@@ -138,20 +139,17 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.mark.scaled
-@pytest.mark.slow
 def test_branches_merged_by_as_many_processes_at_once(tmp_path: Path, report: Callable[[str], None]) -> None:
     """On local disk, no row is lost or duplicated."""
     raced(str(tmp_path / "table"), {}, report)
 
 
 @pytest.mark.scaled
-@pytest.mark.slow
 def test_branches_merged_at_once_on_an_object_store(s3_storage: S3Storage, report: Callable[[str], None]) -> None:
     """In a bucket, no row is lost or duplicated."""
     raced(f"{s3_storage.uri}/table", s3_storage.storage_options, report)
 
 
-@pytest.mark.slow
 def test_one_branch_merged_by_two_processes_on_an_object_store(s3_storage: S3Storage) -> None:
     """There is one merge commit, which both processes return."""
     uri, options = f"{s3_storage.uri}/table", s3_storage.storage_options

@@ -29,6 +29,7 @@ from tests.soak import FACTOR
 
 # Dagster's Pipes client calls methods that Dagster marks as deprecated or as a preview.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:AssetExecutionContext:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*expected_writer_count"),
 ]
@@ -98,7 +99,6 @@ def ids(lake: LanceResource, ref: str = "production") -> list[int]:
     return sorted(row["id"] for row in lake.table(ORDERS).read(ref).to_pylist())
 
 
-@pytest.mark.slow
 def test_external_process_is_audited_and_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """The process creates the table on the run's branch; its version passes the gate and reaches production."""
     result = run(lake, instance, client=dg.PipesSubprocessClient(), ids=[1, 2])
@@ -111,7 +111,6 @@ def test_external_process_is_audited_and_published(lake: LanceResource, instance
     assert "main@2" == recorded(instance, PRODUCTION_ORDERS).metadata["lance/to"]
 
 
-@pytest.mark.slow
 def test_check_of_the_process_stops_the_publisher(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A blocking check that the process reports as failed keeps its rows on the branch."""
     result = run(lake, instance, ids=[-1])
@@ -120,7 +119,6 @@ def test_check_of_the_process_stops_the_publisher(lake: LanceResource, instance:
     assert "production" not in lake.table(ORDERS).tags.list()
 
 
-@pytest.mark.slow
 def test_repeated_step_appends_once(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """When Dagster starts a failed process again, the rows of its first attempt are replaced."""
     result = run(lake, instance, ids=[1, 2], mode="append", fails=True, retries=1)
@@ -128,14 +126,12 @@ def test_repeated_step_appends_once(lake: LanceResource, instance: dg.DagsterIns
     assert [1, 2] == ids(lake)
 
 
-@pytest.mark.slow
 def test_process_that_writes_nothing_fails(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A process that writes nothing fails, because a successful run would publish what another run wrote."""
     LanceTable.create(lake.uri_of(ORDERS), schema_of_orders())
     assert not run(lake, instance, ids=[1], mode="nothing").success
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "writes,kept",
     [([["append", 2], ["append", 3]], [1, 2, 3]), ([["overwrite", 2], ["append", 3]], [2, 3])],
@@ -150,7 +146,6 @@ def test_each_write_of_a_process_counts(
     assert kept == ids(lake)
 
 
-@pytest.mark.slow
 def test_a_retry_replaces_all_appends(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """Of several appends of a failed attempt nothing remains, also where the retry makes fewer."""
     first: dict[str, Any] = {"mode": "writes", "writes": [["append", 1], ["append", 2]], "fails": True, "ids": [1]}
@@ -160,7 +155,6 @@ def test_a_retry_replaces_all_appends(lake: LanceResource, instance: dg.DagsterI
     assert [1, 2, 3] == ids(lake)
 
 
-@pytest.mark.slow
 def test_a_retry_vouches_only_for_what_it_wrote(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A retry that writes nothing, or that appends to what a failed attempt overwrote, fails and is not published."""
     assert run(lake, instance, ids=[1]).success
@@ -187,7 +181,6 @@ def job_at(root: str) -> dg.JobDefinition:
     ).resolve_job_def("pipes")
 
 
-@pytest.mark.slow
 def test_a_published_append_is_not_repeated(lake: LanceResource, stored_instance: dg.DagsterInstance) -> None:
     """A run that continues a published run, such as one of chosen steps, does not append the same rows again."""
     job = dg.build_reconstructable_job("tests.plugin.test_pipes", "job_at", reconstructable_kwargs={"root": lake.root})
@@ -204,7 +197,6 @@ MODES = ("stream", "append", "staged", "overwrite", "plain", "replace_partitions
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 
 
-@pytest.mark.slow
 @pytest.mark.scaled
 def test_rows_of_another_partition_are_refused(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """For rows of another partition, however written, the step fails, and nothing is materialized or published."""
@@ -221,7 +213,6 @@ def test_rows_of_another_partition_are_refused(lake: LanceResource, instance: dg
         assert said + "with region = 'us'" in reported_error(instance, result.run_id), mode
 
 
-@pytest.mark.slow
 def test_refused_rows_do_not_remain_for_a_retry(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A write that is refused commits nothing, so the retry of the step with other rows is published."""
     given: dict[str, Any] = {"ids": [2, 3], "regions": ["eu", "us"], "mode": "replace_partitions"}
@@ -230,7 +221,6 @@ def test_refused_rows_do_not_remain_for_a_retry(lake: LanceResource, instance: d
     assert [2, 3] == ids(lake)
 
 
-@pytest.mark.slow
 def test_rows_of_a_failed_attempt_are_held_to_the_partitions(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """Rows that the first attempt left outside of the partitions are found after the second."""
     retry = {"mode": "append", "ids": [3], "regions": ["eu"]}
@@ -247,7 +237,6 @@ def test_rows_of_a_failed_attempt_are_held_to_the_partitions(lake: LanceResource
     assert "1 row that is not in the partitions" in reported_error(instance, result.run_id)
 
 
-@pytest.mark.slow
 def test_changed_rows_are_held_to_the_partitions(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A row of another partition may be moved to other files, but not be given other values."""
     given: dict[str, Any] = {"partitions": REGIONS, "ids": [2], "regions": ["eu"]}
@@ -258,7 +247,6 @@ def test_changed_rows_are_held_to_the_partitions(lake: LanceResource, instance: 
     assert [1, 12, 12] == ids(lake)
 
 
-@pytest.mark.slow
 def test_partitions_that_share_a_branch(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """On a branch that several runs share by a tag, only a run's own rows are held to its partitions."""
     tags = {"lance/branch": "fix"}
@@ -295,7 +283,6 @@ def test_partitions_of_another_process(keys: list[str], definition: Any, express
     assert str(wanted.expression) == str(found.expression)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["append", "replace_partitions"])
 def test_a_retry_of_two_partitions_on_object_storage(
     s3_storage: S3Storage, instance: dg.DagsterInstance, mode: str

@@ -11,6 +11,8 @@ from lance_dagster.spark.keyed_rows import KeyedWrite, UpsertOptions, stage_upse
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = schema_of(id=pa.int64(), region=pa.string(), x=pa.int32(), note=pa.string())
 
 

@@ -16,7 +16,7 @@ from tests.process_race import race
 
 CREATORS, NAMES = (12, 2500) if soak.DEEP else (4, 20)
 SWAPPERS, SWAPS = (12, 20 * soak.FACTOR) if soak.DEEP else (3, 50)
-pytestmark = pytest.mark.scaled
+pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 
 def create(storage: S3Storage, writer: int, names: int) -> list[int]:

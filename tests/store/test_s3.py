@@ -70,6 +70,7 @@ def set_faults(storage: S3Storage, *faults: dict[str, object]) -> None:
     opener.open(urllib.request.Request(url, json.dumps(faults).encode())).close()  # noqa: S310 - of this machine
 
 
+@pytest.mark.slow
 def test_requests_are_repeated_by_time_and_not_by_number(s3_storage: S3Storage) -> None:
     """A server that is busy or closes the connection seven times is asked again; in the end the error has a hint."""
     store = S3Store(s3_storage.uri, s3_storage.storage_options)

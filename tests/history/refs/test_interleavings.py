@@ -30,6 +30,8 @@ from tests.history.refs.schedule_tables import ForgetfulStore, assert_free, copi
 from tests.store.scripted import Script, ScriptedStore
 from tests.table_factory import context_on, entries, sorted_rows
 
+pytestmark = pytest.mark.slow
+
 Row = tuple[str, int]
 _APPEND = "append to "
 _MAIN_2, _MAIN_3 = frozenset({("a", 1)}), frozenset({("a", 1), ("b", 2)})
