@@ -80,7 +80,7 @@ test-ceph: install ## Test the store of S3 on Ceph, which Debian has: apt-get in
 test-cluster: install ## Test Spark on a standalone cluster: a master and two workers in processes of their own
 	@$(BIN)/python -m pytest -n 0 -m cluster tests/cluster $(ARGS)
 
-soak: install ## Run the long tests that `make test` leaves out or cuts short; SEEDS='1:5000' SOAK=10 say how long
+soak: install ## Run the long tests that the others leave out or cut short; SEEDS='1:5000' SOAK=10 say how long
 	@LANCE_DAGSTER_SEEDS=$(SEEDS) LANCE_DAGSTER_SOAK=$(SOAK) $(PYTEST) -m 'soak or scaled' $(ARGS)
 
 supported: install ## Test the plugin, Spark and pylance with the oldest and the newest allowed releases

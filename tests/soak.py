@@ -1,8 +1,8 @@
-"""The share of the long tests that is run: a small part by `make test`, all of it by `make soak`.
+"""The share of the long tests that is run: a small part by `make test` and `make test-slow`, all of it by `make soak`.
 
 `make soak` sets two variables of the environment. `LANCE_DAGSTER_SOAK` is the factor by which property tests run longer
-than in `make test`. `LANCE_DAGSTER_SEEDS` is `first:number`, the seeds of the random histories. docs/testing.md says
-which tests take part.
+than usual. `LANCE_DAGSTER_SEEDS` is `first:number`, the seeds of the random histories. docs/testing.md says which tests
+take part.
 """
 
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FACTOR = int(os.environ.get("LANCE_DAGSTER_SOAK", "0"))
-"""How many times longer than in `make test` the property tests run; 0 in `make test`."""
+"""How many times longer than usual the property tests run; 0 outside of a soak."""
 DEEP = FACTOR > 0
 """Whether soundness of tables is checked with every byte of their data files: that starts a process for each check."""
 FIRST_SEED, SEEDS = map(int, os.environ.get("LANCE_DAGSTER_SEEDS", "1:5000" if FACTOR else "1:20").split(":"))
@@ -30,11 +30,11 @@ def examples(usual: int) -> int:
 
 
 def thinned(values: Iterable[T], *, kept: Callable[[T], bool], label: Callable[[T], str] = str) -> "list[ParameterSet]":
-    """The cases of a parametrized test, of which `make test` runs those that are kept.
+    """The cases of a parametrized test, of which the usual tests are those that are kept.
 
     Args:
         values: Every case; a tuple stands for as many arguments of the test.
-        kept: Says of a case whether `make test` runs it.
+        kept: Says of a case whether it is run outside of a soak too.
         label: Names a case in the report.
     """
     return [
@@ -54,7 +54,7 @@ def every(number: int) -> Callable[[object], bool]:
 
 
 def pairs(first: Iterable[object], second: Iterable[object]) -> "list[ParameterSet]":
-    """Every pair of two lists, as cases of a parametrized test; `make test` runs each value of either at least once."""
+    """Every pair of two lists, as cases of a parametrized test; each value of either is run outside of a soak."""
     rows, columns = list(first), list(second)
     period = min(len(rows), len(columns))
     return [

@@ -235,9 +235,15 @@ def expired_copies(
 
 def newest_expired_copy(store: Store, branch: str, owner: str, number: int) -> bytes | None:
     """Read the newest copy of the manifest of an expired version; return None when there is none."""
+    key = newest_expired_copies(store, branch, owner).get(number)
+    return None if key is None else store.get(key)
+
+
+def newest_expired_copies(store: Store, branch: str, owner: str) -> dict[int, str]:
+    """Return the key of the newest copy of each expired version of a branch, by its number."""
     copies = expired_copies(store.walk(f"{EXPIRED}/{branch}"), {branch: owner})
-    found = [entry for name, count, entry, same in copies if same and (name, count) == (branch, number)]
-    return store.get(max(found, key=lambda entry: entry.modified).key) if found else None
+    found = [(number, entry) for name, number, entry, same in copies if same and name == branch]
+    return {number: entry.key for number, entry in sorted(found, key=lambda one: one[1].modified)}
 
 
 def _owner_digest(branch_id: str) -> str:

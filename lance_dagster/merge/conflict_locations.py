@@ -131,8 +131,7 @@ class _SideLocations:
         """Sort rows, given by where they lie on the side, into those the merge base has and those the side inserted."""
         for number, offsets in rows.items():
             found = self._row_changes.relocated.get(number)
-            # Rows out of place were moved or inserted. All others lie at their offset in the fragment of the merge
-            # base.
+            # Rows out of place were moved or inserted. All others lie where the fragment of the merge base has them.
             away = BitMap() if found is None else offsets & found.live
             if found is not None and away:
                 add_rows(alone, number, away & found.inserted)

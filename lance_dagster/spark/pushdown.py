@@ -21,14 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 
-_COMPARISONS = {
-    "EqualTo": "=",
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-    "EqualNullSafe": "IS NOT DISTINCT FROM",
-}
+_ORDER = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
+_COMPARISONS = _ORDER | {"EqualTo": "=", "EqualNullSafe": "IS NOT DISTINCT FROM"}
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _TEXT_TESTS = {"StartsWith": "starts_with", "EndsWith": "ends_with", "Contains": "contains"}
 _INTEGERS: dict[pa.DataType, str] = {pa.int8(): "byte", pa.int16(): "short", pa.int32(): "integer", pa.int64(): "long"}

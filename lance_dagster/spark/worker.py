@@ -69,7 +69,8 @@ def _share_memory() -> None:
 
     With two heaps, which return what is free above 16 MiB, a worker takes less processor time for the same rows: 0.33
     instead of 0.51 s to write embeddings, 0.19 instead of 0.33 s to read them. The highest peak of any shape was 324
-    MiB. With 128 MiB it was 340 MiB, too close to the limit of 350. A setting in the environment of the worker stays.
+    MiB; where they return what is free above 128 MiB, it was 340 MiB, too close to the limit of 350. A setting in the
+    environment of the worker stays.
     """
     if any(name in os.environ for name in _SETTINGS_OF_MALLOC) or sys.platform != "linux":
         return

@@ -14,7 +14,7 @@ from lance_dagster.errors import InvalidInputError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _RETRY_SECONDS = 30.0
-_DURATION = re.compile(r"(\d+) ?(ms|s|m)")
+_DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 

@@ -178,11 +178,13 @@ class Branches:
         garbage collection has not deleted yet; those that a reset dropped stay away. Its own metadata is lost where the
         file was. A branch that has both is returned as it is. Files that another program put into the folder of the
         branch do not come back, and versions that name them cannot be read. Where a slow deletion of the branch, which
-        began earlier, deletes what came back, it puts that back; if its process dies, call this again.
+        began earlier, deletes what came back, it puts that back; if its process dies before, call this again where the
+        branch has no version. Older versions may then be missing.
 
         Raises:
             RefNotFoundError: Nothing of such a branch is left, it was renamed, or the branch that it was forked from is
                 gone.
+            AlreadyExistsError: A tag has the name.
             ConflictError: A branch of the name is being created, deleted or reset.
         """
         return branch_recovery.recover_branch(name, self._context.refs, self._context.versions)

@@ -20,7 +20,7 @@ from tests.table_factory import SCHEMA, contents, entries
 pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 _FEW, _MANY = 6, 20
-"""The number of power cuts that each operation suffers in `make test`, and in a soak for each unit of its factor."""
+"""The number of power cuts of each operation in `make test-slow`, and in a soak for each unit of its factor."""
 
 
 @pytest.fixture(scope="module")

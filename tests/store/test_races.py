@@ -1,6 +1,6 @@
 """Processes that write the same names at the same moment: each name has one winner, and no swap is lost.
 
-`make test` races a few processes on local disk. A soak races twelve, on the S3 server of the tests too.
+`make test-slow` races a few processes on local disk. A soak races twelve, on the S3 server of the tests too.
 """
 
 from collections import Counter

@@ -18,9 +18,8 @@ branch *id*, however late it arrives:
    below the next branch's first one, and other files have random names.
 7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
    a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
-8. Where the file is not the one that was read in step 6, the branch is looked at once more. Another process may have
-   finished the deletion, and a third one recovered the branch, which has its id and its numbers. What step 6 took from
-   it is put back.
+8. Where the file changed after step 6, the branch is read again: another process may have finished the deletion and a
+   third one recovered the branch, with the same id and numbers. Then the versions that step 6 deleted are put back.
 
 A reset writes a mark of its own in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
 replaces the mark of another one, and a process that does not find its own mark at the end reports a conflict.
@@ -34,7 +33,7 @@ from dataclasses import dataclass
 from lance_dagster.errors import ConflictError, RefMovedError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file, encode_transaction
-from lance_dagster.history.inventory import copy_to_expired, newest_expired_copy
+from lance_dagster.history.inventory import copy_to_expired, newest_expired_copies
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CLOSING_ID,
@@ -42,6 +41,7 @@ from lance_dagster.history.refs.ref_files import (
     DELETING,
     LAST,
     READY,
+    RECOVERING,
     REMOVER,
     RENAME_ID,
     RESETTING,
@@ -161,7 +161,9 @@ def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
     def reopened(current: Branch) -> Branch:
         if current.state != CLOSING or current.metadata.get(CLOSING_ID) != closing.metadata.get(CLOSING_ID):
             return current
-        return with_metadata(current, {STATE: state, RESETTING: None, CLOSING_ID: None})
+        # Versions may be missing on a branch that is being recovered, so only the recovery makes it ready.
+        reached = CREATING if RECOVERING in current.metadata else state
+        return with_metadata(current, {STATE: reached, RESETTING: None, CLOSING_ID: None})
 
     refs.change_branch(closing, reopened)
 
@@ -245,7 +247,14 @@ def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versi
     """
     for branch in branches:
         emptied = empty_branch(branch, refs, versions)
-        if emptied is not None and not refs.remove_branch(emptied.branch, emptied.etag):
+        if emptied is None:
+            continue
+        try:
+            removed = refs.remove_branch(emptied.branch, emptied.etag)
+        except ConflictError:
+            put_back(emptied, refs, versions)
+            raise
+        if not removed:
             put_back(emptied, refs, versions)
 
 
@@ -283,12 +292,14 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranc
         branch = _with_last(branch, max(numbers), refs)
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
     copy_to_expired(store, branch.name, branch.id, manifests)
+    # Oldest first: where a recovered branch loses versions, its head stays the newest one for as long as possible.
+    ordered = [manifests[number] for number in sorted(manifests)]
     if manifests and not store.ordered_listing:
         # A power cut could otherwise keep a version whose files are gone. An object store has no power cuts.
-        store.delete_many([*manifests.values()])
+        store.delete_many(ordered)
         store.sync_folder(f"{root}/{layout.VERSIONS}")
     if keys:
-        store.delete_many(keys)
+        store.delete_many([*ordered, *sorted(set(keys) - set(ordered))])
     for folder in BRANCH_FOLDERS:
         store.prune(f"{root}/{folder}")
     return EmptiedBranch(*found, numbers)
@@ -297,14 +308,25 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranc
 def put_back(emptied: EmptiedBranch, refs: Refs, versions: Versions) -> None:
     """Put the versions back that a deletion took from a branch which was recovered meanwhile."""
     name, of = emptied.branch.name, emptied.branch.id
-    current = refs.branch(name)
-    if current is None or current.id != of or current.state in (CLOSING, DELETING):
+    if not _has_versions(name, of, refs):
         return
-    for number in sorted(emptied.numbers):
-        data = newest_expired_copy(versions.store, name, of, number)
+    copies = newest_expired_copies(versions.store, name, of)
+    # Newest first: the branch takes commits, and one on an older version would take the number of a missing one.
+    numbers = sorted(copies.keys() & set(emptied.numbers), reverse=True)
+    for number in numbers:
+        data = versions.store.get(copies[number])
         if data is not None:
             restore_version(name, number, data, versions)
+    # A deletion that came in between may have listed the versions before they were put.
+    if not _has_versions(name, of, refs):
+        versions.store.delete_many([versions.manifest_path(name, number) for number in numbers])
     versions.forget()
+
+
+def _has_versions(name: str, branch_id: str, refs: Refs) -> bool:
+    """Tell whether a branch exists and is not being deleted."""
+    current = refs.branch(name)
+    return current is not None and current.id == branch_id and current.state != DELETING
 
 
 def restore_version(name: str, number: int, data: bytes, versions: Versions) -> None:

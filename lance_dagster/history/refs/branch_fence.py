@@ -198,7 +198,8 @@ def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> Commi
 
 
 def _takes_commits(branch: Branch) -> bool:
-    """Tell whether a branch takes commits. One that is being created does, once it has a version to commit on."""
+    """Tell whether a branch takes commits."""
+    # One that is being created does, once it has a version, unless a rename or a recovery makes it.
     unfinished = {RENAMED_FROM, RECOVERING} & branch.metadata.keys()
     return branch.state == READY or (branch.state == CREATING and not unfinished)
 

@@ -54,6 +54,7 @@ from lance_dagster.history.refs.branch_fence import refuse_dropped
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
+    CLOSING_ID,
     CREATING,
     DELETING,
     FIRST,
@@ -227,12 +228,13 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
     emptied = empty_branch(dead, refs, versions)
     if emptied is None:
         return None
-    mark = dead.metadata.get(RESETTING)
+    marks = {name: dead.metadata.get(name) for name in (RESETTING, CLOSING_ID)}
 
     def replaced(current: Branch) -> Branch:
         # A reset and a deletion may both have found the branch empty. Without the comparison, the one that comes last
-        # would replace the new branch of the other one, which may have commits.
-        if current.state != DELETING or current.metadata.get(RESETTING) != mark:
+        # would replace the new branch of the other one, which may have commits. Another id of the attempt is that of a
+        # later deletion, of a branch that was recovered meanwhile and may have more versions.
+        if current.state != DELETING or any(current.metadata.get(name) != mark for name, mark in marks.items()):
             raise RefMovedError(dead.name, dead.id, "a branch that is being reset")
         return wanted
 
@@ -368,7 +370,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
 
 
 def _refuse_other_work(branch: Branch, refs: Refs) -> None:
-    """Refuse to finish the creation of a branch of which that is not all that is to be done."""
+    """Refuse to finish a creation that belongs to a deletion, a rename or a recovery."""
     old = branch.metadata.get(RENAMED_FROM)
     doing = ""
     if branch.state != CREATING:

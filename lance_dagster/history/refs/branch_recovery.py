@@ -7,12 +7,13 @@ that exists is overwritten.
 
 1. The file, in state "creating", with a mark that keeps commits off, and the highest number that is to come back. It
    takes the name before any version is there: another branch that took it meanwhile would have these versions, too.
-2. A search for another branch with the id of this one. A renamed branch keeps its id, and merges tell by the id and
-   the number of a version what they have: of two branches with one id, commits of the second would not be merged.
+2. A search for another branch with the id of this one. A renamed branch keeps its id. Merges record what they contain
+   by branch id and version number, so commits of a second branch with this id would count as merged.
 3. The versions, oldest first.
 4. The file, in state "ready".
 
-A deletion in between ends the recovery, which takes its versions back. After a crash, another recovery does the rest.
+A deletion in between ends the recovery, which then deletes the versions that it put there. After a crash, another
+recovery does the rest.
 """
 
 import time
@@ -25,8 +26,8 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
 from lance_dagster.history.inventory import EXPIRED, expired_copies
-from lance_dagster.history.refs.branch_deletion import abandon_creation, restore_version
-from lance_dagster.history.refs.branch_operations import refuse_dying_parent
+from lance_dagster.history.refs.branch_deletion import EmptiedBranch, abandon_creation, put_back, restore_version
+from lance_dagster.history.refs.branch_operations import refuse_dying_parent, refuse_tagged
 from lance_dagster.history.refs.ref_files import (
     CREATING,
     DELETING,
@@ -56,6 +57,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
         InvalidRefNameError: The name breaks a rule.
         RefNotFoundError: Nothing of such a branch is left; or it was renamed; or the branch that it was forked from is
             gone.
+        AlreadyExistsError: A tag has the name.
         ConflictError: A branch of the name is being created, deleted or reset.
     """
     check_branch_name(name)
@@ -72,7 +74,11 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     if branch is None:
         branch = _with_name_taken(name, series, refs, versions)
     elif not begun:
-        branch = refs.change_branch(branch, lambda current: _begun(current, series, refs))
+        branch = refs.change_branch(branch, lambda current: _begun_unless_done(current, series, refs, versions))
+    else:
+        # The recovery that began this may have ended before it looked.
+        refuse_dying_parent(branch, refs, versions)
+        _refuse_renamed(name, branch.id, refs)
     return branch if branch.state == READY else _completed(branch, series, refs, versions)
 
 
@@ -94,6 +100,7 @@ def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versio
     first, (_, made) = next(iter(series.items()))
     if made is None or not isinstance(made.operation, Clone):
         raise refs.branch_not_found(name)
+    refuse_tagged(name, refs)
     _refuse_renamed(name, made.uuid, refs)
     parent = _fork_point(name, made.operation, refs, versions)
     wanted = _begun(_described(name, first, made.uuid, parent), series, refs)
@@ -110,6 +117,12 @@ def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versio
     return branch
 
 
+def _begun_unless_done(branch: Branch, series: Iterable[int], refs: Refs, versions: Versions) -> Branch:
+    """Mark a branch that has no versions; a branch that another recovery completed may have commits by now."""
+    done = branch.state == READY and versions.newest(branch.name) is not None
+    return branch if done else _begun(branch, series, refs)
+
+
 def _begun(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
     if branch.state not in (CREATING, READY):
         raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it is {branch.state}")
@@ -121,7 +134,7 @@ def _begun(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
 def _refuse_renamed(name: str, branch_id: str, refs: Refs) -> None:
     other = next((one.name for one in refs.branches().values() if one.id == branch_id and one.name != name), None)
     if other is not None:
-        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", f"it was renamed to {other!r}")
+        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", f"the branch is called {other!r} now")
 
 
 def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:
@@ -138,7 +151,9 @@ def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, version
             return current
         # The id tells this recovery from one that began after a deletion, whose versions are not complete yet.
         if current.state != CREATING or current.metadata.get(RECOVERING) != branch.metadata.get(RECOVERING):
-            raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it was deleted meanwhile")
+            raise ConflictError(
+                f"cannot recover branch {branch.name!r} of {refs.store.uri}: another process deleted or recovered it"
+            )
         return with_metadata(current, {STATE: READY, RECOVERING: None, LAST: None})
 
     try:
@@ -147,9 +162,11 @@ def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, version
         stored = refs.branch(branch.name)
         # What came after the deletion is taken back. No other branch has these numbers, which are below its fence.
         if stored is None or stored.id != branch.id or stored.state == DELETING:
-            paths = [versions.manifest_path(branch.name, number) for number, (data, _) in series.items() if data]
-            versions.store.delete_many(paths)
+            numbers = [number for number, (data, _) in series.items() if data]
+            versions.store.delete_many([versions.manifest_path(branch.name, number) for number in numbers])
             versions.forget()
+            # Another process may have recovered the branch since it was read.
+            put_back(EmptiedBranch(branch, "", numbers), refs, versions)
         raise
 
 

@@ -44,7 +44,7 @@ RENAMED_WRITE = "lance_dagster.renamed_write"
 RENAME_ID = "lance_dagster.rename"
 """The random id of one rename, in the files of both names: only the rename that made the copy deletes the original."""
 RECOVERING = "lance_dagster.recovering"
-"""Marks a branch whose versions are being brought back, which nothing but another recovery may finish."""
+"""The random id of one recovery, in the file of a branch whose versions are put back; only a recovery may finish it."""
 RESETTING = "lance_dagster.resetting"
 """Marks a branch that is being reset to a version of another one: that version, the time and a random id,
 "main@5 1700000000 4f2a...". The last one that was written decides which reset, or deletion, may end its work."""
@@ -100,8 +100,8 @@ class Branch:
     def last(self) -> tuple[int, int] | None:
         """The highest number that its versions may have and when that was recorded; None where it is not recorded.
 
-        It is recorded once a branch can take no more commits: before a deletion, or before a rename copies its
-        versions.
+        It is recorded once a branch can take no more commits: before a deletion, before a rename copies its
+        versions, or before a recovery puts them back.
         """
         match = LAST_FOUND.fullmatch(self.metadata.get(LAST, ""))
         return None if match is None else (int(match[1]), int(match[2]))

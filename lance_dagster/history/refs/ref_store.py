@@ -40,6 +40,7 @@ from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import branch_of_version
 from lance_dagster.history.refs.ref_encoding import branch_file_of, parse_branch, parse_tag, tag_file_of
 from lance_dagster.history.refs.ref_files import (
+    CLOSING_ID,
     CREATING,
     DELETING,
     LAST,
@@ -281,7 +282,8 @@ class Refs:
             # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
             # tells.
             found = self.read_deleting(self._refreshed(branch))
-            if found is None:
+            # Another id is that of a later deletion, of a branch that was recovered meanwhile.
+            if found is None or found[0].metadata.get(CLOSING_ID) != branch.metadata.get(CLOSING_ID):
                 return False
             branch, etag = found
         raise StoreError(f"cannot delete branch {branch.name!r} of {self.store.uri}: it keeps changing")

@@ -122,7 +122,7 @@ class ClaimScope:
         Args:
             side: The side.
             rows: Rows of it, by its fragments.
-            of_base: Whether they are rows of the merge base, by its fragments.
+            of_base: Whether the rows are given by fragments of the merge base.
 
         Raises:
             InvalidInputError: A condition is about a column that the version does not have.

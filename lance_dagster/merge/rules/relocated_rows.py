@@ -68,8 +68,7 @@ class Identities:
     def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
         """Return the meaning of the ids of source and dest.
 
-        Rows of branches that were merged into both, crosswise or from a third one that is gone, are not in the merge
-        base.
+        The merge base lacks rows of branches that were merged into both, crosswise or from a third one that is gone.
         """
         # `both` has every row id that the two sides share. Ids that the merge base does not know are shared rows; the
         # rest are rows that the merge base knows and may have deleted. Both sides name them by the dest's ids, so that
@@ -221,8 +220,7 @@ class _BaseRows:
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
-        # Rows that the merge base does not have may have changed, so they count as updated: more is refused than
-        # necessary.
+        # Rows that the merge base lacks may have changed, so they count as updated: this refuses more than necessary.
         differing = origins.deleted.positions | origins.shared.positions
         before = self._stamps_of(fragments_named(origins.base))
         pieces = origins.base.cut(before)

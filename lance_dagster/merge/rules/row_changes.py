@@ -9,8 +9,7 @@ Fragments that were not touched since the merge base are found by comparing thei
 A row of the merge base is known by its address there: the fragment and the offset in it. On a side it stays where it
 is, was moved to another fragment with its values (a compaction), was given new values and moved (an update), or is
 gone. With stable row ids the ids of the rows in other fragments say which they are. Without, the transactions of the
-side are replayed: a compaction keeps the order of its rows, an update leaves no trace of which new row was which old
-one.
+side are replayed: a compaction keeps the order of its rows, an update does not tell which new row was which old one.
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
@@ -256,8 +255,7 @@ class RowChanges:
         place, stays = self.matched.place(key), BitMap()
         if place is not None:
             stays = live_rows(self.matched.side, place, self.deleted)
-            # A row that the merge base has deleted and the side has alive was brought back: it counts among the
-            # relocated rows.
+            # A row that is deleted in the merge base and alive on the side counts among the relocated rows.
             stays -= self.deleted(self.matched.base, self.matched.base.fragment(key))
         in_place = stays & updated
         stays -= in_place
@@ -274,7 +272,7 @@ class RowChanges:
         return self._gathered.get(key, (BitMap(), BitMap()))
 
     def absent(self) -> set[AbsentRows]:
-        """Return the keys of the live rows that the merge base does not have, and that not only this side knows."""
+        """Return the keys of the live rows that the merge base lacks, and that are known beyond this side."""
         return {key for key in self._gathered if isinstance(key, AbsentRows)}
 
     def holders(self, key: BaseKey, offsets: BitMap) -> dict[int, BitMap]:

@@ -440,8 +440,7 @@ def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowCha
         # A moved row took with it the values that were written beside it before it moved.
         changed |= columns.written_beside(None if fragment is None else fragment.id)
     if changes.place is not None and fragment is not None:
-        # Lance never rewrites a data file, so a column has other values than in the merge base only if another file
-        # holds it.
+        # Lance never rewrites a data file: a column differs from the merge base only if another file holds it.
         had, has, base_ids = backing(fragment), backing(changes.place), columns.base_ids
         changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
         # The merge base has values of these columns and the side has none any more, so its rows are null there.

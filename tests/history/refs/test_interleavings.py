@@ -302,7 +302,7 @@ TAG_OPERATIONS: dict[str, Operation] = {
     "change metadata": _nothing(lambda table: table.tags.set_metadata("release", {"note": "changed"})),
 }
 OPERATIONS = BRANCH_OPERATIONS | {f"{name} release": operation for name, operation in TAG_OPERATIONS.items()}
-# `make test` runs these pairs, which have lost commits, blocked names or left a tag without its version.
+# `make test-slow` runs these pairs, which have lost commits, blocked names or left a tag without its version.
 _WORST = [
     ("delete run", "rename run to new"),
     ("reset run", "rename run to new"),

@@ -9,6 +9,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
+from lance_dagster.history.refs.branch_operations import delete_up_to
 from lance_dagster.store import LocalStore
 from tests.history.refs.schedule_tables import assert_free, copied, made_template
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
@@ -77,11 +78,11 @@ def test_a_renamed_branch_does_not_come_back_under_its_old_name(template: LanceT
     """Both would have one id, and the merge of the second one would be taken for that of the first."""
     table = LanceTable.open(copied(template))
     table.branches.rename("run", "new")
-    with pytest.raises(RefNotFoundError, match=r"no branch 'run' .*; it was renamed to 'new'"):
+    with pytest.raises(RefNotFoundError, match=r"no branch 'run' .*; the branch is called 'new' now"):
         table.branches.recover("run")
     table.branches.delete("new")
     assert table.branches.recover("run").id == template.branches.get("run").id
-    with pytest.raises(RefNotFoundError, match=r"no branch 'new' .*; it was renamed to 'run'"):
+    with pytest.raises(RefNotFoundError, match=r"no branch 'new' .*; the branch is called 'run' now"):
         table.branches.recover("new")
     table.append(entries("new", 1), branch="run")
     table.merge("run")
@@ -185,6 +186,34 @@ def test_a_rival_at_each_request_of_a_recovery(template: LanceTable, rival: str)
             assert (True, {"run": OLD_ROWS}) == (recovered, found)
         assert_free(table, "run")
         number += 1
+
+
+def test_a_deletion_that_gives_way_does_not_finish_a_recovery(template: LanceTable) -> None:
+    """Where only some versions are back, the branch takes no commit until the recovery is finished."""
+    table = without_run(template)
+    store = ScriptedStore(LocalStore(table.uri, durable=False), plug_pulled_before_write(6))
+    with pytest.raises(PlugPulledError):
+        LanceTable(context_on(store)).branches.recover("run")
+    first, *later = table.branches.version_numbers("run")
+    assert later
+    context = context_on(LocalStore(table.uri, durable=False))
+    begun = context.refs.branch("run")
+    assert begun is not None
+    # A publisher deletes the branch that it merged, of which it knows the version.
+    with pytest.raises(ConflictError):
+        delete_up_to(begun, first, context.refs, context.versions)
+    with pytest.raises((ConflictError, RefNotFoundError), match="is being recovered"):
+        table.append(entries("early", 1), branch="run")
+    table.branches.recover("run")
+    assert OLD_ROWS == sorted_rows(table.read("run"))
+
+
+def test_a_branch_whose_name_a_tag_has_is_not_recovered(template: LanceTable) -> None:
+    """A ref of the name would be ambiguous."""
+    table = without_run(template)
+    table.tags.create("run", "main@2")
+    with pytest.raises(AlreadyExistsError, match="'run' is a tag"):
+        table.branches.recover("run")
 
 
 SLOW: Mapping[str, Callable[[LanceTable], object]] = {
