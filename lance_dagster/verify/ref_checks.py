@@ -9,10 +9,10 @@ from itertools import pairwise
 from json import JSONDecodeError, loads
 from typing import TypeVar
 
-from lance_dagster.errors import CorruptFileError, FormatError
+from lance_dagster.errors import CorruptFileError, FormatError, counted
 from lance_dagster.format import layout
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.refs.ref_files import READY, Branch, Tag
+from lance_dagster.history.refs.ref_files import FIRST, READY, Branch, Tag
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def _list_versions(context: TableContext, branch_name: str, refs: RefListing) ->
     # The hint is read before the listing: one that was read later could name a version newer than those listed.
     hinted = _hint(context, branch_name)
     try:
-        refs.numbers[branch_name] = context.versions.numbers(branch_name)
+        refs.numbers[branch_name] = _own_versions(branch_name, context.versions.numbers(branch_name), refs)
     except FormatError as error:
         path = layout.join(layout.branch_root(branch_name), layout.VERSIONS)
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
@@ -98,6 +98,25 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
     except (JSONDecodeError, UnicodeDecodeError, RecursionError):
         version = None
     return version if isinstance(version, int) else repr(data[:40])
+
+
+def _own_versions(branch_name: str, numbers: list[int], refs: RefListing) -> list[int]:
+    """Return the numbers without those below the first version of the branch, which are reported."""
+    branch = refs.branches.get(branch_name)
+    # Only a branch that follows a deleted one of its name begins above other numbers, and a collection keeps its first.
+    if branch is None or FIRST not in branch.metadata or branch.first not in numbers:
+        return numbers
+    late = [number for number in numbers if number < branch.first]
+    if late:
+        refs.problems.append(
+            Problem(
+                what=f"the folder of branch {branch_name!r} has {counted(len(late), 'version')} below its first",
+                right=f"that is {branch.first}; a late commit to a deleted branch of the name is left, and never read",
+                severity=WARNING,
+                path=layout.versions_folder(branch_name),
+            )
+        )
+    return numbers[len(late) :]
 
 
 def _check_hint(context: TableContext, branch_name: str, before: int | str | None, newest: int) -> Iterator[Problem]:

@@ -185,8 +185,34 @@ def test_a_commit_on_the_way_when_the_branch_goes_leaves_no_name_blocked(table: 
     assert {} == table.branches.list()
     table.branches.create("run", "main@3")
     assert_replaced(table)
-    warnings = [problem.what for problem in table.maintenance.verify().problems]
-    assert ["branch 'run' has a version 7"] == [what for what in warnings if "version 7" in what]
+    found = [(problem.severity, problem.what) for problem in table.maintenance.verify().problems]
+    assert ("warning", "the folder of branch 'run' has 1 version below its first") in found
+
+
+def test_what_a_late_commit_leaves_is_no_version_and_no_error(table: LanceTable) -> None:
+    """A writer that dies after its put, on a branch that was reset, leaves a manifest below those of the new branch."""
+    died: list[object] = []
+
+    def script(request: Request) -> object:
+        if died:
+            raise PlugPulledError
+        if request.commits:
+            reset(table)
+            died.append(request.send())
+        return request.send() if not died else died[0]
+
+    with pytest.raises(PlugPulledError):
+        through(table, script).append(entries(*LATE), branch="run")
+    first = table.branches.get("run").first
+    late, *own = table.branches.version_numbers("run")
+    assert late < first == own[0]
+    found = table.maintenance.verify()
+    (problem,) = found.problems
+    assert problem.severity == "warning"
+    assert f"the folder of branch 'run' has 1 version below its first; that is {first}" in str(problem)
+    with pytest.raises(NotFoundError):
+        table.read(f"run@{late}")
+    assert lance.dataset(table.uri).checkout_version(("run", None)).count_rows() == len(contents(table, "run"))
 
 
 def test_numbers_of_the_next_branch_begin_above(table: LanceTable) -> None:
