@@ -252,10 +252,10 @@ def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versi
         try:
             removed = refs.remove_branch(emptied.branch, emptied.etag)
         except ConflictError:
-            put_back(emptied, refs, versions)
+            put_back(emptied.branch, emptied.numbers, refs, versions)
             raise
         if not removed:
-            put_back(emptied, refs, versions)
+            put_back(emptied.branch, emptied.numbers, refs, versions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,28 +305,28 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranc
     return EmptiedBranch(*found, numbers)
 
 
-def put_back(emptied: EmptiedBranch, refs: Refs, versions: Versions) -> None:
-    """Put the versions back that a deletion took from a branch which was recovered meanwhile."""
-    name, of = emptied.branch.name, emptied.branch.id
-    if not _has_versions(name, of, refs):
+def put_back(branch: Branch, deleted: Collection[int], refs: Refs, versions: Versions) -> None:
+    """Put versions back that were deleted, by their numbers, if the branch was recovered meanwhile."""
+    name = branch.name
+    if not _is_kept(branch, refs):
         return
-    copies = newest_expired_copies(versions.store, name, of)
+    copies = newest_expired_copies(versions.store, name, branch.id)
     # Newest first: the branch takes commits, and one on an older version would take the number of a missing one.
-    numbers = sorted(copies.keys() & set(emptied.numbers), reverse=True)
+    numbers = sorted(copies.keys() & set(deleted), reverse=True)
     for number in numbers:
         data = versions.store.get(copies[number])
         if data is not None:
             restore_version(name, number, data, versions)
     # A deletion that came in between may have listed the versions before they were put.
-    if not _has_versions(name, of, refs):
+    if not _is_kept(branch, refs):
         versions.store.delete_many([versions.manifest_path(name, number) for number in numbers])
     versions.forget()
 
 
-def _has_versions(name: str, branch_id: str, refs: Refs) -> bool:
-    """Tell whether a branch exists and is not being deleted."""
-    current = refs.branch(name)
-    return current is not None and current.id == branch_id and current.state != DELETING
+def _is_kept(branch: Branch, refs: Refs) -> bool:
+    """Tell whether a branch exists and its deletion is not certain."""
+    current = refs.branch(branch.name)
+    return current is not None and current.id == branch.id and current.state != DELETING
 
 
 def restore_version(name: str, number: int, data: bytes, versions: Versions) -> None:

@@ -240,7 +240,7 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
 
     with suppress(RefMovedError):
         return refs.change_branch(dead, replaced)
-    put_back(emptied, refs, versions)
+    put_back(emptied.branch, emptied.numbers, refs, versions)
     return None
 
 

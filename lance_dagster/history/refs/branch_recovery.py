@@ -26,7 +26,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
 from lance_dagster.history.inventory import EXPIRED, expired_copies
-from lance_dagster.history.refs.branch_deletion import EmptiedBranch, abandon_creation, put_back, restore_version
+from lance_dagster.history.refs.branch_deletion import abandon_creation, put_back, restore_version
 from lance_dagster.history.refs.branch_operations import refuse_dying_parent, refuse_tagged
 from lance_dagster.history.refs.ref_files import (
     CREATING,
@@ -166,7 +166,7 @@ def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, version
             versions.store.delete_many([versions.manifest_path(branch.name, number) for number in numbers])
             versions.forget()
             # Another process may have recovered the branch since it was read.
-            put_back(EmptiedBranch(branch, "", numbers), refs, versions)
+            put_back(branch, numbers, refs, versions)
         raise
 
 
