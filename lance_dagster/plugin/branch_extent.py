@@ -36,8 +36,7 @@ class BranchExtent:
     def of(cls, table: "LanceTable", head: "Version") -> "BranchExtent":
         """Return the extent of the writes of a branch since it was forked from `main`."""
         commits = list(table.log(head, after=MAIN))
-        partitions = frozenset(partitions_of(table, head))
-        return cls(head=head, partitions=partitions, replaces=_replaces(_claims(commits)))
+        return cls(head=head, partitions=frozenset(_partitions(commits)), replaces=_replaces(_claims(commits)))
 
     @classmethod
     def of_published(cls, commit: "Version") -> "BranchExtent":
@@ -73,16 +72,23 @@ def partitions_of(table: "LanceTable", version: "Version") -> tuple[str, ...]:
     Empty for a version of `main`, and when a commit changed rows without naming partitions: then the branch wrote the
     whole table.
     """
-    if version.branch == MAIN:
+    # The head decides for an asset without partitions, so that a check of it need not read the log of the branch.
+    if version.branch == MAIN or _wrote_whole_table(version):
         return ()
-    keys: dict[str, None] = {}
-    for commit in table.log(version, after=MAIN):
-        written = commit.properties.get(md.PARTITION_KEYS)
-        if written is not None:
-            keys.update(dict.fromkeys(json.loads(written)))
-        elif commit.operation not in WITHOUT_ROWS:
-            return ()
-    return tuple(sorted(keys))
+    return tuple(sorted(_partitions(table.log(version, after=MAIN))))
+
+
+def _partitions(commits: "Iterable[Version]") -> set[str]:
+    keys: set[str] = set()
+    for commit in commits:
+        if _wrote_whole_table(commit):
+            return set()
+        keys.update(json.loads(commit.properties.get(md.PARTITION_KEYS, "[]")))
+    return keys
+
+
+def _wrote_whole_table(commit: "Version") -> bool:
+    return md.PARTITION_KEYS not in commit.properties and commit.operation not in WITHOUT_ROWS
 
 
 def written_heads(table: "LanceTable", names: Iterable[str]) -> "list[Version]":
