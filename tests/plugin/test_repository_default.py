@@ -25,6 +25,8 @@ from tests.plugin.shop import failure
 from tests.plugin.test_repository_publish import ids_of
 from tests.store.scripted import Request
 
+pytestmark = pytest.mark.slow
+
 KEYS = [dg.AssetKey(["shop", name]) for name in ("orders", "lines")]
 
 

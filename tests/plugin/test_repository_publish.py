@@ -23,6 +23,8 @@ from lance_dagster import (
 from tests.plugin.scripted_lake import ScriptedLake
 from tests.store.scripted import Request
 
+pytestmark = pytest.mark.slow
+
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
 PROMOTED = [dg.AssetKey(["production", *key.path]) for key in (ORDERS, LINES)]
 

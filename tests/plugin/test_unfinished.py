@@ -36,6 +36,8 @@ from tests.repository.scripted_repository import Plug, opened
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on
 
+pytestmark = pytest.mark.slow
+
 PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
 
 
