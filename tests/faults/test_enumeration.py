@@ -13,7 +13,6 @@ from typing import TypeVar
 import pytest
 
 import lance_dagster
-from lance_dagster.history.refs import branch_fence
 from tests.faults.catalogue import PUBLISHERS, REPOSITORY, Catalogue
 from tests.faults.enumeration import Rivalry
 from tests.faults.on_s3 import ON_S3, BucketCatalogue, kills_and_lost_answers, server_in_thread
@@ -90,12 +89,8 @@ def test_any_two_requests_with_faults(catalogue: Catalogue, name: str, record_pr
         *thinned(product(PUBLISHERS, PUBLISHERS), kept=every(6), label=" beside ".join),
     ],
 )
-def test_a_rival_at_every_request(
-    catalogue: Catalogue, name: str, rival: str, record_property: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rival_at_every_request(catalogue: Catalogue, name: str, rival: str, record_property: Record) -> None:
     """An operation and its rival happen one after the other, or one fails without effect and can be repeated."""
-    # A writer waits for a reset to end. Here the reset goes on only after the rival, so a wait would be in vain.
-    monkeypatch.setattr(branch_fence, "_RESET_SECONDS", 0)
     rivalry = Rivalry(catalogue.of(name), catalogue.of(rival))
     places = chosen(rivalry.places(), name + rival, 1)
     for place in places:
