@@ -61,6 +61,7 @@ _FITTING: Sequence[tuple[frozenset[str], tuple[Fault, ...]]] = (
     (LISTINGS, (Fault.STALE,)),
     (frozenset({"get", "get_range", "get_with_etag"}), (Fault.CUT,)),
 )
+_PATIENCE_SECONDS = 1.0
 _AFTER_A_WRITE = (Fault.LOST, Fault.LATE, Fault.LAST, Fault.DIED)
 
 
@@ -110,6 +111,8 @@ class Disturbance:
     out: bool = False
     rival: LanceDagsterError | None = None
     _late: list[tuple[int, Request]] = field(default_factory=list)
+    _rivals: list[threading.Thread] = field(default_factory=list)
+    _broken: list[Exception] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _inside: threading.local = field(default_factory=threading.local)
 
@@ -141,14 +144,33 @@ class Disturbance:
                 with suppress(StoreError):
                     request.send()
 
+    def end(self) -> None:
+        """Send the requests that are still delayed, and wait for a rival that waited for the operation."""
+        self.arrive()
+        for thread in self._rivals:
+            thread.join()
+        if self._broken:
+            raise self._broken[0]
+
     def _let_in(self, act: Callable[[], object]) -> None:
+        """Let a rival act, and go on when it is done or has waited for a second.
+
+        A writer waits up to a minute for a reset of its branch, which would be in vain if the reset did not go on.
+        """
+        thread = threading.Thread(target=self._act, args=(act,), daemon=True)
+        self._rivals.append(thread)
+        thread.start()
+        thread.join(_PATIENCE_SECONDS)
+
+    def _act(self, act: Callable[[], object]) -> None:
         self._inside.rival = True
         try:
             act()
         except LanceDagsterError as error:
             self.rival = error
-        finally:
-            self._inside.rival = False
+        # An error of any other kind is a fault of the package, and would be lost in this thread.
+        except Exception as error:  # noqa: BLE001
+            self._broken.append(error)
 
     def _suffer(self, fault: Fault, request: Request, number: int) -> Any:  # noqa: ANN401 - what the verb answers
         if fault is Fault.STALE:
@@ -232,7 +254,7 @@ def do(operation: Operation, folder: Path, plan: Mapping[int, Event]) -> Ended:
             operation.act(folder)
         except (LanceDagsterError, PlugPulledError) as raised:
             error = raised
-    script.arrive()
+    script.end()
     return Ended(error=error, rival=script.rival, requests=script.requests)
 
 
