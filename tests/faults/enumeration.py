@@ -18,6 +18,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -111,8 +112,7 @@ class Disturbance:
     out: bool = False
     rival: LanceDagsterError | None = None
     _late: list[tuple[int, Request]] = field(default_factory=list)
-    _rivals: list[threading.Thread] = field(default_factory=list)
-    _broken: list[Exception] = field(default_factory=list)
+    _rivals: list[Future[None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _inside: threading.local = field(default_factory=threading.local)
 
@@ -145,32 +145,27 @@ class Disturbance:
                     request.send()
 
     def end(self) -> None:
-        """Send the requests that are still delayed, and wait for a rival that waited for the operation."""
+        """Send the requests that are still delayed, and take the end of a rival that waited for the operation."""
         self.arrive()
-        for thread in self._rivals:
-            thread.join()
-        if self._broken:
-            raise self._broken[0]
+        for rival in self._rivals:
+            try:
+                rival.result()
+            except LanceDagsterError as error:
+                self.rival = error
 
     def _let_in(self, act: Callable[[], object]) -> None:
         """Let a rival act, and go on when it is done or has waited for a second.
 
         A writer waits up to a minute for a reset of its branch, which would be in vain if the reset did not go on.
         """
-        thread = threading.Thread(target=self._act, args=(act,), daemon=True)
-        self._rivals.append(thread)
-        thread.start()
-        thread.join(_PATIENCE_SECONDS)
+        pool = ThreadPoolExecutor(1)
+        self._rivals.append(pool.submit(self._act, act))
+        pool.shutdown(wait=False)
+        wait(self._rivals, _PATIENCE_SECONDS)
 
     def _act(self, act: Callable[[], object]) -> None:
         self._inside.rival = True
-        try:
-            act()
-        except LanceDagsterError as error:
-            self.rival = error
-        # An error of any other kind is a fault of the package, and would be lost in this thread.
-        except Exception as error:  # noqa: BLE001
-            self._broken.append(error)
+        act()
 
     def _suffer(self, fault: Fault, request: Request, number: int) -> Any:  # noqa: ANN401 - what the verb answers
         if fault is Fault.STALE:
