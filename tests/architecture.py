@@ -160,6 +160,7 @@ PROSE = {
 }
 _PROSE = re.compile(rf"\b(?:{'|'.join(PROSE)})\b", re.IGNORECASE)
 _COMMENT = re.compile(r"(?:^|\s)# (.*)$", re.MULTILINE)
+_CHECKS_OF_OPTIONS = frozenset({"check_options", "check_names", "Rules.of"})
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 600, 50, 6, 4
 # A module below the first number is a part of a neighbour; the median is taken over all files of the package.
@@ -417,6 +418,28 @@ def listed(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
+def options(path: str, source: str) -> list[str]:
+    """Unknown keywords are refused: `Unpack` declares those of a function for type checkers only."""
+    # The commands get theirs from click, which has refused all others.
+    if not path.startswith(f"{PACKAGE}/") or path.startswith(f"{PACKAGE}/cli/"):
+        return []
+    found = []
+    for node in nodes(path, source, ast.FunctionDef):
+        given = node.args.kwarg
+        if given is None or given.annotation is None or "Unpack" not in ast.unparse(given.annotation):
+            continue
+        made = [item for item in ast.walk(node) if isinstance(item, ast.Call)]
+        checked = any(dotted(item.func) in _CHECKS_OF_OPTIONS for item in made)
+        passed_on = any(
+            word.arg is None and isinstance(word.value, ast.Name) and word.value.id == given.arg
+            for item in made
+            for word in item.keywords
+        )
+        if not checked and not passed_on:
+            found.append(f"{path}:{node.lineno}: {node.name} ignores unknown keywords")
+    return found
+
+
 def assertions(path: str, source: str) -> list[str]:
     """The package does not use `assert`: the error for a user's mistake must survive `python -O`."""
     if not in_package(path):
@@ -500,6 +523,7 @@ RULES: tuple[Rule, ...] = (
     documented,
     homeless,
     broad_except,
+    options,
     assertions,
     mocks,
     words,

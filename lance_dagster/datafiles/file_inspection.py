@@ -43,7 +43,7 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
     """Opens data files, one after the other, in a subprocess that is taken or started with the first file."""
 
     def __init__(self) -> None:
-        """Do not start the subprocess yet."""
+        """Make an inspector; the subprocess is started with the first file."""
         self._process: _Subprocess | None = None
         self._met_damage = False
 

@@ -48,11 +48,12 @@ class WriteTarget:
     """Everything a process needs to write data files for a table; it is sent to executors.
 
     It contains the storage options of the table, which its repr omits because they hold secrets. The names of its files
-    begin with `prefix`, by which the files of an interrupted write are recognised. `base` is the name of the base path
-    of `data_uri`; None is the table itself. `stored_row_bytes` is about the size of a row in the files that the table
-    has; 0 when it has none. A file is closed at `max_rows` rows, or at about `max_bytes` bytes of Arrow; with None, the
-    rows alone decide. `synced_by_commit` leaves the sync of small files to the append of this process that names
-    them next. `records_digests` says that each file is read again, to record its digest.
+    begin with `prefix`, by which the files of an interrupted write are recognised; pylance names files with blobs
+    itself. `base` is the path of the base path of `data_uri`, in canonical spelling; None is the table itself.
+    `stored_row_bytes` is about the size of a row in the files that the table has; 0 when it has none. A file is closed
+    at `max_rows` rows, or at about `max_bytes` bytes of Arrow; with None, or with blobs, the rows alone decide.
+    `synced_by_commit` leaves the sync of small files to the append of this process that names them next.
+    `records_digests` says that each file is read again, to record its digest.
     """
 
     data_uri: str
@@ -81,8 +82,9 @@ class StagedFile:
 class StagedFiles:
     """Data files of one schema that are written but not committed; every write of a table accepts them as rows.
 
-    `base` is the name of the base path they are stored under; None is the table itself. `satisfies` is a predicate that
-    their writer found true for each row; a `replace_where` with this predicate does not read the files to check it.
+    `base` is the path of the base path they are stored under, as in `WriteTarget`; None is the table itself.
+    `satisfies` is a predicate that their writer found true for each row; a `replace_where` with this predicate does not
+    read the files to check it.
     """
 
     schema: pa.Schema

@@ -58,8 +58,9 @@ class Diff:
     `before` is accepted too, unless another column has it in `after`.
 
     With `base_of`, `before` is the merge base of that version and `after`. Rows are identified by the columns in `on`
-    if there are some, else by stable row ids, else by their values. The values of columns in `not_compared` have
-    nothing in common and are ignored. A column that only one version has does not make a row count as changed.
+    if there are some, else by stable row ids, else by their values. The values of columns in `not_compared` cannot be
+    compared, such as nested blobs or types without a cast, and are ignored. A column that only one version has does not
+    make a row count as changed.
 
     A pickled copy holds no storage options; it reads rows with the credentials of its own environment.
     """
@@ -80,7 +81,7 @@ class Diff:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the manifests are equal, so that no row differs. After a compaction they differ, and no row does."""
+        """Whether schema, settings, indices and fragments are equal; then no row differs. Compaction makes it False."""
         return not (self.schema or self.settings or self.indices or self.fragments)
 
     def stat(self, columns: Sequence[str] | None = None) -> RowCounts:

@@ -408,8 +408,8 @@ def _columns_of_fields(fragment: Fragment) -> dict[int, tuple[str, int]]:
 class Comparison:
     """The comparison of two manifests: the changes, and how fields, fragments and columns correspond.
 
-    `matched` is the newer id of each field by its older one. The values of the columns in `not_compared` have nothing
-    in common.
+    `matched` is the newer id of each field by its older one. The values of the columns in `not_compared` cannot be
+    compared.
     """
 
     schema: tuple[FieldChange, ...]

@@ -54,7 +54,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class ByIds:
-    """Rows are identified by their stable row ids; None where these are the same in both versions."""
+    """Rows are identified by stable row ids; `translation` is None where both versions use the same ids."""
 
     translation: Translation | None
 

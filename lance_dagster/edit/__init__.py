@@ -1,1 +1,1 @@
-"""Edits of a table's rows and columns, one commit each: append, delete, update, upsert, column edits, compaction."""
+"""Edits of a table: append, delete, update, upsert and column edits, one commit each; and compaction, in two."""

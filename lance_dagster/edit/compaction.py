@@ -74,7 +74,7 @@ class Goal:
 
 
 def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progress | None = None) -> State:
-    """Compact a branch in one commit, or return the head when no fragment needs it.
+    """Compact a branch by one commit after one that reserves fragment ids; return the head when nothing needs it.
 
     Raises:
         InvalidInputError: Only pylance can move the rows, and it would break an index the branch inherited.

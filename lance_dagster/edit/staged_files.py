@@ -101,7 +101,7 @@ def commit_given(context: TableContext, branch: str, transaction: Transaction) -
 
 
 def check_transaction(context: TableContext, head: State, transaction: Transaction) -> None:
-    """Check the files that a transaction adds to a version, by the rules of `check_staged`; those of new indices exist.
+    """Check the files that a transaction adds, as `check_staged` does, and that the files of new indices exist.
 
     Files that the version describes in the same way already are not read again.
 
@@ -135,7 +135,9 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
         last = max(file.column_indices, default=-1)
         if shape.columns <= last:
             columns = counted(shape.columns, "column")
-            raise InvalidInputError(f"the file {expected.path} has {columns}, so there is none at {last}")
+            raise InvalidInputError(
+                f"the file {expected.path} has {columns}, but the transaction names column {last}, counted from 0"
+            )
         found = file_version_name(shape.major, shape.minor)
         if found != file.version:
             raise InvalidInputError(
@@ -201,7 +203,9 @@ def _added_files(
             _check_name(file.path)
             if file.version == LEGACY_FILE_VERSION != head.manifest.file_version:
                 known_version = head.manifest.file_version
-                raise InvalidInputError(f"{file.path} is said to have the first format, but {head} has {known_version}")
+                raise InvalidInputError(
+                    f"the transaction gives {file.path} the format 0.1, but {head} has {known_version}"
+                )
             yield expected_file(context.versions, head, file), file, fragment.physical_rows
         before = head.manifest.fragments.find(fragment.id)
         if fragment.deletion is not None and (before is None or before.deletion != fragment.deletion):
@@ -210,7 +214,7 @@ def _added_files(
 
 
 def _description(file: DataFile, rows: int) -> Hashable:
-    """Return what a fragment says of a data file and the file can contradict; it does not know its field ids."""
+    """Return what a fragment records about a data file and the file can contradict; a file knows no field ids."""
     return file.path, file.base_id, file.size, file.version, max(file.column_indices, default=-1), rows
 
 
@@ -297,7 +301,7 @@ def _check_index_files(
         # A size of 0 means that the writer did not record one.
         if file.size not in (0, size):
             raise CorruptFileError(
-                f"{store.uri}/{below}/{name}", f"its size is not {file.size} bytes, as its writer said"
+                f"{store.uri}/{below}/{name}", f"it has {size} bytes, but the transaction records {file.size}"
             )
 
 

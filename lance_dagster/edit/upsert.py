@@ -10,7 +10,6 @@ The commit claims the inserted keys. When two writers insert the same key concur
 the new head and updates the row of the first. A merge of two branches that both inserted a key is a conflict.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
@@ -48,7 +47,7 @@ from lance_dagster.edit.write import (
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Update
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_names, string_list
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.claims import UPSERT
@@ -175,12 +174,7 @@ class Rules:
         Raises:
             InvalidInputError: A keyword or a value is unknown.
         """
-        # `Unpack[When]` is checked by type checkers only; at runtime any keyword arrives here.
-        for name in when:
-            if name not in When.__annotations__:
-                close = difflib.get_close_matches(name, When.__annotations__, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(When.__annotations__)}"
-                raise InvalidInputError(f"an upsert takes no {name!r}; {hint}")
+        check_names("option of an upsert", when, When.__annotations__)
         return cls(**when)
 
     def __post_init__(self) -> None:

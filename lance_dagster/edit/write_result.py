@@ -23,7 +23,7 @@ class WriteResult(Version):
         rows_deleted: The number of rows that were deleted. An overwrite counts those of the version it read, without
             rows that others appended while it was running.
         rows_updated: The number of rows that got new values and kept their identity. A restore reads no row: it counts
-            those that both versions have in other data files.
+            the rows that both versions have in different data files.
     """
 
     rows_added: int = 0

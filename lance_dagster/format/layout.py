@@ -12,8 +12,8 @@
     {root}/_refs/protection.json                        protection rules of branches and tags
     {root}/tree/{branch name}/                          a branch: the same folders again
 
-All paths here are relative to the table's root, with "/" between segments. `format.validation` says how branches and
-tags may be called.
+All paths here are relative to the table's root, with "/" between segments. `history.refs.ref_names` says how branches
+and tags may be called.
 
 Paths that were read from a file are untrusted: a program with write access to the table can put `../` into a manifest,
 and this package would then read or copy files of the user who runs it. `is_file_name` and `is_path_inside` check them.

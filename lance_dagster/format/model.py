@@ -14,10 +14,11 @@ from typing import Protocol, overload
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
 
 TOMBSTONE_FIELD = -2
-LEGACY_FILE_VERSION = "0.1"
-"""The legacy format. Only pylance reads and writes such files, and only as parts of a table."""
-_SECOND_FILE_VERSION = "2.0"
 """The field id in `DataFile.fields` that marks a column which was removed from the file."""
+LEGACY_FILE_VERSION = "0.1"
+"""The file version of the legacy format. Only pylance reads and writes such files, and only as parts of a table."""
+_SECOND_FILE_VERSION = "2.0"
+"""The file version of data files whose own version numbers say 0.3."""
 _UNCOUNTED = "fragments without a number of rows, as pylance before 0.8 wrote them (one commit by pylance counts them)"
 
 

@@ -24,7 +24,7 @@ _LARGEST = 2**64 - 1
 _NONE: U64Array = np.empty(0, np.uint64)
 _LONG_RANGE = 2**16
 _FEW_RANGES = 8
-"""From so many rows per run on, adding a range to a bitmap is faster than adding its rows one by one."""
+"""The number of rows of a run from which adding it as a range is faster than adding its rows one by one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,8 @@ MERGED_BRANCH = "lance_dagster.merge.branch"
 MERGED_PREFIX = "lance_dagster.merged."
 """Table metadata key, followed by a branch id: the last merged version of that branch, as "source@dest".
 
-The value continues with the row ids that rows of the branch received in the dest, as "first-end=here".
+The value continues with the row ids that rows of the branch received in the dest, as "first-end=here", and with the
+field ids that its fields received there, as "f<id>=<id>".
 """
 SQUASHED_PREFIX = "lance_dagster.squashed."
 """Table metadata key, followed by a branch id: the last version of that branch that was squash-merged."""

@@ -4,8 +4,10 @@ Strings are validated where they are given. Otherwise protobuf would refuse them
 obscure error, after the data files were written.
 """
 
+import difflib
+import inspect
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from lance_dagster.errors import InvalidInputError
 
@@ -44,6 +46,40 @@ def check_string_mapping(what: str, given: object, *, removing: bool = False) ->
         check_string(f"a key of the {what}", key)
         if not (removing and value is None):
             check_string(f"{key!r} of the {what}", value)
+
+
+def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not known; the message has the nearest known name.
+
+    Args:
+        what: What the names are, for messages, such as "option of stage".
+        given: The names.
+        known: The names that are allowed.
+
+    Raises:
+        InvalidInputError: A name is unknown.
+    """
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise InvalidInputError(f"unknown {what} {name!r}; {hint}")
+
+
+def check_options(call: Callable[..., object], given: Iterable[str], options: type) -> None:
+    """Refuse keyword arguments that a function does not have; `Unpack` declares them for type checkers only.
+
+    Args:
+        call: The function.
+        given: The keywords that reached its `**options`.
+        options: The `TypedDict` of its options.
+
+    Raises:
+        InvalidInputError: A keyword is unknown; without this check it would be ignored.
+    """
+    parameters = inspect.signature(call).parameters.values()
+    named = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    check_names(f"option of {call.__name__}", given, (*named, *options.__annotations__))
 
 
 def require_sequence(what: str, given: object, example: str) -> None:

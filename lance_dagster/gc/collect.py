@@ -37,7 +37,7 @@ A settling time of zero does everything in one run. Whoever asks for it promises
 version is needed again during the run, the promise does not hold, and no file is deleted.
 
 Deleting, resetting or renaming a branch deletes the files in the branch's own folder, which no other branch names.
-Nothing else in this package deletes files that two branches may share.
+Only garbage collection deletes files that two branches may share.
 """
 
 import time

@@ -27,7 +27,7 @@ class GarbageReport:
         done: Whether everything below was done. False after a dry run, after an error in `problems`, and where
             versions were needed again with a settling time of zero.
         expiry_done: Whether the versions in `expired` expired, even where no file was deleted afterwards.
-        now: The time by the storage's clock that ages were measured with.
+        now: The time that ages were measured with: the earlier one of the storage's clock and the local clock.
         expired: By branch, the numbers of the versions that nothing needs, oldest first.
         garbage: By kind, files that no version names.
         waiting: By kind, files that only expired versions name; they are deleted once the settling time is over.
@@ -36,7 +36,7 @@ class GarbageReport:
         held: By branch, how many versions only that branch keeps. They can expire once it is deleted; mostly it is
             enough to sync the branch, or to merge it where it is among `unmerged`.
         unmerged: The branches in `held` with versions that `main` does not contain.
-        branches: Branches that were deleted in part, or had no metadata, and are removed.
+        branches: Branches whose creation or deletion was interrupted, or that have no metadata; they are removed.
         put_back: Expired versions that are needed again and were put back.
         others: How many objects in the folder do not belong to the table; they are left alone.
         paths: The files of `garbage`, relative to the table's folder.

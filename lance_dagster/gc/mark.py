@@ -4,9 +4,9 @@ Every manifest is read once. A version stays when a retention rule keeps it or w
 (`gc.reachability`); otherwise it expires. The files of both are collected apart, since files of expired versions stay
 until the settling time is over.
 
-The marks err on the side of keeping: a branch whose state is not certain (being created or deleted, without metadata,
-touched within the grace period) keeps all of its versions, and a manifest that cannot be read is an error that
-forbids every deletion.
+The marks err on the side of keeping. A branch that is being deleted, or that has no metadata, keeps all of its versions
+while it was touched within the grace period; the retention rules decide about a branch that is being created. A
+manifest that cannot be read is an error that forbids every deletion.
 """
 
 from collections import Counter
@@ -39,10 +39,10 @@ _BY_RULES = "subject to the rules"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The retention policy of one collection; ages in seconds, `now` by the storage's clock since 1970.
+    """The retention policy of one collection; ages are in seconds, `now` is in seconds since 1970.
 
-    A version expires when all `rules` agree. Files younger than `grace` stay, and the files of an expired version stay
-    for another `settling`.
+    `now` is the earlier time of the storage's clock and of this computer's. A version expires when all `rules` agree.
+    Files younger than `grace` stay, and the files of an expired version stay for another `settling`.
     """
 
     rules: tuple[Retention, ...]

@@ -156,9 +156,9 @@ def _add_common(required: RequiredVersions, of: Lineage, others: Mapping[str, Li
     for number, names in sharing.items():
         if len(names) == 1:
             one, two = sorted((*names, own), key=lambda name: name == layout.MAIN)
-            required.add(own, number, f"where {one!r} and {two!r} can be merged from", (own, *names))
+            required.add(own, number, f"the merge base of {one!r} and {two!r}", (own, *names))
         else:
-            required.add(own, number, f"where {own!r} and each of {_listed(names)} can be merged from", (own,))
+            required.add(own, number, f"the merge base of {own!r} and each of {_listed(names)}", (own,))
 
 
 def _add_unmerged(

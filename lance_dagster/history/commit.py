@@ -89,7 +89,7 @@ _DEADLINE_SECONDS = 300.0
 # How often the manifest is put and read back before its state counts as unknown.
 _UNKNOWN_ATTEMPTS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-# The first pause after a lost race is up to as many times as long as the attempt took.
+# The first pause after a lost race is at most this many times the duration of the attempt, or `_FIRST_PAUSE`.
 _ROUNDS = 2
 # A change that takes longer to apply is not applied while other writers wait.
 _QUICK_SECONDS = 0.1
@@ -231,7 +231,7 @@ def commit(
         versions: The versions of the table.
         branch: The name of the branch.
         propose: Proposes the next version for the newest one.
-        head: The newest version, when the caller has just read it; with `landed.looks_in_turn`, any that it has read.
+        head: The newest version, if the caller has just read it; with `landed.looks_in_turn`, any version it has read.
         staged: A transaction that `_stage` made ready already, which `propose` may return.
         landed: What landed since the transaction read the table, where `propose` looks at that.
 
@@ -315,7 +315,7 @@ def _pause(attempts: int, since: float) -> None:
 
 
 def _head(versions: Versions, branch: str, known: int, newest: Sequence[int] | None = None) -> State:
-    """Read the newest version of a branch, of those listed if any are given.
+    """Read the newest version of a branch; `newest` are its newest version numbers, where they were just listed.
 
     Versions after a known one that a lagging listing does not show are looked for by name.
     """

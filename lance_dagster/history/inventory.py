@@ -94,7 +94,7 @@ class BranchObjects:
 
 @dataclass(slots=True)
 class Inventory:
-    """All objects in a table's folder. `names` says when each file of a branch or a tag was written last."""
+    """All objects in a table's folder. `names` says when each object below `_refs` and `_expired` was written last."""
 
     branches: dict[str, BranchObjects] = field(default_factory=dict)
     files: dict[Kind, list[tuple[ObjectInfo, StoredObject]]] = field(default_factory=dict)

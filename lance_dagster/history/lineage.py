@@ -253,7 +253,7 @@ def field_ids(of: Lineage, base: Lineage) -> Mapping[int, int] | None:
 def row_space(
     of: Lineage, versions: Versions, changes: Sequence[Change] = (), anchor: Manifest | None = None
 ) -> RowSpace:
-    """Return which branch each range of row ids of a version was minted on.
+    """Return the branch on which each range of row ids of a version was assigned.
 
     Args:
         of: The version.

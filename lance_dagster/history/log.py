@@ -39,7 +39,8 @@ DATE_SLOP = 5
 class LogFilter:
     """The filter of a log: it shows the versions that meet every condition given.
 
-    A log ends after more than five versions in a row that are dated before `since`; older versions are not looked at.
+    A log ends after more than five versions in a row that are dated over a minute before `since`; older versions are
+    not looked at.
 
     Attributes:
         properties: Keys with the wanted value, or None for any value.
@@ -105,7 +106,7 @@ class LogQuery:
     def __post_init__(self) -> None:
         """Refuse a negative limit."""
         if self.limit is not None and self.limit < 0:
-            raise InvalidInputError(f"a limit is a number of versions, not {self.limit}")
+            raise InvalidInputError(f"the limit is {self.limit}; it has to be 0 or more versions")
 
 
 def first_parents(ancestry: Ancestry, start: VersionRef, query: LogQuery) -> list[Version]:

@@ -47,6 +47,7 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
 
     Raises:
         VersionNotFoundError: The merge base was cleaned up.
+        InvalidInputError: The versions have no version in common, or the branch of one of them was deleted.
     """
     segments = {segment.id: segment for segment in (*source.segments, *dest.segments)}
     both = {

@@ -17,7 +17,7 @@ from lance_dagster.merge.rules import Conflict, MergeRefusal
 from lance_dagster.transactions.claims import UPSERT
 
 MOST_ROWS_NAMED = 3
-"""The key columns of each are read from up to three versions, and a conflict should stay on one line."""
+"""The key columns of each row are read from up to three versions, and a conflict should stay on one line."""
 _KINDS_WITH_ROWS = ("rows", "column")
 """The kinds whose rows are named by the key of the table. A conflict about a partition has a condition in its unit."""
 

@@ -267,7 +267,7 @@ class ConflictRows:
     """The rows of the conflicts of one merge."""
 
     def __init__(self, context: TableContext, states: tuple[State, State, State], found: MergeRefusal) -> None:
-        """Read nothing yet.
+        """Keep the versions; rows are read by `stream`.
 
         Args:
             context: The table.
@@ -295,7 +295,7 @@ class ConflictRows:
                 f"this merge has no conflict {str(conflict)!r}; it has {len(self._conflicts)} others"
             )
         if limit is not None and limit < 0:
-            raise InvalidInputError(f"a limit is a number of rows, not {limit}")
+            raise InvalidInputError(f"the limit is {limit}; it has to be 0 or more rows")
         request = RowsRequest(
             conflicts=self._conflicts if conflict is None else (conflict,),
             columns=self._columns.chosen(columns),

@@ -1,8 +1,8 @@
 """Merge one version into a branch, as a commit that records what was merged.
 
 A merge is always a commit, also where the dest did nothing since the merge base: its record needs a place. The second
-parent stands in the transaction's properties, for the log, and in the table metadata, which outlives the clean-up of
-transactions and is what the next merge of the branch starts from. A squash records no parent, so the branch can only
+parent is recorded in the transaction's properties, for the log, and in the table metadata, which outlives the clean-up
+of transactions and is what the next merge of the branch starts from. A squash records no parent, so the branch can only
 be deleted or reset after it: merging it again would insert its rows a second time.
 """
 
@@ -137,7 +137,7 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
     # Where both sides squashed one branch, nothing tells which rows of the two copies are the same. A squash that the
     # merge base has gave both sides the same rows.
     both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
-    squash = "{} has {} by a squash, so it is unknown which rows both have; reset or delete the branch of that version"
+    squash = "{} has {} by a squash merge, so shared rows are unknown; reset or delete the branch of that version"
     if source_beyond or dest_beyond or both:
         did = (
             squash.format(source.state, source_squashed[both[0]] if both else source_beyond)

@@ -118,7 +118,7 @@ def _merged_at(record: str) -> int:
 
 
 def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
-    """Return the deleted branches of which a living branch contains more than its merge base with the dest does."""
+    """Return the deleted branches whose records are needed: `branch` has rows of them that its merge base lacks."""
     refs, versions = of
     try:
         head = versions.head(branch)

@@ -97,8 +97,9 @@ class ChangeRange:
 
     `kind` is the transaction property that records the purpose: picked, reverted or restored. `of` is the version that
     the caller named. `since` has the changes of one line from the merge base to the source; it is empty where the range
-    goes back. `picks` is the requested pick, where it is carried out by undoing a revert: the new version then records
-    the pick. `returning` says that the change is picked again after a revert that took back more than this change.
+    goes back, or begins at the second parent of a merge. `picks` is the requested pick, where it is carried out by
+    undoing a revert: the new version then records the pick. `returning` says that the change is picked again after a
+    revert that undid more than this change.
     """
 
     kind: str
@@ -142,7 +143,7 @@ class ChangeRange:
             return self.picks.verb(head)
         return {
             PICKED: f"cherry-pick {self.of} onto {head}",
-            REVERTED: f"take back {self.of} on {head}",
+            REVERTED: f"revert {self.of} on {head}",
             RESTORED: f"restore {self.of} on {head}",
         }[self.kind]
 
@@ -305,7 +306,7 @@ def _aliases_of_inserted(plan: MergePlan) -> dict[str, list[Alias]]:
 
 
 def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickOptions) -> Written:
-    """Apply the change of a version to another branch; return the head where the branch has the change already.
+    """Apply the change of a version to another branch; return the head where that has it, or where no row changed.
 
     Raises:
         MergeConflictError: The change contradicts changes of the branch; nothing was written.

@@ -221,7 +221,10 @@ def placed(context: TableContext, fragments: tuple[Fragment, ...], head: State, 
 
 
 def check_files(context: TableContext, state: State, base_ids: Iterable[int]) -> int:
-    """Check that each file a version references through some base paths exists with its size; return their number.
+    """Check the files that a version references through some base paths; return their number, each index as one.
+
+    Data files have to exist with their recorded size. Deletion files and the files directly in the folder of an index
+    have to exist; files in its subfolders are not checked.
 
     Raises:
         CorruptFileError: Files are missing or have another size.

@@ -27,6 +27,7 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, StoreErro
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.format.validation import check_options
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
@@ -77,6 +78,7 @@ def clone(
         AlreadyExistsError: A table exists at `uri`; nothing was written.
         CorruptFileError: A file of the source is missing.
     """
+    check_options(clone, options, CloneOptions)
     source_uri = context.versions.branch_uri(source.branch)
     if shallow:
         manifest = shallow_clone(source.manifest, source_uri=source_uri, name=str(source))

@@ -56,7 +56,7 @@ class Repointed:
     """The change, made or planned, of one branch or tag.
 
     `before` and `after` are versions; `after` is None in a dry run. `paths` are pairs of the old and the new base path;
-    `files` is the number of files found at the new paths.
+    `files` is the number of files found at the new paths; an index counts as one.
     """
 
     name: str

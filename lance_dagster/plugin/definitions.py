@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import check_options
 from lance_dagster.plugin.checks.check_definitions import build_table_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
@@ -122,7 +123,7 @@ def lance_assets(
     # Imported here, because a code location that calls only `validate_definitions` need not have them.
     from lance_dagster.plugin.operate.ref_sensor import build_ref_sensor
 
-    _refuse_unknown_options(options)
+    check_options(lance_assets, options, LanceAssetsOptions)
     _refuse_wrong_checks(checks or {})
     _refuse_wrong_schedule(options.get("schedule"))
     _refuse_wrong_maintenance(options.get("maintenance"))
@@ -212,15 +213,6 @@ def _is_cron(schedule: object) -> bool:
     """Return whether a text has the form of a cron expression; Dagster validates its fields."""
     fields = schedule.split() if isinstance(schedule, str) else []
     return len(fields) == _CRON_FIELDS or (len(fields) == 1 and fields[0].startswith("@"))
-
-
-def _refuse_unknown_options(options: Mapping[str, object]) -> None:
-    known = sorted(LanceAssetsOptions.__annotations__)
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known)}"
-            raise InvalidInputError(f"lance_assets has no option {name!r}; {meant}")
 
 
 def _described(lance: LanceResource, spec: dg.AssetSpec) -> dg.AssetSpec:

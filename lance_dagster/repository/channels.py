@@ -23,6 +23,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
+from lance_dagster.format.validation import check_options
 from lance_dagster.history.context import Properties
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
@@ -55,16 +56,21 @@ from lance_dagster.repository.registry import RepositoryContext
 _HOLDS = 100
 
 
-class PromoteOptions(TypedDict, total=False):
-    """Options of a promotion."""
+class AdvanceOptions(TypedDict, total=False):
+    """Options of a promotion of some tables."""
 
     reason: str
     properties: Properties
+    since: RefEntry | None
+    tags: bool
+
+
+class PromoteOptions(AdvanceOptions, total=False):
+    """Options of a promotion."""
+
     expected: str | None
     forward_only: bool
-    since: RefEntry | None
     create: bool
-    tags: bool
 
 
 class RollbackOptions(TypedDict, total=False):
@@ -189,8 +195,8 @@ class Channels:
                 `expected` is the id of the commit that the channel must name now. With `forward_only=True` a channel
                 that names a commit which contains this one is left as it is. `since` is an entry that the caller read
                 before; a channel that was rolled back after it stays where it is. With `create=True` a channel that
-                does not exist is created; `production` is created in any case. With `tags=False` the tags of the tables
-                are left to the caller.
+                does not exist is created; `production` is created unless `create=False`. With `tags=False` the tags of
+                the tables are left to the caller.
 
         Raises:
             RefNotFoundError: There is no such channel.
@@ -198,6 +204,7 @@ class Channels:
             RefMovedError: The channel does not name `expected`.
             ConflictError: It was rolled back after `since`.
         """
+        check_options(self.promote, options, PromoteOptions)
         expected, reason = options.get("expected"), options.get("reason", "")
         forward_only = options.get("forward_only", False)
 
@@ -228,7 +235,7 @@ class Channels:
         name: str,
         at: str,
         tables: Collection[str] | Mapping[str, TableVersion],
-        **options: Unpack[PromoteOptions],
+        **options: Unpack[AdvanceOptions],
     ) -> Channel:
         """Move a channel to the versions that a commit has of some tables, and leave every other table as before.
 
@@ -240,12 +247,13 @@ class Channels:
             name: The channel.
             at: The commit, as a ref expression.
             tables: The tables to promote; with the version of each, where that is not the one of the commit.
-            **options: As for `promote`.
+            **options: `reason`, `properties`, `since` and `tags`, as for `promote`.
 
         Raises:
             ProtectedError: The channel is held.
             ConflictError: It was rolled back after `since`.
         """
+        check_options(self.advance, options, AdvanceOptions)
         commit, properties = self._repository.resolve(at), options.get("properties") or {}
         offered = tables if isinstance(tables, Mapping) else {one: commit.tables[one] for one in tables}
 
@@ -296,6 +304,7 @@ class Channels:
             ProtectedError: The channel is held, and would move forward or be released.
             NotFoundError: The commit is being collected.
         """
+        check_options(self.rollback, options, RollbackOptions)
         given = given_reason(reason, "roll back")
         steps, to, who = options.get("steps", 1), options.get("to"), options.get("who", "")
         hold = options.get("hold", True)
@@ -444,8 +453,9 @@ class Channels:
     def delete(self, name: str, *, reason: str, properties: Properties = None) -> None:
         """Delete a channel, and keep the tags of that name in the tables.
 
-        Its history stays. Collections keep the commits that it named within `CommitRetention.keep_for` of now, the
-        commit of its last day included, and no promotions beyond that; these commits can be read by their ids.
+        The history of the channel stays. A collection keeps the commits that the channel named within the last
+        `CommitRetention.keep_for`, and the commit that it named when that period began. The rule about the last
+        promotions no longer applies. Commits that are kept can be read by their ids.
 
         Raises:
             RefNotFoundError: There is no such channel.

@@ -32,7 +32,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
-from lance_dagster.format.validation import string_list, validate_commit_info
+from lance_dagster.format.validation import check_options, string_list, validate_commit_info
 from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -388,6 +388,7 @@ class LanceRepository:
             MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
             ProtectedError: The channel is held; nothing was merged.
         """
+        check_options(self.publish, options, PublishOptions)
         if tables is not None:
             tables = string_list("tables", tables, "shop/orders")
         wanted = PublishRequest(branch=branch, channel=channel, options=options)

@@ -177,7 +177,7 @@ class RepositoryNamespace(LanceNamespace):
         name = "/".join(_id_of(request))
         if name not in self._view:
             known = ", ".join(self._view) or "none"
-            raise TableNotFoundError(f"no table {name!r} in the repository at {self._root} at {self._ref}: {known}")
+            raise TableNotFoundError(f"no table {name!r} in {self._root} at {self._ref}; its tables: {known}")
         return self._view[name]
 
     def _version(self, table: TableView, request: object) -> TableVersion:

@@ -26,14 +26,14 @@ from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
 from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_names, check_options, string_list
 from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, target_schema, to_table_batch
 from lance_dagster.spark.worker import begin_task
-from lance_dagster.spark.writer import check_names, check_visible, errors_of_executors, large_batches
+from lance_dagster.spark.writer import check_visible, errors_of_executors, large_batches
 from lance_dagster.table import LanceTable
 
 _UPDATED, _ADDED, _MISSING = 0, 1, 2
@@ -128,6 +128,7 @@ def stage_upsert(
 
     The arguments and errors are those of `upsert_frame`.
     """
+    check_options(stage_upsert, rules, UpsertOptions)
     schema = table.schema(branch)
     check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
     return stage_upsert_counted(df, KeyedWrite(table=table, branch=branch, on=on, rules=rules), RowTally())
@@ -159,8 +160,7 @@ def stage_upsert_counted(df: DataFrame, write: KeyedWrite, tally: RowTally) -> S
     Numbers, also those of keys, are cast to the types of the table when their values fit.
     """
     rules, table = write.rules, write.table
-    check_names("rule of an upsert", rules, UpsertOptions.__annotations__)
-    # Keywords are checked by type checkers only.
+    # Values of a `Literal` type are checked by type checkers only.
     for rule, known in typing.get_type_hints(UpsertOptions).items():
         if rule in rules and (choices := get_args(known)) and NoneType not in choices:
             check_names(f"value of {rule}", [str(rules.get(rule))], choices)

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError
+from lance_dagster.format.validation import check_names
 from lance_dagster.history.context import Ref
 from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
 from lance_dagster.repository import LanceRepository, TableView
@@ -32,7 +33,7 @@ from lance_dagster.spark.streaming.stream_source import (
     StreamOptions,
     is_set,
 )
-from lance_dagster.spark.writer import LanceWriter, check_names
+from lance_dagster.spark.writer import LanceWriter
 from lance_dagster.table import LanceTable
 
 _STORAGE = "storage."

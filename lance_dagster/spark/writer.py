@@ -10,7 +10,6 @@ of bytes while it runs, and limits the number of rows instead. Schemas with bina
 because a few rows of them can fill the memory.
 """
 
-import difflib
 import functools
 import json
 import re
@@ -18,7 +17,7 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles,
 from lance_dagster.edit.predicate_check import predicate_scope, refuse_outside
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.format.layout import VERSIONS
+from lance_dagster.format.validation import check_options
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, to_table_batch
 from lance_dagster.spark.worker import begin_task
@@ -99,7 +99,7 @@ def stage(
             column.
         RefNotFoundError: There is no such branch.
     """
-    check_names("option of stage", options, StageOptions.__annotations__)
+    check_options(stage, options, StageOptions)
     target = table.write_target(options.get("schema"), branch, options.get("base"))
     check_fits(df.schema, target.schema, vectors=options.get("vectors"))
     return stage_where(coalesced(df, coalesce), target, options.get("where"))
@@ -117,19 +117,6 @@ def stage_where(df: DataFrame, target: WriteTarget, where: str | None) -> Staged
     # Not by the tasks, which Spark would run again in vain.
     refuse_outside(tally)
     return replace(staged, satisfies=where)
-
-
-def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are not known, with the nearest known name.
-
-    Raises:
-        InvalidInputError: A name is unknown.
-    """
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise InvalidInputError(f"unknown {what} {name!r}; {hint}")
 
 
 def coalesced(df: DataFrame, partitions: Coalesce) -> DataFrame:

@@ -122,7 +122,10 @@ class Store(Protocol):
         ...
 
     def copy_from(self, source_uri: str, key: str) -> bool:
-        """Copy an object or a folder of the same storage to `key`; return whether the source exists."""
+        """Copy an object or a folder of the same storage to `key`; return whether the source exists.
+
+        A local store also returns True when the target exists already, and then copies nothing.
+        """
         ...
 
     def delete(self, key: str) -> None:

@@ -41,7 +41,7 @@ from lance_dagster.store.local_tree import LocalTree, copy_at_once, linked
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
-# A folder above the root that answers so was not made for the table: it may not be opened, or is only read.
+# Errors that are ignored when a folder above the root is synced: such a folder was not made for the table.
 _UNSYNCED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
@@ -255,7 +255,7 @@ class LocalStore:
         with self._compared(key, tag) as unchanged:
             if unchanged:
                 self.delete(key)
-                # What is deleted under a condition is a name that somebody was told is gone.
+                # A caller that was told of the deletion must not find the name again after a power cut.
                 self.sync_folder(key.rpartition("/")[0])
             return unchanged
 
@@ -317,7 +317,7 @@ class LocalStore:
         Raises:
             StoreError: Names the link.
         """
-        # Here, and not in a module of its own: every read and every write asks.
+        # The check is inlined here, because every read and every write calls this method.
         for key in (*keys, *below):
             path = self.uri
             for segment in key.split("/") if key else ():

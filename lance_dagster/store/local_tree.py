@@ -17,7 +17,7 @@ from lance_dagster.errors import StoreError
 from lance_dagster.store.interface import ObjectInfo
 
 _TICK_NS = 2_000_000_000
-"""How long a change of a folder may leave its time as it is, on the coarsest file systems."""
+"""The coarsest resolution of modification times, in nanoseconds: changes within it may leave a folder's time equal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,9 @@ VersionGraph = list[tuple[Version, tuple[str, ...]]]
 class Branches:
     """The branches of a table, as `table.branches`.
 
-    An existing name is never reassigned to another branch. Every operation is idempotent: retry it after a crash.
+    A name is given to another branch only by a deletion followed by `create`, and by a `reset` to a version of another
+    branch. Every operation can be repeated after a crash: it finishes what was begun, or reports that it is done
+    (`AlreadyExistsError` from `create` without `exist_ok`, `RefNotFoundError` from `delete`).
     """
 
     def __init__(self, context: TableContext) -> None:
@@ -109,8 +111,8 @@ class Branches:
                 one that is committed at the same time. None for any.
 
         Raises:
-            InvalidInputError: The branch is `main`.
-            RefNotFoundError: There is no such branch.
+            InvalidInputError: The branch is `main`, or `newest` is a version of another branch.
+            RefNotFoundError: There is no such branch, or it is `main` and `newest` is given.
             ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to it, or it has a version after `newest`.
         """
@@ -174,12 +176,12 @@ class Branches:
     def recover(self, name: str) -> Branch:
         """Bring back a branch that lost its file or its versions, or that was deleted less than about a day ago.
 
-        Its file is written anew from its first version, and versions that are missing come back from the copies that
-        garbage collection has not deleted yet; those that a reset dropped stay away. Its own metadata is lost where the
-        file was. A branch that has both is returned as it is. Files that another program put into the folder of the
-        branch do not come back, and versions that name them cannot be read. Where a slow deletion of the branch, which
-        began earlier, deletes what came back, it puts that back; if its process dies before, call this again where the
-        branch has no version. Older versions may then be missing.
+        The branch file is written anew from the first version, and missing versions are restored from the copies that
+        garbage collection has not deleted yet, except those that a reset dropped. Where the branch file was lost, its
+        own metadata is lost too. A branch that has its file and versions is returned unchanged. Files that another
+        program put into the folder of the branch are not restored, and versions that name them cannot be read. A slow
+        deletion that began earlier may delete the restored versions; its process then restores them. If that process
+        dies first and the branch has no version, call this again; older versions may then be missing.
 
         Raises:
             RefNotFoundError: Nothing of such a branch is left, it was renamed, or the branch that it was forked from is

@@ -18,7 +18,8 @@ from lance_dagster.history.versions import State, Version
 class Columns:
     """The columns of a table, as `table.columns`.
 
-    Each method makes one version, or none when nothing changes. Existing data files are never rewritten.
+    Each method makes one version, or none when nothing changes; `set_metadata` always makes one. Existing data files
+    are never rewritten.
 
     A path names a column, or `column.field` for a field inside a struct. When a concurrent commit conflicts, the edit
     is made again from the new head.
@@ -54,7 +55,8 @@ class Columns:
 
         Raises:
             InvalidInputError: A column exists already; an expression is invalid or fails; a key occurs twice.
-            SchemaMismatchError: A function returned different columns for different rows.
+            SchemaMismatchError: A function returned different columns for different rows; or a key column is missing,
+                or its type cannot be cast to that of the table.
             CommitConflictError: Concurrent commits conflicted with each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
@@ -135,7 +137,7 @@ class Columns:
         No value is rounded, truncated or made null: when a value does not fit the type, nothing is committed.
 
         Raises:
-            InvalidInputError: The column does not exist, holds blobs, or has an index.
+            InvalidInputError: The column does not exist or has an index, or any column of the table holds blobs.
             SchemaMismatchError: A value cannot be cast to the type.
         """
         info = CommitInfo.of(branch, message, properties)

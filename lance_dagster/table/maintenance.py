@@ -14,6 +14,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
+from lance_dagster.format.validation import check_options
 from lance_dagster.gc.collect import SETTLING, GarbageOptions, collect
 from lance_dagster.gc.garbage_report import GarbageReport
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
@@ -47,8 +48,8 @@ class Maintenance(Generic[TableT]):
 
         Args:
             ref: The version to verify; None for all versions of all branches, and the branches and tags themselves.
-            deep: Read every data file whole instead of comparing its size, and every transaction file. Bytes of data
-                files that changed since their digests were recorded are found by this.
+            deep: Also read every data file whole, and every transaction file. Bytes of data files that changed since
+                their digests were recorded are found by this. Without it, only sizes of data files are compared.
             progress: Called with how many steps are done and how many there are.
 
         Returns:
@@ -104,7 +105,7 @@ class Maintenance(Generic[TableT]):
         Args:
             name: The name of the base path.
             uri: A local path or `s3://bucket/path`.
-            is_dataset_root: Whether data files are in a folder `data` below it, or in the place itself.
+            is_dataset_root: True when data files go to a folder `data` below `uri`, False when directly into `uri`.
             branch: The branch to commit to.
             message: The commit message.
             properties: Stored with the transaction.
@@ -125,8 +126,10 @@ class Maintenance(Generic[TableT]):
     def allow_base(self, uri: str | os.PathLike[str]) -> None:
         """Allow versions of this table to name files at a place outside of it, for every reader.
 
-        `add_base`, `move_base` and a shallow `clone` call this. It is needed where pylance added the base
-        path, or where the table was moved. The place gets a small object that names the table, below `_refs/tables`.
+        `add_base`, `move_base` and a shallow `clone` do the same, unless the storage options or the environment of the
+        caller allow the place already; then other readers still need this call. It is also needed where pylance added
+        the base path, or where the table was moved. The place gets a small object that names the table, below
+        `_refs/tables`.
 
         Args:
             uri: The base path, as `bases` shows it; this does not allow places below it.
@@ -164,6 +167,7 @@ class Maintenance(Generic[TableT]):
             CorruptFileError: Files are missing at the new place.
         """
         info = CommitInfo.of(MAIN, message, properties)
+        check_options(self.move_base, options, RelocateOptions)
         how = How(**options, properties=info.as_properties())
         return relocate.move_base(self._context, name, os.fspath(uri), how)
 
@@ -195,6 +199,7 @@ class Maintenance(Generic[TableT]):
             CorruptFileError: Files are missing at this place.
         """
         info = CommitInfo.of(MAIN, message, properties)
+        check_options(self.relocate, options, RelocateOptions)
         how = How(**options, properties=info.as_properties())
         return relocate.relocate(self._context, None if old_uri is None else os.fspath(old_uri), how)
 
@@ -274,10 +279,10 @@ class Maintenance(Generic[TableT]):
 
         Args:
             branch: The branch to compact. Readers of older versions, and branches forked from them, keep the old files.
-            target_rows: Rows a fragment should have at least, unless its files have 512 MiB.
+            target_rows: The number of rows below which a fragment is small, unless its files have 512 MiB or more.
             deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
-            message: The commit message.
-            properties: Stored with the transaction.
+            message: The commit message; a version that pylance makes has none.
+            properties: Stored with the transaction, except where pylance compacts.
             progress: Called with the number of rewritten groups of fragments and their total; pylance does not call it.
 
         Raises:
@@ -333,12 +338,14 @@ class Maintenance(Generic[TableT]):
         return migrate_manifest_names(self._context.versions, self._context.refs.branches())
 
     def content_id(self, ref: Ref = MAIN) -> str:
-        """Return a digest of the content of a version; versions with equal content have equal digests.
+        """Return a digest of the content of a version: versions with equal digests have equal rows in equal order.
 
-        The digest covers columns, data files, deleted rows, row ids, table config and indices, in their order. It does
-        not cover the number, time and transaction of the version, fragment ids, and the place of files. A new branch
-        therefore has the content id of the version it was forked from, and after a fast-forward merge `main` has that
-        of the merged branch. Reads one deletion file for each fragment that has one.
+        The digest covers the schema with its metadata, the data files and the deleted rows of each fragment, row ids,
+        table config, table metadata and indices. It does not cover the number, time and transaction of the version,
+        fragment ids, and the place of files. A new branch therefore has the content id of the version it was forked
+        from, and after a fast-forward merge `main` has that of the merged branch. Equal rows that were written twice
+        have different digests, because they are in different data files. Reads one deletion file for each fragment
+        that has one.
         """
         return content_id_of(self._context.versions, self._context.at(ref))
 
@@ -380,7 +387,8 @@ class Maintenance(Generic[TableT]):
             it is listed as a problem, and then nothing is deleted.
 
         Raises:
-            InvalidInputError: A duration is negative, or the stored rules are invalid.
+            InvalidInputError: A duration is negative or not a timedelta, `keep_last` is below 1, or the stored rules
+                are invalid.
         """
         try:
             stored = self._stored_retention()

@@ -455,7 +455,7 @@ class LanceTable:
         """
         state = self._context.recall(ref)
         target = write.target(self._context, schema or state.schema, state, base)
-        # For Spark only: it takes longer to find out than a small append has to spare.
+        # Only here and not in `write.target`: only Spark needs this estimate, and it would slow every small append.
         return replace(target, stored_row_bytes=write.stored_row_bytes(state))
 
     def commit(self, transaction: Transaction, *, branch: str = MAIN) -> "Version":
@@ -465,7 +465,8 @@ class LanceTable:
         The files of new indices are looked up in a listing of their folder.
 
         Raises:
-            InvalidInputError: A file has other rows or columns than said, or the branch has its rows already.
+            InvalidInputError: A file has other rows or columns than the transaction records, or the branch has its
+                rows already.
             CommitConflictError: A version that was committed since its read version conflicts with it.
             CorruptFileError: A file is missing, has another size, or is damaged.
         """
@@ -521,10 +522,12 @@ class LanceTable:
         message: str | None = None,
         properties: "Properties" = None,
     ) -> "WriteResult":
-        """Apply the change of one version to another branch; return its head when the branch has the change already.
+        """Apply the change of one version to another branch.
 
-        A branch that reverted the change gets it again. The new version keeps the committer of the picked one, and
-        its message unless another one is given; the property `lance_dagster.cherry_pick.by` says who picked it.
+        The head of the branch is returned, and nothing is written, when the branch has the change already or the
+        version only moved rows, such as a compaction. A branch that reverted the change gets it again. The new version
+        keeps the committer of the picked one, and its message unless another one is given; the property
+        `lance_dagster.cherry_pick.by` says who picked it.
 
         Args:
             source: The version whose change is applied.

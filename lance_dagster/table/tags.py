@@ -73,7 +73,7 @@ class Tags:
             name: The tag.
             at: The version to point to. A tag that points there already is left as it is.
             expected: The version the tag must point to now.
-            metadata: Replaces the metadata of the tag; stored with the move in its history too.
+            metadata: Replaces the metadata of the tag, and is kept with the move in its history; None clears it.
 
         Raises:
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
@@ -113,7 +113,7 @@ class Tags:
             name: The tag.
             steps: How many moves to go back.
             expected: The version the tag must point to now; None for its target at the start of the call.
-            metadata: Replaces the metadata of the tag; stored with the move in its history too.
+            metadata: Replaces the metadata of the tag, and is kept with the move in its history; None clears it.
 
         Raises:
             RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
@@ -150,7 +150,7 @@ class Tags:
             who: Who holds it; empty for the committer.
             at: Another version, to which the same compare-and-swap moves the tag.
             expected: With `at`, the version the tag must point to now.
-            metadata: With `at`, replaces the metadata of the tag; stored with the move in its history too.
+            metadata: With `at`, replaces the metadata of the tag, as for `move`; None clears it.
 
         Raises:
             RefNotFoundError: There is no such tag, or no such version.

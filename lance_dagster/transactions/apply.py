@@ -1,6 +1,7 @@
 """Apply one transaction to a manifest.
 
-A commit must preserve these invariants, and this module is the only place that enforces them:
+A commit must preserve these invariants. This module enforces them for every operation; a merge builds its manifest in
+`merge.rules.plan` and has to preserve them there:
 - Fragment ids are never reused, not even after an overwrite or a restore. Deletion files and indices are keyed by
   fragment id, so a reused id would give rows the deletions or index entries of other rows.
 - On a table with stable row ids, a row id is assigned once. Row ids are not part of the transaction of an append: they
@@ -79,7 +80,7 @@ def apply(
     else:
         rule = _RULES.get(type(operation))
         if rule is None:
-            raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}")
+            raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}; commit it with pylance")
         changed = rule(head, operation)
     return next_version(head, changed, transaction, timestamp=timestamp, writer=writer)
 
@@ -122,9 +123,7 @@ def _refuse_unknown_numbers(changed: Manifest) -> None:
     if changed.index_section is not None and _before_bitmaps_were_right(changed.writer):
         coding = changed.fragments.decoder
         where = coding.path if coding is not None else f"{changed.branch or MAIN}@{changed.version}"
-        what = (
-            "indices of pylance before 0.8.15, which may be wrong about what they cover (one commit by pylance helps)"
-        )
+        what = "indices of pylance before 0.8.15, which may be wrong about what they cover (commit with pylance once)"
         raise UnsupportedFeatureError(where, [what])
 
 
@@ -227,7 +226,7 @@ def _overwrite(head: Manifest, operation: ops.Overwrite) -> Manifest:
 
 def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifest:
     if restored is None:
-        raise InvalidInputError(f"version {number} has to be given to be restored")
+        raise InvalidInputError(f"cannot restore version {number}: its manifest was not passed as `restored`")
     # None means that no fragment was ever numbered.
     ids = [known for known in (head.max_fragment_id, restored.max_fragment_id) if known is not None]
     return replace(

@@ -1,4 +1,4 @@
-"""The content id of a version, a digest that is equal for equal content.
+"""The content id of a version: a digest, and versions with equal digests have equal content.
 
 Users and tools record content ids, so the definition is fixed for all time; a test pins an example.
 """

@@ -125,7 +125,7 @@ class RowSpace:
 
 @dataclass(frozen=True)
 class Translation:
-    """Ids of one version by ids of another: ranges of start, end and the start in the other version, in order."""
+    """A map from ids of one version to ids of another: ranges (start, end, start in the other version), sorted."""
 
     stretches: tuple[tuple[int, int, int], ...]
 

@@ -42,9 +42,11 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
     # Moved rows come first, so their number alone separates them from the new rows.
     new = fragment.physical_rows - moved
     if new < 0:
-        raise InvalidInputError(f"a new fragment of {fragment.physical_rows} rows brings {moved} row ids")
+        raise InvalidInputError(
+            f"a new fragment has {moved} row ids; its {fragment.physical_rows} rows have one each at most"
+        )
     if moved and fragment.created_at is None:
-        raise InvalidInputError("rows that bring their ids have to bring the versions they were created at too")
+        raise InvalidInputError("a new fragment with row ids needs the versions that its rows were created at, too")
     if moved:
         # An id at or above the counter would be assigned again by a later commit, and two rows would share it.
         last = decode_row_runs(fragment.row_ids, moved, _NEW).largest

@@ -115,7 +115,8 @@ class FileChecks:
                     path=error.place,
                 )
             except (InvalidInputError, StoreError) as error:
-                yield Problem(what=f"a base path cannot be reached: {error}", right="every base path can", path=None)
+                what = f"a base path cannot be reached: {error}"
+                yield Problem(what=what, right="every base path can be reached", path=None)
             else:
                 if store is not self._context.store:
                     self.base_paths.add(store.uri)
@@ -153,7 +154,7 @@ class FileChecks:
                 )
 
     def opened(self, named: NamedFile, inspector: DataFileInspector) -> DataFileShape:
-        """Open a data file and read it whole.
+        """Open a data file, and decode all of its values unless it has blob columns.
 
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
@@ -248,7 +249,7 @@ class FileChecks:
             found = decode_offsets(deletion.kind, data or b"", path)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
-            return Problem(what=reason, right="a deletion file", path=path, fragment=fragment.id)
+            return Problem(what=reason, right="the deletion file can be decoded", path=path, fragment=fragment.id)
         return found
 
     def read_index_file(self, path: str, inspector: DataFileInspector) -> Iterator[Problem]:

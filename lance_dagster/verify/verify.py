@@ -44,7 +44,7 @@ class VerifyReport:
         data_files: The number of distinct data files.
         deletion_files: The number of distinct deletion files.
         index_files: The number of distinct index files.
-        files_read: The number of data files that were opened and read whole.
+        files_read: The number of data files that were opened; those with blob columns are not decoded.
         digests_compared: The number of data and blob files whose bytes were compared with a recorded digest.
         without_digest: The number of data and blob files that were read and have no recorded digest.
         base_paths: The URIs of the places outside of the table that its versions name.
@@ -141,7 +141,7 @@ def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: P
 
 
 def record_digests(context: TableContext, ref: str | None, progress: Progress | None) -> int:
-    """Record the digests of the data files that every version names, or the one that a ref names, where there are none.
+    """Record the digests of the data files that any version names, or the one of a ref, where there are none.
 
     Returns:
         The number of digests that were recorded.

@@ -138,7 +138,7 @@ class Verification:
             return None
         except (FormatError, StoreError) as error:
             what = error.problem if isinstance(error, CorruptFileError) else str(error)
-            self.problems([Problem(what=what, right="a manifest that can be read", path=path)], name)
+            self.problems([Problem(what=what, right="every manifest can be read", path=path)], name)
             self.versions += 1
             return None
         self.versions += 1
@@ -237,7 +237,7 @@ class Verification:
             found = self.places.opened(next(iter(described)), inspector)
         except CorruptFileError as error:
             for named, fragments in described.items():
-                self._file_problems([_about(named, error.problem, "a whole data file")], fragments)
+                self._file_problems([_about(named, error.problem, "every data file can be decoded")], fragments)
         else:
             for named, fragments in described.items():
                 self._file_problems(_check_summary(named, found), fragments)

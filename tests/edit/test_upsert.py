@@ -450,11 +450,11 @@ def test_columns_that_differ_in_case_are_different(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong,hint",
-    [("when_matchd", "did you mean 'when_matched'?"), ("x", "the options are when_matched, when_not_matched")],
+    [("when_matchd", "did you mean 'when_matched'?"), ("x", "there are when_matched, when_not_matched")],
 )
 def test_a_choice_that_is_not_there_is_told(tmp_path: Path, wrong: str, hint: str) -> None:
     """The error suggests the argument that was probably meant."""
     table = LanceTable.create(tmp_path / "t", pa.schema({"id": pa.int64()}))
     with pytest.raises(InvalidInputError) as caught:
         table.upsert(pa.table({"id": [1]}), on=["id"], **{wrong: "keep"})  # type: ignore[arg-type]  # what is tested
-    assert f"an upsert takes no {wrong!r}; {hint}" in str(caught.value)
+    assert f"unknown option of an upsert {wrong!r}; {hint}" in str(caught.value)

@@ -107,7 +107,12 @@ def test_what_makes_no_sense_is_refused_before_any_job(spark: SparkSession, tabl
         (["idd"], {}, InvalidInputError, "no column 'idd' to be a key"),
         (["region"], {}, SchemaMismatchError, "column 'region' is the key, and missing"),
         ([], {}, InvalidInputError, "an upsert needs key columns"),
-        (["id"], {"when_match": "keep"}, InvalidInputError, "unknown rule of an upsert 'when_match'; did you mean"),
+        (
+            ["id"],
+            {"when_match": "keep"},
+            InvalidInputError,
+            "unknown option of stage_upsert 'when_match'; did you",
+        ),
         (["id"], {"when_missing": "delet"}, InvalidInputError, "unknown value of when_missing 'delet'; did you mean"),
         (["id"], {"missing_where": "x = 1"}, InvalidInputError, "give both"),
     ]:

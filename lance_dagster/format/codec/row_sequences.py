@@ -2,7 +2,7 @@
 
 Tables with stable row ids keep, per fragment, the id of each row and the versions it was created and last updated at
 (row id and lineage specification). Ids come in segments, each in the encoding that is smallest for it; versions come
-in runs, of which only the length of the span means something.
+in runs, and of the span of a run only its length has a meaning.
 
 A sequence can claim any number of rows in a few bytes. Decoding therefore gives runs: what is allocated is bounded by
 the bytes that were read, never by the rows they claim.

@@ -7,7 +7,7 @@ is no lock; these rules keep the late manifest out of the new branch:
 - Deletion marks the branch first and then lists its versions. A writer looks for the mark after it read the head and
   before it puts the next manifest. A writer that saw no mark read the head before the deletion listed the versions,
   so the number it puts is at most one above the newest that the deletion saw.
-- The deletion records that newest number in a fence file (`refs.branch_operations`), and the next branch of the name
+- The deletion records that newest number in a fence file (`refs.branch_deletion`), and the next branch of the name
   begins at least two above it. So the late manifest lies below the first version of the new branch: it is not a
   version of that branch, and the new branch never uses its key.
 - The writer looks again after the put. If the branch it read is still there, the version is on it. If the branch has
@@ -62,7 +62,7 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 reset, as "5-8 4f2a..."."""
 _RESET_SECONDS = 60
 """The longest time that a writer waits for a reset of the branch to end."""
-# The number of times that the branch is read after a commit before its state counts as unknown.
+# The number of failed reads of the branch after a commit before its state counts as unknown.
 _LOOKS, _PAUSE_SECONDS = 4, 0.02
 # The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion looks for references
 # in a few requests.

@@ -23,7 +23,7 @@ FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "
 
 
 def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes of a side; the side itself when none was selected."""
+    """Name who made the selected changes of a side, and all that are undone; the side itself where there is none."""
     return _named(side, [change for change in side.changes if change.undone or select(change)])
 
 
@@ -54,7 +54,7 @@ def selected(side: SideHistory, select: Callable[[Change], bool], fallback: Call
 
 def _named(side: SideHistory, changes: Iterable[Change]) -> str:
     named = [
-        f"taking back {change.version}" if change.undone else f"{change.author} ({change.version})"
+        f"the revert of {change.version}" if change.undone else f"{change.author} ({change.version})"
         for change in changes
     ]
     return ", ".join(dict.fromkeys(named)) or side.name

@@ -21,7 +21,7 @@ from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
-_WAIVED = "may conflict with what that version claimed; a strategy for 'history' says that it claimed nothing"
+_WAIVED = "its changes may conflict with what that version claimed; a strategy for 'history' assumes no claim"
 Deleted = Callable[[Manifest, Fragment], BitMap]
 """Reads which rows of a fragment of a version are deleted, as offsets."""
 Matching = Callable[[Manifest, Iterable[int], str, Mapping[str, str] | None], Mapping[int, BitMap]]
@@ -86,10 +86,10 @@ Each column is given by its name in the condition, its name in the source and it
 class Lookups:
     """The functions by which a merge reads what manifests do not hold.
 
-    `ahead` gets everything that `deleted` will be asked for, so that the files can be read in parallel. Without
-    `shared_keys` no keys are read, and the recorded conditions are compared instead. Without `equal_rows` a row that
-    both sides updated is a conflict, unless both have it from one file. Without `compare_cells` it is one even if they
-    changed different cells.
+    `ahead` gets the fragments that the source changed, as each version has them, so that their deletion files can be
+    read in parallel before `deleted` is called. Without `shared_keys` no keys are read, and the recorded conditions
+    are compared instead. Without `equal_rows` a row that both sides updated is a conflict, unless both have it from
+    one file. Without `compare_cells` it is one even if they changed different cells.
     """
 
     deleted: Deleted
@@ -102,12 +102,14 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
-    """The input of a merge: the newest version both sides contain with its row ids, the sides and the lookups.
+    """The input of a merge: the merge base with its row ids, the sides and the lookups.
 
-    `crosswise` says that both sides took in versions, by merges in both directions, that the merge base does not have.
-    Rows that both had and only the source still has are then left out of the result, since the dest deleted them;
-    where they are `returning`, the dest took back the version that brought them, and the merge brings them again.
-    `incompatible` are the paths of columns that source and dest have in different types, changed before the merge base.
+    The merge base is the newest version both sides contain; for a pick or a revert it is the version that the change
+    starts from. `crosswise` says that both sides may have rows of the same versions, which the merge base does not
+    have: by merges in both directions, or by picks. Rows that both had and only the source still has are then left out
+    of the result, since the dest deleted them; where they are `returning`, the dest reverted the version that added
+    them, and the merge adds them again. `incompatible` are the paths of columns that source and dest have in
+    different types, because one of them changed the type since the last version that both lines share.
     """
 
     base: Manifest

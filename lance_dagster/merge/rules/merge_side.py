@@ -52,7 +52,7 @@ class MergeSide:
         lookups: Lookups,
         identities: Callable[[], Identities],
     ) -> None:
-        """Compute nothing yet.
+        """Keep the arguments; every property is computed at its first use.
 
         Args:
             history: What the side did.

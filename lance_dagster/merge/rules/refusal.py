@@ -27,9 +27,9 @@ Attempt = Callable[[ParsedStrategy], Sequence[Finding] | None]
 """Plans a merge under a strategy: returns the conflicts that stay open, or None where the merge succeeds."""
 Sides = tuple[MergeSide, MergeSide]
 _TRIED: tuple[ConflictKind, ...] = ("column", "partition", "rows", "table")
-"""Kinds of which each is tried with both winners: which conflicts one leads to may depend on the winner of another."""
+"""Kinds that are tried with both winners, because the winner of one kind may cause conflicts of another kind."""
 _INDEPENDENT: tuple[ConflictKind, ...] = ("config", HISTORY, "schema_metadata", "table_metadata")
-"""Kinds whose winner changes nothing about the other conflicts: a trial of one winner speaks for both."""
+"""Kinds whose winner has no effect on other conflicts, so that only one winner is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -414,12 +414,12 @@ def _updates(change: Change) -> bool:
 
 
 def _puts_in(change: Change) -> bool:
-    """Tell whether rows that a version inserted may be new copies of rows that existed before."""
+    """Tell whether a version is an update or a merge, whose inserted rows may be new copies of rows it removed."""
     return (change.is_merge or _updates(change)) and not isinstance(change.operation, Append)
 
 
 def _brings_back(change: Change) -> bool:
-    """Tell whether a version may have inserted rows that existed before."""
+    """Tell whether a version may insert rows again that an earlier version removed, as a pick or a revert may."""
     # Without a strategy, a merge never brings a row back that one of its sides took out.
     telling = CHANGE_ORIGIN_PROPERTIES | {MERGE_STRATEGY}
     took = change.transaction is not None and not telling.isdisjoint(change.transaction.properties)

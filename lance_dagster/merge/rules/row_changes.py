@@ -35,8 +35,8 @@ class MatchedFragments:
 
     `ids` maps the id of a fragment of the merge base to the id of the fragment in its place, which has the same rows in
     the same order, though perhaps other files or deleted rows. `changed` are the ids of fragments of the merge base
-    that are gone or differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that are in
-    the place of none. `anchored` is like `ids`, for the side's anchor.
+    that are gone or differ; `back` is the inverse of `ids`; `unmatched` are the ids of the side's fragments that
+    correspond to no fragment of the merge base. `anchored` is like `ids`, for the side's anchor.
     """
 
     base: Manifest

@@ -50,7 +50,7 @@ def in_order(keys: Iterable[BaseKey]) -> list[BaseKey]:
 
 
 NOWHERE = RowRuns.of(())
-"""The origins of rows of which the merge base has none."""
+"""An empty map: the origins of rows that the merge base does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Origins:
 
     @property
     def positions(self) -> BitMap:
-        """Offsets of the rows that come from somewhere."""
+        """Offsets of the rows that have an origin."""
         positions = self.base.positions
         for _, rows in self._absent():
             positions |= rows.positions
@@ -87,7 +87,7 @@ class Origins:
         return Origins(base=base, deleted=self.deleted.restricted(offsets), shared=self.shared.restricted(offsets))
 
     def by_key(self) -> "dict[BaseKey, RowRuns]":
-        """Return, by fragment of the merge base, the offsets here of rows by their offsets there."""
+        """Return for each fragment of the merge base a map from offsets in it to offsets in this fragment."""
         found: dict[BaseKey, RowRuns] = dict(_by_fragment(self.base))
         for why, rows in self._absent():
             found |= {AbsentRows(why, block): offsets for block, offsets in _by_fragment(rows)}

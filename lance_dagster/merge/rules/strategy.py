@@ -115,8 +115,8 @@ class Finding:
 
 
 def made_again(what: str, branch: str) -> str:
-    """Return the advice to take a change back on one branch, and to make it after the merge."""
-    return f"take {what} back on {branch} (`revert`), try again, and make it once more on the result"
+    """Return the advice to revert a change on one branch, and to make it again after the merge."""
+    return f"undo {what} on {branch} (`revert`), try again, and make it once more on the result"
 
 
 def made_after_reset(what: str, branch: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError, counted
-from lance_dagster.format.validation import require_sequence
+from lance_dagster.format.validation import check_options, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.resource import LanceResource
@@ -102,6 +102,7 @@ def build_branch_sweeper(
         InvalidInputError: No table is given, a duration is negative, or the policy is unknown or lacks its publisher.
     """
     require_sequence("tables", tables, "shop/orders")
+    check_options(build_branch_sweeper, options, SweeperOptions)
     watched = tuple(WatchedTable.of(table) for table in tables)
     keep = KeepFor(failed=keep_failed, unknown=options.get("keep_unknown"))
     _check(watched, keep, waiting, publisher)

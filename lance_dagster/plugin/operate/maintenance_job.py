@@ -19,7 +19,7 @@ from pydantic import Field
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import require_sequence
+from lance_dagster.format.validation import check_options, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
@@ -88,6 +88,7 @@ def build_maintenance_job(
         InvalidInputError: No table is given, or one is given twice.
     """
     require_sequence("tables", tables, "shop/orders")
+    check_options(build_maintenance_job, options, MaintenanceOptions)
     maintained = [WatchedTable.of(table) for table in tables]
     if not maintained or len({one.key for one in maintained}) < len(maintained):
         raise InvalidInputError(f"build_maintenance_job needs each table once, not {[one.name for one in maintained]}")

@@ -26,7 +26,7 @@ from lance_dagster.errors import (
     PublishRefusedError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import require_sequence
+from lance_dagster.format.validation import check_names, check_options, require_sequence
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
@@ -127,10 +127,11 @@ def build_publisher(
             group of the promoted nodes; named after the tag if left out.
 
     Raises:
-        InvalidInputError: No table is given, or one is given twice; or `tag` is `main` or not a valid tag name.
+        InvalidInputError: No table is given, or one is given twice; or an option is unknown.
+        InvalidRefNameError: `tag` is `main` or not a valid tag name.
     """
-    require_sequence("tables", tables, "shop/orders")
-    _check_tag(tag)
+    check_options(build_publisher, options, PublisherOptions)
+    _check_arguments(tables, tag, options)
     specs = [spec for table in tables for spec in _specs_of(table)]
     keys = [spec.key for spec in specs]
     if not keys or len(set(keys)) < len(keys):
@@ -181,7 +182,9 @@ def build_publisher(
     )
 
 
-def _check_tag(tag: str) -> None:
+def _check_arguments(tables: object, tag: str, options: PublisherOptions) -> None:
+    require_sequence("tables", tables, "shop/orders")
+    check_names("value of stale_checks", [str(options.get("stale_checks", "refuse"))], ("refuse", "accept"))
     # A wrong tag is found when definitions load, and not after the first publication has merged. The full rules are
     # in `history`, which is not loaded then; they are checked when the tag is created.
     if tag == MAIN or not _TAG.fullmatch(tag):

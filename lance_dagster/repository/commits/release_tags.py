@@ -122,7 +122,7 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
         raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "release tag")
     if not force:
         delete = Call("tags.delete", (name,), {"force": True})
-        because = "the released commit could no longer be read by it"
+        because = "readers find the released commit by it"
         raise ProtectedError(
             "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )

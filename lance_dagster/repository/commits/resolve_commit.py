@@ -114,7 +114,7 @@ def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Itera
 
 
 def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
-    """Return whether a commit contains another one; every commit contains itself."""
+    """Return whether a commit is `of` itself or one of its ancestors; True too where the history between is gone."""
     wanted = logs.commit(commit_id)
     seen, waiting = {of}, [of]
     while waiting:

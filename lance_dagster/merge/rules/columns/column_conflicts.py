@@ -116,7 +116,7 @@ def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[Field]:
 
 
 def _finding(change: _ColumnChange, writer: MergeSide, rows: Rows) -> Finding:
-    wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows without that"
+    wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows with the column as it was before"
     source, dest = (wrote, change.did) if writer.is_source else (change.did, wrote)
     conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
     return Finding(conflict=conflict, options=(), rows=on_side(rows, source=writer.is_source), advice=change.advice)

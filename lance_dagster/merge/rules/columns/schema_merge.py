@@ -372,7 +372,7 @@ class _SchemaMerge:
                 self._found(
                     f"column {path}",
                     (
-                        f"{self._who_dropped_around(field)} dropped the column around it",
+                        f"{self._who_dropped_around(field)} dropped the struct that contains it",
                         f"{self._who_changed(field)} added or changed it",
                     ),
                     (),
