@@ -60,6 +60,7 @@ from lance_dagster.datafiles import SMALL_FILE_BYTES
 from lance_dagster.errors import (
     CommitConflictError,
     CommitStateUnknownError,
+    ConditionalPutUnsupportedError,
     NotDurableError,
     PermissionRefusedError,
     StoreError,
@@ -475,6 +476,7 @@ def _put_manifest(
 
     Raises:
         CommitStateUnknownError: The store neither confirms the put nor lets the object be read back.
+        ConditionalPutUnsupportedError: The store cannot put an object only where there is none.
         PermissionRefusedError: The credentials may not write there.
         NotDurableError: A data file could not be synced, and the manifest was not put.
     """
@@ -489,7 +491,7 @@ def _put_manifest(
             if store.put_if_absent(path, data, synced=False, after=after):
                 return None
             exists = True
-        except (PermissionRefusedError, NotDurableError):
+        except (ConditionalPutUnsupportedError, PermissionRefusedError, NotDurableError):
             # Such a request changes nothing; one before this one may have landed without an answer.
             if problem is None:
                 raise

@@ -21,6 +21,7 @@ from lance_dagster.errors import (
     PermissionRefusedError,
     Remedy,
     StoreError,
+    counted,
 )
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import s3_retry_seconds, s3fs_options
@@ -29,6 +30,7 @@ from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+_ACCESS_DENIED = "AccessDenied"
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
 _CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
@@ -150,16 +152,25 @@ class S3Store(PrefixStore):
         self._ask(f"delete {self._uri}/{key}", lambda: self._call("delete_object", Key=self._key(key)))
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects, up to a thousand with one request."""
+        """Delete objects, up to a thousand with one request.
+
+        Raises:
+            PermissionRefusedError: The credentials may not delete some of them; others of the request were deleted.
+            StoreError: The storage failed, or could not delete some of them.
+        """
         for start in range(0, len(keys), _MOST_AT_ONCE):
             some = [{"Key": self._key(key)} for key in keys[start : start + _MOST_AT_ONCE]]
             send = partial(self._call, "delete_objects", Delete={"Objects": some, "Quiet": True})
             answer = self._ask(f"delete {len(some)} objects below {self._uri}", send)
             # The response is 200 even when single objects could not be deleted; those are listed in it.
-            failed = [f"{error.get('Key')} ({error.get('Code')})" for error in answer.get("Errors", ())]
+            failed = [(error.get("Key"), error.get("Code")) for error in answer.get("Errors", ())]
             if failed:
-                shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
-                raise StoreError(f"cannot delete {len(failed)} objects of s3://{self._bucket}: {shown}")
+                shown = ", ".join(f"{key} ({code})" for key, code in failed[:_SHOWN])
+                shown += ", ..." if len(failed) > _SHOWN else ""
+                what = f"delete {counted(len(failed), 'object')} of s3://{self._bucket}"
+                if all(code == _ACCESS_DENIED for _, code in failed):
+                    raise PermissionRefusedError(what, shown)
+                raise StoreError(f"cannot {what}: {shown}")
 
     @property
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
@@ -304,7 +315,9 @@ def _error(what: str, error: Exception) -> StoreError:
     """Return the error of this package for one of the client's."""
     # s3fs reports 403 as PermissionError, as it does a refused clock or signature.
     if isinstance(error, PermissionError):
-        return PermissionRefusedError(what, str(error), known=_code(error) not in _WRONG_CREDENTIALS)
+        # Some servers, such as Ceph, send the code of an error without a text.
+        answer = str(error) if str(error) != "None" else _code(error)
+        return PermissionRefusedError(what, answer, known=_code(error) not in _WRONG_CREDENTIALS)
     problem, status = f"cannot {what}: {error}", _status(error)
     if status in _TRANSIENT:
         return TransientError(problem, remedy=_BUSY)

@@ -56,7 +56,7 @@ class Maintenance(Generic[TableT]):
             The problems found, and how much was verified. Damage is reported there and raises no exception.
 
         Raises:
-            RefNotFoundError: The branch or tag does not exist.
+            NotFoundError: There is no such branch, tag, version or commit id.
         """
         # A `Version` goes in as its ref, which is resolved again: the verified manifest is that in the store.
         return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
@@ -76,7 +76,7 @@ class Maintenance(Generic[TableT]):
             The number of digests that were recorded.
 
         Raises:
-            RefNotFoundError: The branch or tag does not exist.
+            NotFoundError: There is no such branch, tag, version or commit id.
             CorruptFileError: A manifest cannot be read.
             PermissionRefusedError: The credentials may not write beside a data file, such as that of another table.
         """

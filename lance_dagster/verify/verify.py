@@ -91,7 +91,7 @@ def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Prog
     """Check every version, or the one that a ref names.
 
     Raises:
-        NotFoundError: The ref names nothing.
+        NotFoundError: There is no such branch, tag, version or commit id.
     """
     linked = tuple(_linked(key) for key in context.store.links())
     try:
@@ -120,6 +120,9 @@ def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: P
     if ref is not None:
         branch, number = resolve(ref, context.refs, context.versions)
         check.branch(branch, (number,))
+        if not check.versions:
+            # Without this, a report about no version would say that all is well. It raises.
+            context.versions.load(branch, number)
         report = _report(check)
         return replace(report, problems=_confirmed(context, report.problems))
     refs = list_refs(context)
@@ -147,7 +150,7 @@ def record_digests(context: TableContext, ref: str | None, progress: Progress | 
         The number of digests that were recorded.
 
     Raises:
-        NotFoundError: The ref names nothing.
+        NotFoundError: There is no such branch, tag, version or commit id.
         CorruptFileError: A manifest cannot be read.
     """
     context = replace(context, versions=Versions(context.store, context.storage_options))
@@ -155,7 +158,8 @@ def record_digests(context: TableContext, ref: str | None, progress: Progress | 
     if ref is None:
         listed = [(branch, number) for branch, own in list_refs(context).numbers.items() for number in own]
     else:
-        listed = [resolve(ref, context.refs, context.versions)]
+        branch, number = resolve(ref, context.refs, context.versions)
+        listed = [(branch, context.versions.load(branch, number).number)]
     files: dict[str, NamedFile] = {}
     seen: set[tuple[str, tuple[BasePath, ...], Fragment | bytes]] = set()
     for branch, number in listed:

@@ -168,7 +168,7 @@ def transaction_of(table: LanceTable, **changes: object) -> Transaction:
         ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
         ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
         ({"physical_rows": 2**62}, InvalidInputError, "has 1 row, but the transaction has 4611686018427387904"),
-        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, so there is none at 2"),
+        ({"column_indices": (0, 2)}, InvalidInputError, "has 2 columns, but the transaction names column 2,"),
     ],
 )
 def test_a_transaction_with_a_wrong_file_is_refused(
@@ -245,9 +245,9 @@ def test_an_append_of_a_file_that_the_version_names_is_refused(
     [
         ({"physical_rows": 5}, InvalidInputError, "has 2 rows, but the transaction has 5"),
         ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
-        ({"column_indices": (0, 99)}, InvalidInputError, "has 2 columns, so there is none at 99"),
+        ({"column_indices": (0, 99)}, InvalidInputError, "has 2 columns, but the transaction names column 99,"),
         ({"minor": 1}, InvalidInputError, r"has the format version 2\.2, but the transaction has 2\.1"),
-        ({"major": 0, "minor": 2}, InvalidInputError, r"is said to have the first format, but main@2 has 2\.2"),
+        ({"major": 0, "minor": 2}, InvalidInputError, r"the format 0\.1, but main@2 has 2\.2"),
         ({"files": ()}, InvalidInputError, "has no data file"),
         ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
     ],
@@ -280,7 +280,7 @@ def changed(fragment: Fragment, changes: dict[str, Any]) -> Fragment:
         ({"path": "gone.lance"}, CorruptFileError, "it is missing"),
         ({"path": "../../x.lance"}, InvalidInputError, "is not the name of a file"),
         ({"size": 7}, CorruptFileError, "size is not 7 bytes"),
-        ({"column_indices": (0, 99)}, InvalidInputError, "has 2 columns, so there is none at 99"),
+        ({"column_indices": (0, 99)}, InvalidInputError, "has 2 columns, but the transaction names column 99,"),
     ],
 )
 def test_a_replacement_with_a_wrong_file_is_refused(
@@ -306,7 +306,7 @@ def test_a_replacement_has_the_rows_of_its_fragment(table: LanceTable) -> None:
         ({"uuid": "../data"}, InvalidInputError, "cannot be the uuid of an index"),
         ({"uuid": str(uuid.uuid4()), "files": ()}, CorruptFileError, "the index has no files"),
         ({"files": (IndexFile("../x", 1),)}, InvalidInputError, "is not the path of a file in the folder of an index"),
-        ({"files": (IndexFile("page_data.lance", 7),)}, CorruptFileError, "its size is not 7 bytes"),
+        ({"files": (IndexFile("page_data.lance", 7),)}, CorruptFileError, "the transaction records 7"),
     ],
 )
 def test_an_index_whose_files_are_not_there_is_refused(

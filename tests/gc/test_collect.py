@@ -215,7 +215,7 @@ def test_what_is_named_stays_and_the_report_says_by_whom(table: LanceTable) -> N
         "main@1": ("named earlier by tag 'production'",),
         "main@2": ("tag 'release'",),
         "main@3": ("tag 'production'",),
-        "main@4": ("where branch 'dev' was forked", "where 'dev' and 'main' can be merged from"),
+        "main@4": ("where branch 'dev' was forked", "the merge base of 'dev' and 'main'"),
         "main@5": ("the newest", "not merged into 'dev' yet"),
         "dev@4": ("the first of branch 'dev'",),
         "dev@5": ("not merged into 'main' yet",),
@@ -302,7 +302,7 @@ def test_what_two_branches_have_of_a_third_stays(table: LanceTable) -> None:
     base = table.branches.merge_base("b", "main")
     report = collected(table, NONE, grace=NONE)
     assert ("x", 6) == (base.branch, base.number)
-    assert ("where 'b' and 'x' can be merged from", "a merge that later merges start from") == (
+    assert ("the merge base of 'b' and 'x'", "a merge that later merges start from") == (
         report.kept["x@6"][0],
         report.kept["b@6"][-1],
     )
@@ -635,7 +635,7 @@ def test_a_merge_base_that_expired_is_there_again(table: LanceTable) -> None:
     again = LanceTable.open(table.uri)
     assert ("x@7",) == again.maintenance.collect_garbage(WEEK).put_back
     report = again.maintenance.collect_garbage(WEEK, dry_run=False)
-    assert (("x@7",), "where 'x' and 'main' can be merged from") == (report.put_back, report.kept["x@7"][0])
+    assert (("x@7",), "the merge base of 'x' and 'main'") == (report.put_back, report.kept["x@7"][0])
     assert (data, False) == (path.read_bytes(), waiting.exists())
     again.merge("x")
     assert [("a", 5), ("x", 1), ("x", 2), ("x", 3)] == contents(again)

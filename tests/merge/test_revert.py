@@ -142,7 +142,7 @@ def test_a_change_that_others_build_on_is_a_conflict(table: LanceTable) -> None:
     """Rows that the change updated were updated again since."""
     updated = table.update({"value": "100"}, where="value = 1")
     table.update({"value": "101"}, where="value = 100")
-    with pytest.raises(MergeConflictError, match="cannot take back main@4 on main@5") as caught:
+    with pytest.raises(MergeConflictError, match="cannot revert main@4 on main@5") as caught:
         table.revert(str(updated))
     assert "1 row in fragment" in str(caught.value)
     table.revert(str(updated), strategy="source-wins")

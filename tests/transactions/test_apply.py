@@ -75,9 +75,9 @@ def head() -> Manifest:
         (CreateIndex(new_indices=(INDEX,)), "index 'by_c' is on field 7, which the table does not have"),
         (
             Update(new_fragments=(replace(fragment("z.lance"), row_ids=row_id_range(0, 6)),)),
-            "the id of a row that was in none|of 5 rows brings 6 row ids",
+            "the id of a row that was in none|has 6 row ids; its 5 rows",
         ),
-        (Restore(version=1), "version 1 has to be given"),
+        (Restore(version=1), "cannot restore version 1"),
         (Clone(is_shallow=True, ref_version=1, ref_path="p"), "cannot commit the operation Clone"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from lance_dagster import LanceTable, Problem, RefNotFoundError
+from lance_dagster import LanceTable, Problem, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import (
     decode_manifest_file,
@@ -861,3 +861,12 @@ def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
     assert [] == [problem for report in reports for problem in report.problems if problem.severity == ERROR]
     assert () == table.maintenance.verify(deep=True).problems
     assert len(reports) > 1
+
+
+def test_a_version_that_does_not_exist_is_no_sound_one(tmp_path: Path) -> None:
+    """A report about no version would say that nothing is wrong."""
+    table = new_table(tmp_path, entries("a", 1))
+    with pytest.raises(VersionNotFoundError, match="main@99"):
+        table.maintenance.verify("main@99")
+    with pytest.raises(VersionNotFoundError, match="main@99"):
+        table.maintenance.record_digests("main@99")
