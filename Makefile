@@ -74,8 +74,8 @@ azurite: install ## Install Azurite, the emulator of Azure's Blob Storage, into 
 test-azure: azurite ## Test the stores of S3, Azure and Google, those of Azure on Azurite
 	@LANCE_DAGSTER_AZURITE_REQUIRED=1 $(BIN)/python -m pytest tests/store/test_providers.py $(ARGS)
 
-test-ceph: install ## Test the store of S3 on Ceph, which Debian has: apt-get install radosgw ceph-mon ceph-osd
-	@$(BIN)/python -m pytest -n 0 -m ceph tests/store/test_ceph.py $(ARGS)
+test-ceph: install ## Test the store and the policies of S3 on Ceph, which Debian has: apt-get install radosgw ceph-mon ceph-osd
+	@$(BIN)/python -m pytest -n 0 -m ceph tests/store/test_ceph.py tests/store/test_ceph_access.py $(ARGS)
 
 test-cluster: install ## Test Spark on a standalone cluster: a master and two workers in processes of their own
 	@$(BIN)/python -m pytest -n 0 -m cluster tests/cluster $(ARGS)

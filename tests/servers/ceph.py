@@ -8,9 +8,11 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3fs
@@ -18,7 +20,8 @@ import s3fs
 from tests.conftest import HOST, S3Storage, free_port, server_process
 
 PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "ceph-authtool", "monmaptool")
-ACCESS_KEY, SECRET_KEY = "tests", "tests-secret"
+ACCESS_KEY = "tests"
+CONFIGURATION_FILE = "ceph.conf"
 KEYS = {
     "mon.": ("mon", "allow *"),
     "client.admin": ("mon", "allow *", "osd", "allow *"),
@@ -64,12 +67,36 @@ def missing_programs() -> str | None:
     return f"Ceph is not installed ({', '.join(missing)}); on Debian: apt-get install radosgw ceph-mon ceph-osd"
 
 
+def _run(folder: Path, *command: str) -> None:
+    environment = {**os.environ, "CEPH_CONF": str(folder / CONFIGURATION_FILE)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=START_SECONDS)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def new_user(folder: Path, name: str, *, caps: str = "") -> None:
+    """Create a user of the gateway with files in a folder: the access key is the name, `caps` are what it manages."""
+    keys = (f"--access-key={name}", f"--secret-key={name}-secret", *([f"--caps={caps}"] if caps else []))
+    _run(folder, "radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}", *keys)
+
+
+def options_of(endpoint: str, name: str) -> dict[str, str]:
+    """Return the storage options of a user."""
+    keys = {"access_key_id": name, "secret_access_key": f"{name}-secret", "region": "us-east-1"}
+    return keys | {"endpoint": endpoint, "allow_http": "true"}
+
+
 def new_bucket(endpoint: str) -> S3Storage:
     """Make a new bucket on a gateway."""
     name = f"test-{uuid.uuid4().hex}"
-    s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=endpoint).call_s3("create_bucket", Bucket=name)
-    options = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "aws_endpoint": endpoint}
-    return S3Storage(uri=f"s3://{name}", storage_options=options | {"aws_region": "us-east-1", "allow_http": "true"})
+    client(endpoint, ACCESS_KEY)("create_bucket", Bucket=name)
+    return S3Storage(uri=f"s3://{name}", storage_options=options_of(endpoint, ACCESS_KEY))
+
+
+def client(endpoint: str, name: str) -> Callable[..., Any]:
+    """Return a function that sends one request of S3 as a user; it takes the name and the arguments of the request."""
+    send: Callable[..., Any] = s3fs.S3FileSystem(key=name, secret=f"{name}-secret", endpoint_url=endpoint).call_s3
+    return send
 
 
 @contextmanager
@@ -81,20 +108,12 @@ def ceph(folder: Path) -> Iterator[str]:
     monitor, gateway, fsid = free_port(), free_port(), str(uuid.uuid4())
     for name in ("mon", "osd", "rgw"):
         (folder / name).mkdir()
-    configuration = folder / "ceph.conf"
+    configuration = folder / CONFIGURATION_FILE
     configuration.write_text(
         CONFIGURATION.format(folder=folder, host=HOST, monitor=monitor, gateway=gateway, fsid=fsid)
     )
 
-    def run(*command: str) -> str:
-        environment = {**os.environ, "CEPH_CONF": str(configuration)}
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, env=environment, timeout=START_SECONDS
-        )
-        if done.returncode:
-            pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout
-
+    run = partial(_run, folder)
     keyring, monmap, configured = str(folder / "keyring"), str(folder / "monmap"), ("-c", str(configuration))
     for number, (name, capabilities) in enumerate(KEYS.items()):
         pairs = zip(capabilities[::2], capabilities[1::2], strict=True)
@@ -113,8 +132,7 @@ def ceph(folder: Path) -> Iterator[str]:
         run("ceph", "osd", "new", store_id)
         run("ceph-osd", *configured, "-i", "0", "--mkfs", "--osd-uuid", store_id)
         start("ceph-osd", "-i", "0")
-        user = ("--uid=tests", "--display-name=tests", f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")
-        run("radosgw-admin", *configured, "user", "create", *user)
+        new_user(folder, ACCESS_KEY, caps="user-policy=*")
         command = ["radosgw", "-n", "client.rgw.a", *configured, "-f"]
         with server_process(folder / "radosgw.out", gateway, command) as address:
             yield f"http://{address}"
