@@ -50,7 +50,7 @@ def test_another_attempt_gives_other_versions() -> None:
     "bad,said",
     [
         (fragment(1, [1, 2], [1, 1]), "has 2 row ids; its 1 rows"),
-        (fragment(2, [1, 2]), "have to bring the versions they were created at"),
+        (fragment(2, [1, 2]), "needs the versions that its rows were created at"),
         (fragment(2, [1, 10], [1, 1]), "brings the row id 10, but the next row id is 10"),
     ],
 )

@@ -100,11 +100,15 @@ def refuse_with_consequences(
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Merges that were tried, all conflicts that were found, and the key of a strategy for each kind."""
+    """Merges that were tried, all conflicts that were found, and the key of a strategy for each kind.
+
+    `trials` have winners for every kind of conflict, `alone` for one kind each.
+    """
 
     trials: tuple[_Trial, ...]
     found: tuple[Finding, ...]
     names: Mapping[str, str]
+    alone: tuple[_Trial, ...] = ()
 
     @classmethod
     def of(
@@ -119,17 +123,25 @@ class _Trials:
             overrule: Whether a winner that was given may be replaced by the other one.
         """
         found, trials, kinds = list(findings), list[_Trial](), list[ConflictKind]()
+        kept: Mapping[str, Winner] = {}
+
+        def tried(winners: Mapping[ConflictKind, Winner]) -> _Trial:
+            # Winners that are kept stay; a trial only adds winners for kinds that they leave open.
+            return _Trial(
+                kept=kept, winners=winners, still_open=attempt(ParsedStrategy(kept).with_winners(dict(winners.items())))
+            )
+
         while (more := _kinds_to_try(found, strategy, overrule=overrule)) != kinds:
             kinds, trials = more, []
             kept = _given_for_others(strategy, found, kinds) if overrule else strategy.winners
             for winners in product(*(BOTH if kind in _TRIED else BOTH[:1] for kind in kinds)):
-                extra = dict(zip(kinds, winners, strict=True))
-                # Winners that are kept stay; a trial only adds winners for kinds that they leave open.
-                still_open = attempt(ParsedStrategy(kept).with_winners(dict(extra.items())))
-                trials.append(_Trial(kept=kept, winners=extra, still_open=still_open))
+                trials.append(tried(dict(zip(kinds, winners, strict=True))))
                 known = {_key(finding.conflict) for finding in found}
-                found += [finding for finding in still_open or () if _key(finding.conflict) not in known]
-        return cls(tuple(trials), tuple(found), _names_for_strategies([finding.conflict for finding in found]))
+                found += [one for one in trials[-1].still_open or () if _key(one.conflict) not in known]
+        names = _names_for_strategies([finding.conflict for finding in found])
+        # A winner may settle a conflict only together with one for another kind, which all other trials have.
+        several = [kind for kind in kinds if kind in _TRIED] if len(kinds) > 1 else []
+        return cls(tuple(trials), tuple(found), names, tuple(tried({k: w}) for k, w in product(several, BOTH)))
 
     @property
     def settling(self) -> list[_Trial]:
@@ -194,9 +206,13 @@ class _Trials:
         kind = finding.conflict.kind
         if kind in _INDEPENDENT:
             return list(finding.options)
-        # Where a trial with the winner has the conflict left, it depends on the winners of other kinds too.
+        # Where a trial with the winner has the conflict left, it depends on the winners for other kinds too.
         left = {
-            winner: [trial.settles(finding.conflict) for trial in self.trials if trial.winners.get(kind) == winner]
+            winner: [
+                trial.settles(finding.conflict)
+                for trial in (*self.trials, *self.alone)
+                if trial.winners.get(kind) == winner
+            ]
             for winner in BOTH
         }
         return [winner for winner, settled in left.items() if settled and all(settled)]

@@ -237,3 +237,17 @@ def test_sides_that_cannot_be_compared_offer_nothing(options: tuple[Winner, ...]
     refusal = refuse([found("schema", "schema", *options)])
     assert ((), None, 1) == (refusal.settling, refusal.sides, len(refusal.conflicts))
     assert hints(refusal)["schema"].startswith("no strategy settles it")
+
+
+def test_a_winner_that_needs_another_one_is_not_offered_alone() -> None:
+    """Every trial has a winner for each kind; whether one kind settles its conflicts alone takes a trial of its own."""
+
+    def together(strategy: ParsedStrategy) -> Sequence[Finding]:
+        # As long as it is open who has the rows, whose values of the column count is open too.
+        open_rows = strategy.winner("rows", "3 rows") is None
+        return [ROWS, found("column", "column price")] if open_rows else [ROWS, PRICE]
+
+    refusal = refused(together)
+    expected = "settled by strategies for several conflicts together, such as 'column price': 'source-wins', "
+    assert hints(refusal)["column price"] == f"{expected}'rows': 'source-wins'"
+    assert hints(refusal)["3 rows"] == "strategy 'rows': 'source-wins' or 'dest-wins'"
