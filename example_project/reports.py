@@ -11,8 +11,8 @@ from example_project import places
 
 GROUP = "reports"
 
-# `eager` misses a move that happens between the same two evaluations of the automation as the report on the move
-# before: it does not check which came first. This condition does.
+# Between two evaluations, the report may be made and then the tag may move again. `eager` takes that report for one of
+# the second move, because it does not compare the order of the two events. This condition compares it.
 _OVERTAKEN = (
     dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated()).since(
         dg.AutomationCondition.newly_updated()

@@ -1,6 +1,6 @@
 """The command `lance-dagster`: its subcommands by topic, and the exit codes and lines of its errors.
 
-Exit codes: 0 done; 1 refused, in conflict, or damage was found; 2 wrong arguments.
+Exit codes: 0 done; 1 refused, in conflict, damage was found, or the storage failed; 2 wrong arguments.
 """
 
 import errno
@@ -101,9 +101,9 @@ class Program(click.Group):
 @click.version_option(package_name="lance-dagster", message="%(prog)s %(version)s")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Version control for Lance tables: branches, tags, merges. TABLE is a local path or s3://bucket/path.
+    """Version control for Lance tables: branches, tags, merges. TABLE is a local path or the URI of an object store.
 
-    Exits with 0 when it is done, 1 when it was refused, in conflict or found damage, 2 when it was called wrongly.
+    Exits with 0 on success, 1 after a refusal, conflict, damage or storage failure, and 2 on wrong arguments.
     """
     # The convention of https://no-color.org, which click does not implement.
     if os.environ.get("NO_COLOR"):

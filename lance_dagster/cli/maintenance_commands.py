@@ -1,4 +1,4 @@
-"""`lance-dagster verify`, `record-digests`, `gc`, `compact`, `clone`, `relocate` and `move-base`."""
+"""`lance-dagster verify`, `record-digests`, `gc`, `compact`, `clone`, `relocate`, `move-base` and `allow-base`."""
 
 import sys
 from collections import Counter
@@ -55,7 +55,7 @@ class _CompactOptions(TypedDict):
 
 @click.command()
 @click.option("--ref", type=REF, help="Check one version only: a branch, a tag or an expression such as main@17.")
-@click.option("--deep", is_flag=True, help="Read every data file instead of comparing its size.")
+@click.option("--deep", is_flag=True, help="Read every data, index and transaction file, too.")
 @about_table
 def verify(table: "LanceTable", output: Output, ref: str | None, *, deep: bool) -> None:
     """Look for damage in every version, file, branch and tag of TABLE.

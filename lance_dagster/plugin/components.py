@@ -66,7 +66,7 @@ class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
     A code location has one for each warehouse; components that name the same resource key are refused by Dagster.
     """
 
-    root: str = Field(description="Folder of the tables: an absolute local path or s3://bucket/path.")
+    root: str = Field(description="Folder of the tables: an absolute path, s3://bucket/path, az:// or gs://.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         description="Endpoint, region and the like, under pylance's names. Secrets go into `environment`.",

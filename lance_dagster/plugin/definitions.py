@@ -95,7 +95,7 @@ def lance_assets(
 
     Args:
         assets: The candidates: each returns the rows of one table.
-        root: The folder of the tables: an absolute local path or `s3://bucket/path`.
+        root: The folder of the tables: an absolute local path, `s3://bucket/path`, `az://` or `gs://`.
         checks: The blocking checks of each asset, by its key, such as `{"shop/orders": [Unique("id")]}`.
         tag: The tag that readers follow, and the first part of the keys of the promoted nodes.
         **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one

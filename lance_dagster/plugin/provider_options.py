@@ -166,7 +166,9 @@ def merge_options(storage_options: Mapping[str, str], **providers: ProviderOptio
 
     given = {field: options for field, options in providers.items() if options is not None}
     if len(given) > 1:
-        raise InvalidInputError(f"LanceResource gets {' and '.join(given)}; its root is on one of them")
+        raise InvalidInputError(
+            f"LanceResource gets {' and '.join(given)}; give only the options of the provider that its root is on"
+        )
     if not given:
         return dict(storage_options)
     ((field, options),) = given.items()

@@ -119,7 +119,7 @@ SETTINGS = (
     Setting(key=md.SCHEMA_EVOLUTION, places=_WRITTEN, values=_EVOLUTIONS),
     Setting(key=md.PARTITION_EXPR, places=(*_DEFINED, "input"), kind="partition_expr"),
     Setting(key=md.VECTORS, places=_DEFINED, kind="lengths"),
-    Setting(key=md.TABLE, places=("asset", "spec", "output", "input")),
+    Setting(key=md.TABLE, places=("asset", "spec", "input")),
     Setting(key=md.SCHEMA, places=_DEFINED),
     Setting(key=md.CANDIDATE, places=("spec",)),
     Setting(key=md.REF, places=("input", "spec")),

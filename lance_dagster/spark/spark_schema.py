@@ -70,7 +70,9 @@ def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = 
     """
     doubled = sorted({name for name in spark_schema.names if spark_schema.names.count(name) > 1})
     if doubled:
-        raise InvalidInputError(f"column names must be unique; {', '.join(map(repr, doubled))} is duplicated")
+        raise InvalidInputError(
+            f"column names must be unique; rename one of the columns {', '.join(map(repr, doubled))} in the frame"
+        )
     columns = {field.name: _arrow_type(field) for field in spark_schema}
     for name, length in (vectors or {}).items():
         columns[name] = _vector_type(name, columns.get(name), length)

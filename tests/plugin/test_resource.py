@@ -205,7 +205,7 @@ def test_typed_options_of_azure_and_google() -> None:
     doubled = LanceResource(root="az://c/x", storage_options={"azure_storage_access_key": "x"}, azure=azure)
     with pytest.raises(InvalidInputError, match="'azure_storage_access_key' in storage_options and in azure; give it"):
         doubled.connection_options  # noqa: B018
-    with pytest.raises(InvalidInputError, match="gets azure and google; its root is on one of them"):
+    with pytest.raises(InvalidInputError, match="gets azure and google; give only the options"):
         LanceResource(root="az://c/x", azure=azure, google=google).connection_options  # noqa: B018
     with pytest.raises(InvalidInputError, match="AzureOptions has no field 'acount_name'; did you mean 'account_name'"):
         AzureOptions(acount_name="x")  # type: ignore[call-arg]

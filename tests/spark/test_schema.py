@@ -70,7 +70,7 @@ def test_a_type_without_arrow_counterpart_is_refused_by_name() -> None:
 
 def test_columns_of_one_name_are_refused() -> None:
     """Spark allows them, but a table does not."""
-    with pytest.raises(InvalidInputError, match="column names must be unique; 'a' is duplicated"):
+    with pytest.raises(InvalidInputError, match="column names must be unique; rename one of the columns 'a'"):
         target_schema(StructType(ddl("a INT").fields * 2))
 
 

@@ -118,9 +118,11 @@ def _channel_state_line(found: "ChannelState") -> str:
 def _table_state_lines(found: "TableState") -> Iterator[str]:
     # In this order: for a table that is gone or was replaced, nothing else can be shown.
     if found.main is None:
-        yield f"{found.name}: the table no longer exists; restore its folder, or move-table or remove-table it"
+        mend = "restore its folder, or run `lance-dagster repository move-table` or `remove-table`"
+        yield f"{found.name}: the table no longer exists; {mend}"
     elif found.replaced:
-        yield f"{found.name}: another program made this table again; remove-table it, then adopt it as a new one"
+        mend = "run `lance-dagster repository remove-table`, then `adopt` to add the new one"
+        yield f"{found.name}: another program made this table again; {mend}"
     elif found.at is None:
         yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` adds it"
     elif found.lagging:
@@ -136,7 +138,8 @@ def _table_state_lines(found: "TableState") -> Iterator[str]:
         )
         yield f"{line}: {found.commits_ahead}{advice}"
     for tag, version in found.moved_tags.items():
-        yield f"{found.name}: tag {tag} names {version} and does not follow the channel; `repair` brings it back"
+        mend = "`lance-dagster repository repair` brings it back"
+        yield f"{found.name}: tag {tag} names {version} and does not follow the channel; {mend}"
 
 
 def _channel_state_document(found: "ChannelState") -> dict[str, Any]:

@@ -98,7 +98,7 @@ class RowCountChange(BuiltInCheck):
     def __post_init__(self) -> None:
         """Validate that there is a bound, and that it is a share: -10 for per cent would let all rows vanish."""
         if self.minimum is None and self.maximum is None:
-            raise InvalidInputError("RowCountChange has neither minimum nor maximum")
+            raise InvalidInputError("RowCountChange has neither minimum nor maximum; give one, such as minimum=-0.1")
         if self.minimum is not None and self.minimum < -1:
             raise InvalidInputError(f"RowCountChange has minimum {self.minimum}; give a share, such as -0.1")
         refuse_bounds("RowCountChange", self.minimum, self.maximum)

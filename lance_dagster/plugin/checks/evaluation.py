@@ -88,8 +88,8 @@ def evaluate_check(
 ) -> CheckOutcome:
     """Evaluate a check on a version of its table.
 
-    An exception in the check counts as a failure with its message. An error of the storage or of Dagster is raised: it
-    says nothing about the rows, and a retry may succeed.
+    An exception of a class in `_BROKEN` counts as a failure with its message. Any other one is raised, such as an error
+    of the storage or of Dagster: it says nothing about the rows, and a retry may succeed.
 
     Args:
         bound: The check.

@@ -56,7 +56,9 @@ class FunctionCheck:
     def _outcome_of(self, found: dg.AssetCheckResult) -> CheckOutcome:
         # Dagster refuses such a result of a plain check; here it would count for this check, whatever it was about.
         if found.check_name not in (None, self.name):
-            raise InvalidInputError(f"table check {self.name!r} returned the result of check {found.check_name!r}")
+            raise InvalidInputError(
+                f"table check {self.name!r} returned the result of check {found.check_name!r}; leave check_name out"
+            )
         return CheckOutcome(
             passed=found.passed,
             description=found.description or "",

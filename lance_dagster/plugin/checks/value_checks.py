@@ -127,7 +127,9 @@ class InRange(BuiltInCheck):
     def __post_init__(self) -> None:
         """Validate that at least one bound is given, and that a value can lie between two."""
         if self.minimum is None and self.maximum is None:
-            raise InvalidInputError(f"InRange of {self.column!r} has neither minimum nor maximum")
+            raise InvalidInputError(
+                f"InRange of {self.column!r} has neither minimum nor maximum; give at least one of them"
+            )
         refuse_bounds(f"InRange of {self.column!r}", self.minimum, self.maximum)
 
     @property
@@ -172,7 +174,9 @@ class IsIn(BuiltInCheck):
         """Validate that the values are a list, and not a text whose letters would be taken for values."""
         require_sequence("values", self.values, "open")
         if not self.values:
-            raise InvalidInputError(f"IsIn of {self.column!r} allows no value")
+            raise InvalidInputError(
+                f"IsIn of {self.column!r} allows no value; give at least one, such as values=('open',)"
+            )
 
     @property
     def name(self) -> str:

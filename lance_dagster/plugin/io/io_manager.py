@@ -33,7 +33,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
     An upsert needs `lance/keys`, the columns of the key; it looks for the keys of the output in the whole table. With
     `lance/when_missing: delete` it also deletes the rows of the run's partitions whose key the output lacks. The rows
-    of an upsert are held in memory.
+    of an upsert are held in memory, except those of a Spark frame, which the executors match.
 
     In every mode the rows are checked against the partitions of the run while they are written: when one row is
     outside, nothing is committed. An output with other columns or types than the table is refused, unless

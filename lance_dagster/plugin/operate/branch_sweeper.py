@@ -79,12 +79,12 @@ def build_branch_sweeper(
 ) -> dg.SensorDefinition:
     """Build a sensor that deletes the run branches and previews of some tables that are no longer needed.
 
-    It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed`
-    ago, and branches of failed runs whose full re-execution succeeded. It never deletes a branch while a run of the
-    same root is unfinished or about to be retried, nor a branch of a successful run that was not published, nor a
-    branch that a tag or another branch needs. With a repository a run is one candidate: a branch that `main` contains
-    stays as long as another table of the run waits or may be re-executed. Previews are deleted after a day. The text of
-    each tick says what was deleted and why, and which branches wait to be published.
+    It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed` ago,
+    and branches of failed runs whose full re-execution succeeded. It never deletes a branch while its run, or a
+    re-execution with the same root run, is unfinished or about to be retried, nor a branch of a successful run that was
+    not published, nor a branch that a tag or another branch needs. With a repository a run is one candidate: a branch
+    that `main` contains stays as long as another table of the run waits or may be re-executed. Previews are deleted
+    after a day. The text of each tick says what was deleted and why, and which branches wait to be published.
 
     Args:
         name: The sensor's name.

@@ -91,7 +91,9 @@ def build_maintenance_job(
     check_options(build_maintenance_job, options, MaintenanceOptions)
     maintained = [WatchedTable.of(table) for table in tables]
     if not maintained or len({one.key for one in maintained}) < len(maintained):
-        raise InvalidInputError(f"build_maintenance_job needs each table once, not {[one.name for one in maintained]}")
+        raise InvalidInputError(
+            f"build_maintenance_job needs at least one table, and each only once: {[one.name for one in maintained]}"
+        )
     first = _repository_op(f"{name}__repository", resource_key, options)
     ops = [_op(one, f"{name}__{_identifier(one.name)}", resource_key, options) for one in maintained]
 

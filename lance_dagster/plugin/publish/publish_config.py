@@ -54,7 +54,7 @@ def check_config(config: PublishConfig) -> None:
     """Refuse a configuration that contradicts itself or lacks a reason.
 
     Raises:
-        InvalidInputError: It does.
+        InvalidInputError: The configuration contradicts itself or lacks a reason.
     """
     for do, asked in (
         ("ignore_failed_checks", config.ignore_failed_checks),

@@ -133,9 +133,7 @@ def build_publisher(
     check_options(build_publisher, options, PublisherOptions)
     _check_arguments(tables, tag, options)
     specs = [spec for table in tables for spec in _specs_of(table)]
-    keys = [spec.key for spec in specs]
-    if not keys or len(set(keys)) < len(keys):
-        raise InvalidInputError(f"build_publisher needs each table once, not {[k.to_user_string() for k in keys]}")
+    keys = _different_keys(specs)
     nodes = _nodes_of(specs, tag, partitions_def, options.get("group_name"))
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = [key for check in checks for key in _check_keys(check)]
@@ -180,6 +178,14 @@ def build_publisher(
         specs=[node.spec for node in nodes],
         can_subset=True,
     )
+
+
+def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
+    keys = [spec.key for spec in specs]
+    if not keys or len(set(keys)) < len(keys):
+        named = [key.to_user_string() for key in keys]
+        raise InvalidInputError(f"build_publisher needs at least one table, and each only once: {named}")
+    return keys
 
 
 def _check_arguments(tables: object, tag: str, options: PublisherOptions) -> None:

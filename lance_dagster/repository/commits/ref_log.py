@@ -12,7 +12,7 @@
     _repository/expired/{sha256}                  commits that a collection deleted lately, or will; its id
 
 A ref moves by one put-if-absent of the next entry of its log. That is the moment at which a publication of many tables
-happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No object is
+happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No entry of a log is
 overwritten, so nothing has to be locked, and a reader needs one listing and one read whatever the length of the log.
 
 A lost response proves nothing: an HTTP client may have sent the request twice and report the refusal of the second one.
