@@ -426,7 +426,7 @@ _READ_ONLY = "Read-only file system"
 
 
 class PermissionRefusedError(StoreError):
-    """Report that the storage refused a request because the credentials may not make it; nothing was changed."""
+    """Report that the storage refused a request, which changed nothing, because the credentials may not make it."""
 
     def __init__(self, what: str, answer: str, *, known: bool = True) -> None:
         """Keep what was refused ("write s3://lake/orders/x"), the answer, and whether the credentials are known."""

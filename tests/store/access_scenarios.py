@@ -14,7 +14,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceRepository, LanceTable
-from lance_dagster.errors import PermissionRefusedError, StoreError
+from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT
 from tests.repository.test_readers import READS, WRITES, prepared
@@ -171,7 +171,7 @@ class AccessScenarios:
         store = open_store(uri, role("reader"))
         rows = store.list("data")
         publisher, maintenance = (LanceTable.open(uri, role(name)).maintenance for name in ("publisher", "maintenance"))
-        with pytest.raises(StoreError, match="AccessDenied"):
+        with pytest.raises(PermissionRefusedError, match="AccessDenied"):
             publisher.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
         assert rows == store.list("data")
         with self.refused("publisher", "s3:DeleteObject on"):

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.edit.creation import create
 from lance_dagster.errors import ConditionalPutUnsupportedError, InvalidInputError, StoreError, TableNotFoundError
 from lance_dagster.store import S3Store, open_store
 from tests.conftest import S3Storage, free_port
 from tests.servers.objects import FAULTS
 from tests.store.conformance import StoreConformance
-from tests.table_factory import SCHEMA, contents, entries
+from tests.table_factory import SCHEMA, contents, context_on, entries
 
 SECRET = "wJalrXUtnFEMI-secret"
 KEY = "AKIA-key"
@@ -235,6 +236,9 @@ def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) ->
         UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
     with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-Match on writes"):
         UnreliableStore(s3_storage, swaps).put_if_absent("key", b"1")
+    context = context_on(UnreliableStore(s3_storage, puts))
+    with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+        create(context, SCHEMA, {})
     store = UnreliableStore(s3_storage, deletions)
     assert store.put_if_absent("key", b"1")
     assert not store.deletes_conditionally()
