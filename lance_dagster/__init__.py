@@ -171,6 +171,7 @@ if TYPE_CHECKING:
     from lance_dagster.repository import (
         Adopted as Adopted,
         AdoptedChannel as AdoptedChannel,
+        AdvanceOptions as AdvanceOptions,
         Channel as Channel,
         ChannelHold as ChannelHold,
         Channels as Channels,
@@ -420,6 +421,7 @@ _HOMES = {
         "TableView",
         "Channels",
         "PromoteOptions",
+        "AdvanceOptions",
         "Releases",
         "RollbackOptions",
     ),

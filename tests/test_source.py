@@ -21,6 +21,7 @@ PACKAGE = architecture.PACKAGE
 PUBLIC_NAMES = [
     "Adopted",
     "AdoptedChannel",
+    "AdvanceOptions",
     "AlreadyExistsError",
     "Audit",
     "AzureOptions",

@@ -2,7 +2,7 @@
 
 from lance_dagster.repository.adoption import Adopted, AdoptedChannel
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
-from lance_dagster.repository.channels import Channels, PromoteOptions, RollbackOptions
+from lance_dagster.repository.channels import AdvanceOptions, Channels, PromoteOptions, RollbackOptions
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
 from lance_dagster.repository.commits.release_tags import ReleaseTag
 from lance_dagster.repository.commits.resolve_commit import RESTORES
@@ -21,6 +21,7 @@ __all__ = [
     "RESTORES",
     "Adopted",
     "AdoptedChannel",
+    "AdvanceOptions",
     "Channel",
     "ChannelHold",
     "ChannelState",

@@ -121,7 +121,7 @@ def test_mistakes_in_the_one_call_are_refused() -> None:
         lance_assets([customers], root="/lake", checks={"customer": [RowCount()]})
     with pytest.raises(InvalidInputError, match="publishes customers without one blocking check"):
         lance_assets([customers], root="/lake")
-    with pytest.raises(InvalidInputError, match="no option 'scheduel'; did you mean 'schedule'"):
+    with pytest.raises(InvalidInputError, match="unknown option of lance_assets 'scheduel'; did you mean 'schedule'"):
         lance_assets([customers], root="/lake", unchecked=True, scheduel="@daily")  # type: ignore[call-arg]
 
 

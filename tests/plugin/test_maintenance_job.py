@@ -115,5 +115,5 @@ def test_schedule_and_wrong_arguments() -> None:
     assert build_maintenance_job([ORDERS]).schedule is None
     assert "archive" in made.job.required_resource_keys
     for tables in ([], [ORDERS, ORDERS]):
-        with pytest.raises(InvalidInputError, match="each table once"):
+        with pytest.raises(InvalidInputError, match="at least one table, and each only once"):
             build_maintenance_job(tables)

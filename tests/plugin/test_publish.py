@@ -341,7 +341,7 @@ def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.Dagste
 def test_publisher_without_tables() -> None:
     """A publisher needs at least one table, and each only once."""
     for tables in ([], [ORDERS, ORDERS]):
-        with pytest.raises(InvalidInputError, match="each table once"):
+        with pytest.raises(InvalidInputError, match="at least one table, and each only once"):
             build_publisher(tables)
     with pytest.raises(InvalidInputError, match=r"tables: a list such as \['shop/orders'\] is wanted, not 'orders'"):
         build_publisher("orders")
