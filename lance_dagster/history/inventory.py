@@ -226,11 +226,17 @@ def expired_copies(
         entries: A listing of `_expired/`.
         owners: The ids of the present branches, by name.
     """
+    for branch, number, entry, owner in _parsed_copies(entries):
+        yield branch, number, entry, _owner_digest(owners.get(branch, "")) == owner
+
+
+def _parsed_copies(entries: Iterable[ObjectInfo]) -> Iterator[tuple[str, int, ObjectInfo, str]]:
+    """Yield the branch, number, entry and digest of the branch id of each expired manifest."""
     for entry in entries:
         branch, _, name = entry.key.partition("/")[2].rpartition("/")
         match = _EXPIRED_NAME.fullmatch(name)
         if match and branch:
-            yield branch, int(match[1]), entry, _owner_digest(owners.get(branch, "")) == match[2]
+            yield branch, int(match[1]), entry, match[2]
 
 
 def newest_expired_copy(store: Store, branch: str, owner: str, number: int) -> bytes | None:
@@ -244,6 +250,15 @@ def newest_expired_copies(store: Store, branch: str, owner: str) -> dict[int, st
     copies = expired_copies(store.walk(f"{EXPIRED}/{branch}"), {branch: owner})
     found = [(number, entry) for name, number, entry, same in copies if same and name == branch]
     return {number: entry.key for number, entry in sorted(found, key=lambda one: one[1].modified)}
+
+
+def newest_copies_of(store: Store, owner: str) -> dict[str, int]:
+    """Return the highest number of a copied version of a branch, by each name that the branch had."""
+    own, newest = _owner_digest(owner), dict[str, int]()
+    for name, number, _, digest in _parsed_copies(store.walk(EXPIRED)):
+        if digest == own:
+            newest[name] = max(number, newest.get(name, 0))
+    return newest
 
 
 def _owner_digest(branch_id: str) -> str:

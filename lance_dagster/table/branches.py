@@ -184,8 +184,8 @@ class Branches:
         dies first and the branch has no version, call this again; older versions may then be missing.
 
         Raises:
-            RefNotFoundError: Nothing of such a branch is left, it was renamed, or the branch that it was forked from is
-                gone.
+            RefNotFoundError: Nothing of such a branch is left, it was renamed, it has later versions under another name
+                that it was given, or the branch that it was forked from is gone.
             AlreadyExistsError: A tag has the name.
             ConflictError: A branch of the name is being created, deleted or reset.
         """

@@ -7,8 +7,9 @@ that exists is overwritten.
 
 1. The file, in state "creating", with a mark that keeps commits off, and the highest number that is to come back. It
    takes the name before any version is there: another branch that took it meanwhile would have these versions, too.
-2. A search for another branch with the id of this one. A renamed branch keeps its id. Merges record what they contain
-   by branch id and version number, so commits of a second branch with this id would count as merged.
+2. A search for another branch with the id of this one, and for copies of later versions under another name. A renamed
+   branch keeps its id. Merges record what they contain by branch id and version number, so commits of a second branch
+   with this id, or with numbers that the branch used under its later name, would count as merged.
 3. The versions, oldest first.
 4. The file, in state "ready".
 
@@ -25,7 +26,7 @@ from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
-from lance_dagster.history.inventory import EXPIRED, expired_copies
+from lance_dagster.history.inventory import EXPIRED, expired_copies, newest_copies_of
 from lance_dagster.history.refs.branch_deletion import abandon_creation, put_back, restore_version
 from lance_dagster.history.refs.branch_operations import refuse_dying_parent, refuse_tagged
 from lance_dagster.history.refs.ref_files import (
@@ -78,7 +79,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     else:
         # The recovery that began this may have ended before it looked.
         refuse_dying_parent(branch, refs, versions)
-        _refuse_renamed(name, branch.id, refs)
+        _refuse_renamed(name, branch.id, series, refs)
     return branch if branch.state == READY else _completed(branch, series, refs, versions)
 
 
@@ -101,7 +102,7 @@ def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versio
     if made is None or not isinstance(made.operation, Clone):
         raise refs.branch_not_found(name)
     refuse_tagged(name, refs)
-    _refuse_renamed(name, made.uuid, refs)
+    _refuse_renamed(name, made.uuid, series, refs)
     parent = _fork_point(name, made.operation, refs, versions)
     wanted = _begun(_described(name, first, made.uuid, parent), series, refs)
     branch = refs.add_branch(wanted)
@@ -110,7 +111,7 @@ def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versio
     refuse_dying_parent(branch, refs, versions)
     try:
         # This is looked for again: two names of one branch may be recovered at the same time.
-        _refuse_renamed(name, branch.id, refs)
+        _refuse_renamed(name, branch.id, series, refs)
     except RefNotFoundError:
         abandon_creation(branch, refs, versions)
         raise
@@ -131,10 +132,17 @@ def _begun(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
     return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: last})
 
 
-def _refuse_renamed(name: str, branch_id: str, refs: Refs) -> None:
+def _refuse_renamed(name: str, branch_id: str, series: Iterable[int], refs: Refs) -> None:
+    """Refuse a name that the branch had before it got a name of which there are later versions."""
     other = next((one.name for one in refs.branches().values() if one.id == branch_id and one.name != name), None)
     if other is not None:
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", f"the branch is called {other!r} now")
+    # After the files of the branches: where one was deleted meanwhile, there are copies of its versions by then.
+    newest = {one: number for one, number in newest_copies_of(refs.store, branch_id).items() if one != name}
+    last = max(newest, key=lambda one: newest[one], default=name)
+    if newest.get(last, 0) > max(series):
+        instead = f"the branch has later versions under the name {last!r}, which was deleted; recover {last!r}"
+        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
 
 
 def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:

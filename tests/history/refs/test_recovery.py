@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import lance
@@ -87,6 +88,29 @@ def test_a_renamed_branch_does_not_come_back_under_its_old_name(template: LanceT
     table.append(entries("new", 1), branch="run")
     table.merge("run")
     assert [*OLD_ROWS[:2], ("new", 1), *OLD_ROWS[2:]] == sorted_rows(table.read())
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_branch_comes_back_under_the_name_with_its_newest_version(template: LanceTable, *, back: bool) -> None:
+    """Under the other name, it would give a number again that was merged, and the next merge would pass that over."""
+    table = LanceTable.open(copied(template))
+    names = ["run", "new", "run"] if back else ["run", "new"]
+    for old, new in pairwise(names):
+        table.branches.rename(old, new)
+    table.append(entries("six", 6), branch=names[-1])
+    table.merge(names[-1])
+    # The fences of both names reach as far as `main`, so they do not tell the two names apart.
+    for value in (7, 8, 9):
+        table.append(entries("main", value))
+    table.branches.delete(names[-1])
+    with pytest.raises(RefNotFoundError, match=f"later versions under the name '{names[-1]}', .* recover"):
+        table.branches.recover(names[-2])
+    assert {} == table.branches.list()
+    table.branches.recover(names[-1])
+    assert [3, 4, 5, 6] == table.branches.version_numbers(names[-1])
+    table.append(entries("seven", 7), branch=names[-1])
+    table.merge(names[-1])
+    assert ("seven", 7) in sorted_rows(table.read())
 
 
 def test_versions_that_a_reset_dropped_stay_away(template: LanceTable) -> None:
