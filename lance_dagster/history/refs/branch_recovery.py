@@ -10,8 +10,10 @@ that exists is overwritten.
 2. A search for another branch with the id of this one, and for copies of later versions under another name. A renamed
    branch keeps its id. Merges record what they contain by branch id and version number, so commits of a second branch
    with this id, or with numbers that the branch used under its later name, would count as merged.
-3. The versions, oldest first.
-4. The file, in state "ready".
+3. The versions are listed again: commits that came between the first listing and step 1 were made by a branch that is
+   deleted by now, and has left copies.
+4. The versions, oldest first.
+5. The file, in state "ready".
 
 A deletion in between ends the recovery, which then deletes the versions that it put there. After a crash, another
 recovery does the rest.
@@ -72,15 +74,18 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     series = _series(name, branch, versions)
     if not series:
         raise refs.branch_not_found(name)
-    if branch is None:
-        branch = _with_name_taken(name, series, refs, versions)
-    elif not begun:
-        branch = refs.change_branch(branch, lambda current: _begun_unless_done(current, series, refs, versions))
+    if branch is not None and not begun:
+        found = refs.change_branch(branch, lambda current: _begun_unless_done(current, series, refs, versions))
     else:
-        # The recovery that began this may have ended before it looked.
-        refuse_dying_parent(branch, refs, versions)
-        _refuse_renamed(name, branch.id, series, refs)
-    return branch if branch.state == READY else _completed(branch, series, refs, versions)
+        found = branch or _with_name_taken(name, series, refs, versions)
+    if found.state == READY:
+        return found
+    # A branch that had the name since the first look has a file or has left copies.
+    if branch is not None and not begun:
+        series = _series(name, found, versions) or series
+    else:
+        series = _checked_series(found, refs, versions, taken=branch is None)
+    return _completed(_with_last(found, series, refs), series, refs, versions)
 
 
 def _series(name: str, branch: Branch | None, versions: Versions) -> dict[int, _Found]:
@@ -108,14 +113,39 @@ def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versio
     branch = refs.add_branch(wanted)
     if branch.id != wanted.id:
         raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: another branch took its name")
+    return branch
+
+
+def _checked_series(branch: Branch, refs: Refs, versions: Versions, *, taken: bool) -> dict[int, _Found]:
+    """Read the versions once more, now that the name is taken, and look for what forbids that they come back.
+
+    Args:
+        branch: The branch that a recovery has begun to bring back.
+        refs: The branches of the table.
+        versions: The versions of the table.
+        taken: Whether that is this recovery, which then also gives up the name.
+    """
+    # The recovery that began this may have ended before it looked.
     refuse_dying_parent(branch, refs, versions)
     try:
+        series = _series(branch.name, None if taken else branch, versions)
+        _refuse_other(branch, series, refs)
         # This is looked for again: two names of one branch may be recovered at the same time.
-        _refuse_renamed(name, branch.id, series, refs)
-    except RefNotFoundError:
-        abandon_creation(branch, refs, versions)
+        _refuse_renamed(branch.name, branch.id, series, refs)
+    except (ConflictError, RefNotFoundError):
+        if taken:
+            abandon_creation(branch, refs, versions)
         raise
-    return branch
+    return series
+
+
+def _refuse_other(branch: Branch, series: Mapping[int, _Found], refs: Refs) -> None:
+    """Refuse to bring back a branch with versions of another one that had the name later."""
+    _, made = next(iter(series.values()), (b"", None))
+    if made is None or made.uuid != branch.id:
+        raise ConflictError(
+            f"cannot recover branch {branch.name!r} of {refs.store.uri}: another branch had its name meanwhile"
+        )
 
 
 def _begun_unless_done(branch: Branch, series: Iterable[int], refs: Refs, versions: Versions) -> Branch:
@@ -130,6 +160,31 @@ def _begun(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
     # A deletion that comes in between fences off every number that is about to come back.
     last = f"{max(series)} {int(time.time())}"
     return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: last})
+
+
+def _with_last(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
+    """Record the highest number that is to come back, where there are more versions than when this began."""
+    newest = max(series)
+    if branch.last is not None and branch.last[0] >= newest:
+        return branch
+
+    def recorded(current: Branch) -> Branch:
+        if not _is_same(current, branch):
+            raise _overtaken(branch, refs)
+        return with_metadata(current, {LAST: f"{newest} {int(time.time())}"})
+
+    return refs.change_branch(branch, recorded)
+
+
+def _is_same(current: Branch, branch: Branch) -> bool:
+    """Tell whether a recovery is still under way; one that began after a deletion has another id."""
+    return current.state == CREATING and current.metadata.get(RECOVERING) == branch.metadata.get(RECOVERING)
+
+
+def _overtaken(branch: Branch, refs: Refs) -> ConflictError:
+    return ConflictError(
+        f"cannot recover branch {branch.name!r} of {refs.store.uri}: another process deleted or recovered it"
+    )
 
 
 def _refuse_renamed(name: str, branch_id: str, series: Iterable[int], refs: Refs) -> None:
@@ -157,11 +212,9 @@ def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, version
     def ready(current: Branch) -> Branch:
         if current.state == READY:
             return current
-        # The id tells this recovery from one that began after a deletion, whose versions are not complete yet.
-        if current.state != CREATING or current.metadata.get(RECOVERING) != branch.metadata.get(RECOVERING):
-            raise ConflictError(
-                f"cannot recover branch {branch.name!r} of {refs.store.uri}: another process deleted or recovered it"
-            )
+        # The versions of another recovery are not complete yet.
+        if not _is_same(current, branch):
+            raise _overtaken(branch, refs)
         return with_metadata(current, {STATE: READY, RECOVERING: None, LAST: None})
 
     try:

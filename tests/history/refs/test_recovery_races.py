@@ -65,6 +65,11 @@ def append(table: LanceTable) -> None:
     table.append(entries("new", 1), branch="run")
 
 
+def append_more(table: LanceTable) -> None:
+    """Commit another row."""
+    table.append(entries("more", 1), branch="run")
+
+
 def recover(table: LanceTable) -> None:
     """Bring the branch back."""
     table.branches.recover("run")
@@ -183,6 +188,61 @@ def test_a_branch_that_was_recovered_takes_commits_beside_a_second_recovery(temp
             turns = interleaved(table, parts, recover, recover, append)
             assert [None, None, None] == [one.error for one in turns.calls], (before, after)
             assert_whole(table, [*NUMBERS, 6], NEW_ROWS)
+
+
+@pytest.mark.parametrize("lost", ["both", "versions"])
+def test_commits_that_came_before_the_name_was_taken_come_back(template: LanceTable, lost: str) -> None:
+    """Another process recovered the branch, committed, merged that and deleted it, after the copies were listed."""
+    table = without(template, lost)
+    content = Path(table.uri, OWN_FILE).read_bytes() if lost == "versions" else b""
+
+    def overtake() -> None:
+        recover(opened(table))
+        append(opened(table))
+        opened(table).merge("run")
+        delete(opened(table))
+        if content:
+            Path(table.uri, OWN_FILE).write_bytes(content)
+
+    verb = "compare_and_swap" if lost == "versions" else "put_if_absent"
+    recover(held_up(table, (verb, OWN_FILE, overtake)))
+    assert [*NUMBERS, 6] == opened(table).branches.version_numbers("run")
+    table.append(entries("seven", 7), branch="run")
+    table.merge("run")
+    assert ("seven", 7) in sorted_rows(table.read())
+
+
+def test_a_deletion_during_a_recovery_fences_off_what_came_before_the_name_was_taken(template: LanceTable) -> None:
+    """The recovery records the number before it puts the version, so the next branch of the name begins above it."""
+    table = without(template, "both")
+
+    def overtake() -> None:
+        for act in (recover, append, append_more, append_more, delete):
+            act(opened(table))
+        # Only what the recovery records itself counts here.
+        for file in Path(table.uri, "_refs/deleted").iterdir():
+            file.unlink()
+
+    last = manifest(table, 8, "run").name
+    with pytest.raises(RefMovedError):
+        recover(held_up(table, ("put_if_absent", OWN_FILE, overtake), ("put_if_absent", last, lambda: delete(table))))
+    assert_gone(table, 10)
+
+
+def test_a_branch_does_not_come_back_below_a_later_one_of_its_name(template: LanceTable) -> None:
+    """The later one was created and deleted after the copies were listed, and its numbers are above."""
+    table = without(template, "both")
+
+    def overtake() -> None:
+        opened(table).branches.create("run", "main@2")
+        append(opened(table))
+        delete(opened(table))
+
+    with pytest.raises(ConflictError, match="another branch had its name meanwhile"):
+        recover(held_up(table, ("put_if_absent", OWN_FILE, overtake)))
+    assert {} == opened(table).branches.list()
+    recover(opened(table))
+    assert_whole(table, [7, 8], [("a", 1), ("new", 1)])
 
 
 def test_what_a_recovery_takes_back_from_a_second_one_is_put_back(template: LanceTable) -> None:
