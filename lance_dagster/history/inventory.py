@@ -214,7 +214,7 @@ def expired_copy_key(branch: str, number: int, owner: str, digest: str) -> str:
         owner: The id of the branch: a branch that was deleted and made again has other versions of the same numbers.
         digest: The commit id of the version.
     """
-    return f"{EXPIRED}/{branch}/{number}-{_owner_digest(owner)}-{digest[:16]}.manifest"
+    return f"{EXPIRED}/{branch}/{number}-{owner_digest(owner)}-{digest[:16]}.manifest"
 
 
 def expired_copies(
@@ -226,11 +226,11 @@ def expired_copies(
         entries: A listing of `_expired/`.
         owners: The ids of the present branches, by name.
     """
-    for branch, number, entry, owner in _parsed_copies(entries):
-        yield branch, number, entry, _owner_digest(owners.get(branch, "")) == owner
+    for branch, number, entry, owner in parsed_copies(entries):
+        yield branch, number, entry, owner_digest(owners.get(branch, "")) == owner
 
 
-def _parsed_copies(entries: Iterable[ObjectInfo]) -> Iterator[tuple[str, int, ObjectInfo, str]]:
+def parsed_copies(entries: Iterable[ObjectInfo]) -> Iterator[tuple[str, int, ObjectInfo, str]]:
     """Yield the branch, number, entry and digest of the branch id of each expired manifest."""
     for entry in entries:
         branch, _, name = entry.key.partition("/")[2].rpartition("/")
@@ -254,14 +254,15 @@ def newest_expired_copies(store: Store, branch: str, owner: str) -> dict[int, st
 
 def newest_copies_of(store: Store, owner: str) -> dict[str, int]:
     """Return the highest number of a copied version of a branch, by each name that the branch had."""
-    own, newest = _owner_digest(owner), dict[str, int]()
-    for name, number, _, digest in _parsed_copies(store.walk(EXPIRED)):
+    own, newest = owner_digest(owner), dict[str, int]()
+    for name, number, _, digest in parsed_copies(store.walk(EXPIRED)):
         if digest == own:
             newest[name] = max(number, newest.get(name, 0))
     return newest
 
 
-def _owner_digest(branch_id: str) -> str:
+def owner_digest(branch_id: str) -> str:
+    """Return what stands for the id of a branch in the keys of its copies."""
     # A digest has a fixed form, so the key can be parsed whatever the id of the branch is.
     return hashlib.sha256(branch_id.encode()).hexdigest()[:8]
 

@@ -329,8 +329,11 @@ def _is_kept(branch: Branch, refs: Refs) -> bool:
     return current is not None and current.id == branch.id and current.state != DELETING
 
 
-def restore_version(name: str, number: int, data: bytes, versions: Versions) -> None:
-    """Put the copy of a manifest in its place, with its transaction, unless there is a manifest."""
+def restore_version(name: str, number: int, data: bytes, versions: Versions, *, late: bool = False) -> None:
+    """Put the copy of a manifest in its place, with its transaction.
+
+    A manifest that is there stays, unless it was put `late`, while the branch took no commits.
+    """
     key = versions.manifest_path(name, number)
     transaction = decode_manifest_file(data, f"{versions.store.uri}/{key}")[1]
     # The transaction comes first: a version without it would make later commits of other programs fail.
@@ -338,6 +341,9 @@ def restore_version(name: str, number: int, data: bytes, versions: Versions) -> 
         path = layout.transaction_path(name, transaction.file_name)
         versions.store.put(path, encode_transaction(transaction), durable=False)
     put_once(versions.store, key, data)
+    if late and versions.store.get(key) != data:
+        # However late this request arrives: under the id of the branch, the number is that of the copied version.
+        versions.store.put(key, data)
 
 
 def _with_last(branch: Branch, number: int, refs: Refs) -> Branch:

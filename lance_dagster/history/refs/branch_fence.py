@@ -14,10 +14,16 @@ is no lock; these rules keep the late manifest out of the new branch:
   the first mark, which can be taken back, the writer waits until it is taken back or the branch goes: the deletion may
   have listed the versions before this one was put. A mark that stays belongs to a process that died; whoever continues
   that deletion lists the versions again, so the version is deleted or kept with the branch.
-- If the branch is gone or about to go, and the manifest still exists, then it was put after the folder was emptied.
-  Nobody could reach it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have
-  been on the branch before the deletion, and a merge or a rename may have taken it along: the state is unknown, and
-  the error says so.
+- If the branch is gone, and the manifest still exists, then it was put after the folder was emptied. Nobody could reach
+  it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have been on the branch
+  before the deletion, and a merge or a rename may have taken it along: the state is unknown, and the error says so.
+- The branch may be recovered meanwhile, under the same id (`refs.branch_recovery`), with every manifest that is there.
+  So the writer first puts a fence file with the commit id of its manifest, and looks once more. A recovery that takes
+  the name later finds the file, and deletes the manifest too. One that took it earlier is found by the writer, which
+  then leaves the manifest where it is: the state is unknown. Both delete conditionally, since the number may belong to
+  another commit by then. Where the storage cannot do that, the manifest is always left.
+- A recovery leaves its id in the file of the branch. A writer that finds another one than before its put does not know
+  whether the recovery has put another version in the place of its own.
 - A transaction that was staged on the old branch and is committed to the new one would be classified against versions
   that do not exist, or against the fork of the new branch. `history.commit` reports a conflict.
 
@@ -47,6 +53,7 @@ from lance_dagster.history.refs.ref_files import (
     CLOSING,
     CREATING,
     READY,
+    RECOVERED,
     RECOVERING,
     RENAMED_FROM,
     RENAMING_TO,
@@ -56,10 +63,13 @@ from lance_dagster.history.refs.ref_files import (
 )
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State
+from lance_dagster.store import put_once
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
 reset, as "5-8 4f2a..."."""
+WITHDRAWN = 0
+"""The number in a fence file that has the id of a commit, which its writer takes away, and not that of a branch."""
 _RESET_SECONDS = 60
 """The longest time that a writer waits for a reset of the branch to end."""
 # The number of failed reads of the branch after a commit before its state counts as unknown.
@@ -78,11 +88,11 @@ class BranchFence:
     name: str
 
     def check_before_put(self, head: State, seen: str = "") -> str:
-        """Return the id of the branch; call this after its head was read and before the next version is put.
+        """Return the ids of the branch and its last recovery; call this after its head was read and before the put.
 
         Args:
             head: The version that was read as the head.
-            seen: The id that the branch had at an earlier attempt of the same commit; empty at the first one.
+            seen: What was returned at an earlier attempt of the same commit; empty at the first one.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
@@ -96,7 +106,7 @@ class BranchFence:
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
         # A head below the first version was put by a late writer; another id is another branch of the name.
-        if head.number < branch.first or seen not in ("", branch.id):
+        if head.number < branch.first or (seen and _branch_id(seen) != branch.id):
             raise self._gone(head)
         target = self.refs.renamed_to(branch)
         if target is not None:
@@ -105,13 +115,13 @@ class BranchFence:
                 str(head),
                 retryable=False,
             )
-        return branch.id
+        return _ids(branch)
 
-    def check_after_put(self, branch_id: str, put: State, transaction: Transaction, path: str) -> None:
+    def check_after_put(self, read: str, put: State, transaction: Transaction, path: str) -> None:
         """Check that a version that was put belongs to the branch it was meant for.
 
         Args:
-            branch_id: What `check_before_put` returned.
+            read: What `check_before_put` returned.
             put: The version.
             transaction: Its transaction, to resume with where the state is unknown.
             path: The path of its manifest.
@@ -125,7 +135,7 @@ class BranchFence:
         failed, until = 0, time.monotonic() + _CLOSING_SECONDS
         while failed < _LOOKS:
             try:
-                doubt = self._reason_for_doubt(branch_id, put, path)
+                doubt = self._reason_for_doubt(read, put, path)
                 if doubt != CLOSING:
                     break
                 if time.monotonic() > until:
@@ -144,7 +154,7 @@ class BranchFence:
             message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"
             raise CommitStateUnknownError(message, transaction.uuid, transaction)
 
-    def _reason_for_doubt(self, branch_id: str, put: State, path: str) -> str | None:
+    def _reason_for_doubt(self, read: str, put: State, path: str) -> str | None:
         """Return what is happening to the branch if it is unknown whether a version stays; None when it stays.
 
         "closing" says that a deletion may still be taken back.
@@ -153,7 +163,9 @@ class BranchFence:
             CommitConflictError: The version does not stay.
         """
         branch = self.refs.branch(self.name)
-        if branch is not None and branch.id == branch_id:
+        if branch is not None and branch.id == _branch_id(read):
+            if _ids(branch) != read:
+                return "recovered"
             target = self.refs.renamed_to(branch)
             if target is not None:
                 return f"renamed to {target}"
@@ -162,12 +174,10 @@ class BranchFence:
             if branch.state == CLOSING and RENAMING_TO not in branch.metadata:
                 return CLOSING
             return None if _takes_commits(branch) else "deleted"
-        if branch is None or branch.first > put.number:
-            found = self.refs.store.get(path)
-            if found is not None and commit_id(found) == put.id:
-                # It is below the first version of any branch of the name, so nobody can have read it as a version.
-                self.refs.store.delete(path)
-                raise self._gone(put)
+        # It is below the first version of any branch of the name, so nobody can have read it as a version.
+        below = branch is None or branch.first > put.number
+        if below and withdrawn(put, path, branch, self.refs):
+            raise self._gone(put)
         return "deleted"
 
     def _gone(self, state: State) -> CommitConflictError:
@@ -176,6 +186,52 @@ class BranchFence:
             str(state),
             retryable=False,
         )
+
+
+def _ids(branch: Branch) -> str:
+    """Return the ids of a branch and of its last recovery."""
+    return f"{branch.id} {branch.metadata.get(RECOVERED, '')}"
+
+
+def _branch_id(ids: str) -> str:
+    return ids.rpartition(" ")[0]
+
+
+def withdrawn(put: State, path: str, branch: Branch | None, refs: Refs) -> bool:
+    """Delete a manifest that was put after the versions of its branch were deleted, unless a recovery may take it in.
+
+    Args:
+        put: The version.
+        path: The path of its manifest.
+        branch: What has the name of its branch, as it was just read; not that branch as it takes commits.
+        refs: The branches of the table.
+
+    Returns:
+        Whether the manifest never was a version of a branch, and will not be one.
+    """
+    store = refs.store
+    if not _is_of(store.get(path), put):
+        return False
+    # Once another branch has had a version under the name, the old one is not recovered any more.
+    if branch is None or branch.state != READY:
+        if not store.deletes_conditionally():
+            return False
+        mark = layout.branch_fence_file(put.branch, WITHDRAWN, int(time.time()), put.id)
+        put_once(store, mark, b"")
+        if refs.branch(put.branch) != branch:
+            # A recovery that took the manifest in does not lose it to the next one.
+            store.delete(mark)
+            return False
+    found = store.get_with_etag(path)
+    # A recovery and a deletion that came between the two looks have taken it away.
+    if found is None or not _is_of(found[0], put):
+        return False
+    store.compare_and_delete(path, found[1])
+    return True
+
+
+def _is_of(manifest: bytes | None, put: State) -> bool:
+    return manifest is not None and commit_id(manifest) == put.id
 
 
 def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> CommitConflictError:

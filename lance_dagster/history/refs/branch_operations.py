@@ -31,7 +31,7 @@ from types import MappingProxyType
 
 from lance_dagster.errors import AlreadyExistsError, Call, ConflictError, InvalidInputError, RefMovedError, Remedy
 from lance_dagster.format import layout
-from lance_dagster.format.codec import check_writable, commit_id
+from lance_dagster.format.codec import check_writable
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
@@ -50,7 +50,7 @@ from lance_dagster.history.refs.branch_deletion import (
     refuse_renaming,
     refuse_users,
 )
-from lance_dagster.history.refs.branch_fence import refuse_dropped
+from lance_dagster.history.refs.branch_fence import WITHDRAWN, refuse_dropped, withdrawn
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
@@ -284,7 +284,7 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
         AlreadyExistsError: A branch of the name was deleted recently, and its numbers overlap those of this one.
     """
     for own, newest, _, branch_id in fences(refs):
-        if own == name and branch_id != branch.id and newest + 2 > branch.first:
+        if own == name and newest != WITHDRAWN and branch_id != branch.id and newest + 2 > branch.first:
             raise AlreadyExistsError(
                 f"{name!r} of {refs.store.uri} was the name of another branch until less than a day ago; "
                 "choose another name"
@@ -385,12 +385,10 @@ def _refuse_other_work(branch: Branch, refs: Refs) -> None:
 
 def _take_back_first(branch: Branch, made: State, refs: Refs, versions: Versions) -> None:
     """Delete the first manifest of a branch that was deleted while it was created, if it came after the deletion."""
-    path = versions.manifest_path(branch.name, made.number)
-    found, stored = refs.branch(branch.name), versions.store.get(path)
+    found = refs.branch(branch.name)
     # No other branch of the name uses the number while the fence stands; what another program put there stays.
-    gone = found is None or found.id != branch.id or found.state == DELETING
-    if gone and stored is not None and commit_id(stored) == made.id:
-        versions.store.delete(path)
+    if found is None or found.id != branch.id or found.state == DELETING:
+        withdrawn(made, versions.manifest_path(branch.name, made.number), found, refs)
 
 
 def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:

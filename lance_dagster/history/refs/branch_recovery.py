@@ -16,20 +16,26 @@ that exists is overwritten.
 5. The file, in state "ready".
 
 A deletion in between ends the recovery, which then deletes the versions that it put there. After a crash, another
-recovery does the rest.
+recovery does the rest; one that begins while this one is at work takes its place.
+
+A late writer may have put a manifest after the versions were deleted (`refs.branch_fence`). It becomes a version of the
+branch, and its writer does not know whether it is one, except in two cases: there is a copy of another version of its
+number, which was acknowledged and takes the place; or its writer takes it away, and says so in a fence file. Then step
+4 begins with deleting it.
 """
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file
+from lance_dagster.format.codec import commit_id, decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
-from lance_dagster.history.inventory import EXPIRED, expired_copies, newest_copies_of
-from lance_dagster.history.refs.branch_deletion import abandon_creation, put_back, restore_version
+from lance_dagster.history.inventory import EXPIRED, newest_copies_of, owner_digest, parsed_copies
+from lance_dagster.history.refs.branch_deletion import abandon_creation, fences, put_back, restore_version
+from lance_dagster.history.refs.branch_fence import WITHDRAWN
 from lance_dagster.history.refs.branch_operations import refuse_dying_parent, refuse_tagged
 from lance_dagster.history.refs.ref_files import (
     CREATING,
@@ -37,6 +43,7 @@ from lance_dagster.history.refs.ref_files import (
     FIRST,
     LAST,
     READY,
+    RECOVERED,
     RECOVERING,
     STATE,
     Branch,
@@ -47,8 +54,44 @@ from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 
-# The bytes of a copy (empty for a manifest that is in its place), and the transaction of the version.
-_Found = tuple[bytes, Transaction | None]
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A version: its commit id and transaction, and of a copy the bytes, when it was written, and for which branch."""
+
+    number: int
+    id: str
+    made: Transaction | None
+    data: bytes = b""
+    modified: float = float("inf")
+    owner: str = ""
+
+    def is_fork(self, branch: Branch | None) -> bool:
+        """Tell whether it is the first version of a branch; of any branch where that is None."""
+        cloned = self.made is not None and isinstance(self.made.operation, Clone)
+        return cloned and self.made is not None and (branch is None or self.made.uuid == branch.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """What a recovery found.
+
+    Attributes:
+        versions: The versions that are to be there afterwards, by number.
+        late: The commit ids of manifests that are there and that their writers take away, by number.
+        whole: Whether only the file was lost, and the first version is in its place.
+    """
+
+    versions: Mapping[int, _Found]
+    late: Mapping[int, str]
+    whole: bool
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest version."""
+        return max(self.versions)
+
+
 # The parent (None for `main`), the number of the version there, and the size of its manifest.
 _ForkPoint = tuple[Branch | None, int, int]
 
@@ -65,62 +108,112 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     """
     check_branch_name(name)
     branch = refs.branch(name)
-    begun = branch is not None and branch.state == CREATING and RECOVERING in branch.metadata
-    if branch is not None and not begun:
-        if branch.state != READY:
-            raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: it is {branch.state}")
-        if versions.newest(name) is not None:
-            return branch
-    series = _series(name, branch, versions)
-    if not series:
+    if branch is not None and branch.state == READY and versions.newest(name) is not None:
+        return branch
+    if branch is not None:
+        _refuse_other_work(branch, refs)
+    series = _series(name, branch, refs, versions)
+    if not series.versions:
         raise refs.branch_not_found(name)
-    if branch is not None and not begun:
-        found = refs.change_branch(branch, lambda current: _begun_unless_done(current, series, refs, versions))
+    if branch is None:
+        found = _with_name_taken(name, series, refs, versions)
     else:
-        found = branch or _with_name_taken(name, series, refs, versions)
+        found = _taken_over(branch, series.newest, refs, versions)
     if found.state == READY:
         return found
     # A branch that had the name since the first look has a file or has left copies.
-    if branch is not None and not begun:
-        series = _series(name, found, versions) or series
-    else:
-        series = _checked_series(found, refs, versions, taken=branch is None)
-    return _completed(_with_last(found, series, refs), series, refs, versions)
+    again = _series(name, branch, refs, versions, whole=series.whole)
+    # A branch that is ready has been looked at by whoever made it so.
+    if branch is None or branch.state != READY:
+        _check(found, again, refs, versions, taken=branch is None)
+    return _completed(_with_last(found, again, refs), again, refs, versions)
 
 
-def _series(name: str, branch: Branch | None, versions: Versions) -> dict[int, _Found]:
-    """Return the versions that are to be there afterwards, by number; those that a reset dropped stay away."""
-    found = _copies(name, versions) | _stored(name, versions)
-    # The newest fork: an earlier branch of the name may have left copies too, and those have lower numbers.
-    first = max((number for number, (_, made) in found.items() if _is_fork(made, branch)), default=None)
-    if first is None:
-        return {}
-    resets = [(target, number) for number, (_, made) in found.items() if (target := reset_target(made)) is not None]
+def _refuse_other_work(branch: Branch, refs: Refs) -> None:
+    begun = branch.state == CREATING and RECOVERING in branch.metadata
+    if branch.state != READY and not begun:
+        raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it is {branch.state}")
+
+
+def _taken_over(branch: Branch, last: int, refs: Refs, versions: Versions) -> Branch:
+    """Begin to bring back the versions of a branch whose file is there, perhaps in place of another recovery.
+
+    Of two recoveries the later one ends: only that one knows of every manifest that a writer takes away.
+    """
+
+    def begun(current: Branch) -> Branch:
+        # Another recovery may have completed it, and it may have commits by now. That has changed the file, so a swap
+        # that was overtaken looks again.
+        done = current.state == READY and versions.newest(branch.name) is not None
+        return current if done else _begun(current, last, refs)
+
+    return refs.change_branch(branch, begun)
+
+
+def _series(name: str, branch: Branch | None, refs: Refs, versions: Versions, *, whole: bool | None = None) -> _Series:
+    """Find the versions that are to be there afterwards; those that a reset dropped stay away.
+
+    Args:
+        name: The name of the branch.
+        branch: The branch, where its file is there.
+        refs: The branches of the table.
+        versions: The versions of the table.
+        whole: What an earlier look found, before the file was written.
+    """
+    withdrawn = {of for own, number, _, of in fences(refs) if own == name and number == WITHDRAWN}
+    # A writer may take its manifest away after it was listed.
+    states = [state for number in versions.numbers(name) if (state := versions.find(name, number)) is not None]
+    stored = [_Found(one.number, one.id, one.transaction) for one in states if one.id not in withdrawn]
+    copies = sorted(_copies(name, versions), key=lambda one: one.modified)
+    # Earlier branches of the name may have left copies too.
+    forks = [one for one in (*copies, *stored) if one.is_fork(branch)]
+    if not forks:
+        return _Series({}, {}, whole=False)
+    fork = max(forks, key=lambda one: (one.modified, one.number))
+    own = {one.number: one for one in copies if one.owner in _owners_of(fork, forks)}
+    if whole is None:
+        whole = branch is None and not fork.data
+    # Where the versions had been deleted, a manifest beside the copy of its number was put late.
+    kept = [one for one in stored if whole or one.id == own.get(one.number, one).id]
+    found = own | {one.number: one for one in kept}
+    late = {one.number: one.id for one in states if one.id in withdrawn and found.get(one.number, fork).id != one.id}
+    resets = [(target, one.number) for one in found.values() if (target := reset_target(one.made)) is not None]
     dropped = {one for one in found for target, number in resets if target < one < number}
-    return {number: found[number] for number in sorted(found.keys() - dropped) if number >= first}
+    wanted = {number: found[number] for number in sorted(found.keys() - dropped) if number >= fork.number}
+    return _Series(wanted, late, whole)
 
 
-def _with_name_taken(name: str, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:
+def _owners_of(fork: _Found, forks: Iterable[_Found]) -> set[str]:
+    """Return what stands for a branch in the keys of its copies, given its first version."""
+    uuid_of = "" if fork.made is None else fork.made.uuid
+    same = {one.owner for one in forks if one.made is not None and one.made.uuid == uuid_of}
+    return {owner_digest(uuid_of)} | same
+
+
+def _with_name_taken(name: str, series: _Series, refs: Refs, versions: Versions) -> Branch:
     """Create the file of a branch that has none, unless another branch has its name or its id."""
     # The first version of a series is a fork.
-    first, (_, made) = next(iter(series.items()))
+    first, found = next(iter(series.versions.items()))
+    made = found.made
     if made is None or not isinstance(made.operation, Clone):
         raise refs.branch_not_found(name)
     refuse_tagged(name, refs)
-    _refuse_renamed(name, made.uuid, series, refs)
+    _refuse_renamed(name, made.uuid, series.newest, refs)
     parent = _fork_point(name, made.operation, refs, versions)
-    wanted = _begun(_described(name, first, made.uuid, parent), series, refs)
+    wanted = _begun(_described(name, first, made.uuid, parent), series.newest, refs)
     branch = refs.add_branch(wanted)
     if branch.id != wanted.id:
         raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: another branch took its name")
-    return branch
+    own = branch.metadata.get(RECOVERING) == wanted.metadata[RECOVERING]
+    return branch if own else _taken_over(branch, series.newest, refs, versions)
 
 
-def _checked_series(branch: Branch, refs: Refs, versions: Versions, *, taken: bool) -> dict[int, _Found]:
-    """Read the versions once more, now that the name is taken, and look for what forbids that they come back.
+def _check(branch: Branch, series: _Series, refs: Refs, versions: Versions, *, taken: bool) -> None:
+    """Look for what forbids that a branch comes back, now that its file is there.
 
     Args:
         branch: The branch that a recovery has begun to bring back.
+        series: Its versions.
         refs: The branches of the table.
         versions: The versions of the table.
         taken: Whether that is this recovery, which then also gives up the name.
@@ -128,43 +221,37 @@ def _checked_series(branch: Branch, refs: Refs, versions: Versions, *, taken: bo
     # The recovery that began this may have ended before it looked.
     refuse_dying_parent(branch, refs, versions)
     try:
-        series = _series(branch.name, None if taken else branch, versions)
         _refuse_other(branch, series, refs)
         # This is looked for again: two names of one branch may be recovered at the same time.
-        _refuse_renamed(branch.name, branch.id, series, refs)
+        _refuse_renamed(branch.name, branch.id, series.newest, refs)
     except (ConflictError, RefNotFoundError):
         if taken:
             abandon_creation(branch, refs, versions)
         raise
-    return series
 
 
-def _refuse_other(branch: Branch, series: Mapping[int, _Found], refs: Refs) -> None:
+def _refuse_other(branch: Branch, series: _Series, refs: Refs) -> None:
     """Refuse to bring back a branch with versions of another one that had the name later."""
-    _, made = next(iter(series.values()), (b"", None))
-    if made is None or made.uuid != branch.id:
+    first = next(iter(series.versions.values()), None)
+    if first is None or not first.is_fork(branch):
         raise ConflictError(
             f"cannot recover branch {branch.name!r} of {refs.store.uri}: another branch had its name meanwhile"
         )
 
 
-def _begun_unless_done(branch: Branch, series: Iterable[int], refs: Refs, versions: Versions) -> Branch:
-    """Mark a branch that has no versions; a branch that another recovery completed may have commits by now."""
-    done = branch.state == READY and versions.newest(branch.name) is not None
-    return branch if done else _begun(branch, series, refs)
-
-
-def _begun(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
+def _begun(branch: Branch, last: int, refs: Refs) -> Branch:
     if branch.state not in (CREATING, READY):
         raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it is {branch.state}")
     # A deletion that comes in between fences off every number that is about to come back.
-    last = f"{max(series)} {int(time.time())}"
-    return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: last})
+    last = max(last, branch.last[0] if branch.last and branch.state == CREATING else 0)
+    return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: f"{last} {int(time.time())}"})
 
 
-def _with_last(branch: Branch, series: Iterable[int], refs: Refs) -> Branch:
+def _with_last(branch: Branch, series: _Series, refs: Refs) -> Branch:
     """Record the highest number that is to come back, where there are more versions than when this began."""
-    newest = max(series)
+    if not series.versions:
+        raise _overtaken(branch, refs)
+    newest = series.newest
     if branch.last is not None and branch.last[0] >= newest:
         return branch
 
@@ -187,26 +274,28 @@ def _overtaken(branch: Branch, refs: Refs) -> ConflictError:
     )
 
 
-def _refuse_renamed(name: str, branch_id: str, series: Iterable[int], refs: Refs) -> None:
+def _refuse_renamed(name: str, branch_id: str, last: int, refs: Refs) -> None:
     """Refuse a name that the branch had before it got a name of which there are later versions."""
     other = next((one.name for one in refs.branches().values() if one.id == branch_id and one.name != name), None)
     if other is not None:
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", f"the branch is called {other!r} now")
     # After the files of the branches: where one was deleted meanwhile, there are copies of its versions by then.
     newest = {one: number for one, number in newest_copies_of(refs.store, branch_id).items() if one != name}
-    last = max(newest, key=lambda one: newest[one], default=name)
-    if newest.get(last, 0) > max(series):
-        instead = f"the branch has later versions under the name {last!r}, which was deleted; recover {last!r}"
+    latest = max(newest, key=lambda one: newest[one], default=name)
+    if newest.get(latest, 0) > last:
+        instead = f"the branch has later versions under the name {latest!r}, which was deleted; recover {latest!r}"
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
 
 
-def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, versions: Versions) -> Branch:
+def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) -> Branch:
     """Put the versions in their places, and then let the branch take commits."""
+    for number, late in series.late.items():
+        _take_away(versions.manifest_path(branch.name, number), late, versions)
+    # A version without bytes is in its place.
+    restored = {number: found.data for number, found in series.versions.items() if found.data}
     # Oldest first: an interrupted recovery leaves a series without gaps, which the next one continues.
-    for number, (data, _) in series.items():
-        # A version without a copy is in its place.
-        if data:
-            restore_version(branch.name, number, data, versions)
+    for number, data in restored.items():
+        restore_version(branch.name, number, data, versions, late=True)
     versions.forget()
 
     def ready(current: Branch) -> Branch:
@@ -215,7 +304,8 @@ def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, version
         # The versions of another recovery are not complete yet.
         if not _is_same(current, branch):
             raise _overtaken(branch, refs)
-        return with_metadata(current, {STATE: READY, RECOVERING: None, LAST: None})
+        done = current.metadata[RECOVERING]
+        return with_metadata(current, {STATE: READY, RECOVERING: None, RECOVERED: done, LAST: None})
 
     try:
         return refs.change_branch(branch, ready)
@@ -223,32 +313,28 @@ def _completed(branch: Branch, series: Mapping[int, _Found], refs: Refs, version
         stored = refs.branch(branch.name)
         # What came after the deletion is taken back. No other branch has these numbers, which are below its fence.
         if stored is None or stored.id != branch.id or stored.state == DELETING:
-            numbers = [number for number, (data, _) in series.items() if data]
-            versions.store.delete_many([versions.manifest_path(branch.name, number) for number in numbers])
+            versions.store.delete_many([versions.manifest_path(branch.name, number) for number in restored])
             versions.forget()
             # Another process may have recovered the branch since it was read.
-            put_back(branch, numbers, refs, versions)
+            put_back(branch, restored.keys(), refs, versions)
         raise
 
 
-def _is_fork(made: Transaction | None, branch: Branch | None) -> bool:
-    return made is not None and isinstance(made.operation, Clone) and (branch is None or made.uuid == branch.id)
+def _take_away(path: str, late: str, versions: Versions) -> None:
+    """Delete a manifest whose writer reports that it was not committed; the number may belong to another one by now."""
+    found = versions.store.get_with_etag(path)
+    if found is not None and commit_id(found[0]) == late:
+        versions.store.compare_and_delete(path, found[1])
 
 
-def _stored(name: str, versions: Versions) -> dict[int, _Found]:
-    states = (versions.load(name, number) for number in versions.numbers(name))
-    return {state.number: (b"", state.transaction) for state in states}
-
-
-def _copies(name: str, versions: Versions) -> dict[int, _Found]:
-    """Read the copies of manifests that a branch of the name had."""
-    found = {}
-    for branch, number, entry, _ in expired_copies(versions.store.walk(f"{EXPIRED}/{name}"), {}):
+def _copies(name: str, versions: Versions) -> Iterator[_Found]:
+    """Read the copies of manifests that branches of the name had."""
+    for branch, number, entry, owner in parsed_copies(versions.store.walk(f"{EXPIRED}/{name}")):
         # The copies of a branch `a/b` lie below the folder with the copies of `a`.
         data = versions.store.get(entry.key) if branch == name else None
         if data is not None:
-            found[number] = (data, decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1])
-    return found
+            made = decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1]
+            yield _Found(number, commit_id(data), made, data, entry.modified, owner)
 
 
 def _fork_point(name: str, fork: Clone, refs: Refs, versions: Versions) -> _ForkPoint:

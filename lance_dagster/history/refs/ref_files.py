@@ -45,6 +45,8 @@ RENAME_ID = "lance_dagster.rename"
 """The random id of one rename, in the files of both names: only the rename that made the copy deletes the original."""
 RECOVERING = "lance_dagster.recovering"
 """The random id of one recovery, in the file of a branch whose versions are put back; only a recovery may finish it."""
+RECOVERED = "lance_dagster.recovered"
+"""The random id of the last recovery of a branch, which stays: a writer that read the branch before finds another."""
 RESETTING = "lance_dagster.resetting"
 """Marks a branch that is being reset to a version of another one: that version, the time and a random id,
 "main@5 1700000000 4f2a...". The last one that was written decides which reset, or deletion, may end its work."""

@@ -227,7 +227,7 @@ class Refs:
 
         Raises:
             RefMovedError: The branch was deleted and made again meanwhile.
-            ConflictError: It is being deleted.
+            ConflictError: It is being deleted or recovered.
         """
 
         def marked(current: Branch) -> Branch:
@@ -235,6 +235,9 @@ class Refs:
             # ready now would be deleted with the others.
             if state == READY and current.state not in (CREATING, READY):
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
+            # A branch that was created, deleted and is being recovered may have more versions than its first one.
+            if state == READY and current.state == CREATING and RECOVERING in current.metadata:
+                raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being recovered; try again")
             # A branch that is ready is not being reset any more, and its version numbers may grow again.
             mark = {RESETTING: None, LAST: None} if state == READY else {}
             return current if current.state == state else with_metadata(current, {STATE: state, **mark})

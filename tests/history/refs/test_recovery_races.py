@@ -9,7 +9,14 @@ from random import Random
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import ConflictError, RefMovedError, RefNotFoundError
+from lance_dagster.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    ConflictError,
+    LanceDagsterError,
+    RefMovedError,
+    RefNotFoundError,
+)
 from lance_dagster.history.refs.branch_deletion import finish_deleting
 from lance_dagster.store import LocalStore
 from tests import soak
@@ -53,6 +60,41 @@ def held_up(table: LanceTable, *stops: tuple[str, str, Act], kind: Kind = LocalS
         return request.send()
 
     return LanceTable(context_on(ScriptedStore(kind(table.uri, durable=False), script)))
+
+
+class Late:
+    """A process that puts the manifest of a branch after the branch was deleted, and others that act some time later.
+
+    Attributes:
+        asked: The number of requests that it made after the put.
+        error: The error that it reports.
+    """
+
+    def __init__(self, table: LanceTable, before: Act, place: int, act: Act, *, kind: Kind = LocalStore) -> None:
+        """Take what happens before the put, and before which request after it the others act, counted from 0."""
+        self.asked = -1
+        self.error: LanceDagsterError | None = None
+        self._before, self._place, self._act = before, place, act
+        self.table = LanceTable(context_on(ScriptedStore(kind(table.uri, durable=False), self._script)))
+
+    def run(self, call: Callable[[LanceTable], object]) -> "Late":
+        """Make the call of this process."""
+        try:
+            call(self.table)
+        except LanceDagsterError as error:
+            self.error = error
+        return self
+
+    def _script(self, request: Request) -> object:
+        if self.asked < 0:
+            if request.commits and VERSIONS in request.key:
+                self._before()
+                self.asked = 0
+            return request.send()
+        if self.asked == self._place:
+            self._act()
+        self.asked += 1
+        return request.send()
 
 
 def died() -> None:
@@ -243,6 +285,138 @@ def test_a_branch_does_not_come_back_below_a_later_one_of_its_name(template: Lan
     assert {} == opened(table).branches.list()
     recover(opened(table))
     assert_whole(table, [7, 8], [("a", 1), ("new", 1)])
+
+
+def commit_late(table: LanceTable) -> None:
+    """Commit a row."""
+    table.append(entries("late", 9), branch="run")
+
+
+@pytest.mark.parametrize("kind", [LocalStore, ForgetfulStore])
+@pytest.mark.parametrize("other", [True, False])
+def test_a_late_commit_does_not_leave_a_branch_that_was_recovered(
+    template: LanceTable, kind: Kind, *, other: bool
+) -> None:
+    """It was put after the deletion; another commit may have had its number before, and has it again.
+
+    The row is on the branch only if its writer does not say that it failed, and takes no number of another commit.
+    """
+    before_six = [("six", 6)] if other else []
+    found = set[tuple[bool, type | None]]()
+    for place in range(100):
+        table = LanceTable.open(copied(template))
+
+        def delete_before(table: LanceTable = table) -> None:
+            for key, value in before_six:
+                opened(table, kind).append(entries(key, value), branch="run")
+            delete(opened(table, kind))
+
+        def others(table: LanceTable = table) -> None:
+            recover(opened(table, kind))
+            opened(table, kind).merge("run")
+            append(opened(table, kind))
+            opened(table, kind).merge("run")
+
+        late = Late(table, delete_before, place, others, kind=kind).run(commit_late)
+        after = opened(table, kind)
+        if late.asked <= place:
+            others()
+        numbers, rows = after.branches.version_numbers("run"), sorted_rows(after.read("run"))
+        assert [*range(3, numbers[-1] + 1)] == numbers, place
+        taken = ("late", 9) in rows
+        assert sorted([*NEW_ROWS, *before_six, *([("late", 9)] if taken else [])]) == rows == sorted_rows(after.read())
+        assert not taken or not isinstance(late.error, CommitConflictError), place
+        assert not (other and taken)
+        assert isinstance(late.error, CommitConflictError | CommitStateUnknownError)
+        assert [] == [str(one) for one in after.maintenance.verify().problems if one.severity == "error"]
+        append_more(after)
+        after.merge("run")
+        assert ("more", 1) in sorted_rows(after.read())
+        found.add((taken, type(late.error)))
+        if late.asked <= place:
+            break
+    # Where manifests can be deleted conditionally, a writer takes its own away unless the branch is recovered first.
+    assert (kind is LocalStore) == any(error is CommitConflictError for _, error in found)
+    assert other or (True, CommitStateUnknownError) in found
+
+
+def test_a_version_that_was_taken_away_and_not_deleted_yet_does_not_come_back(template: LanceTable) -> None:
+    """Its writer died after it had said so; the number is given to the next commit."""
+    table = LanceTable.open(copied(template))
+    with pytest.raises(PlugPulledError):
+        commit_late(
+            held_up(
+                table,
+                ("put_if_absent", manifest(table, 6, "run").name, lambda: delete(opened(table))),
+                ("compare_and_delete", VERSIONS, died),
+            )
+        )
+    recover(table)
+    append(table)
+    assert_whole(table, [*NUMBERS, 6], NEW_ROWS)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("kind", [LocalStore, ForgetfulStore])
+def test_a_late_creation_does_not_take_the_first_version_of_a_branch_that_was_recovered(
+    template: LanceTable, kind: Kind, *, commit: bool
+) -> None:
+    """The branch was deleted before its first version was put, and recovered with it, or the earlier one was."""
+    for place in range(100):
+        table = without(template, "both")
+
+        def others(table: LanceTable = table) -> None:
+            recover(opened(table, kind))
+            if commit:
+                append(opened(table, kind))
+
+        late = Late(table, partial(delete, opened(table, kind)), place, others, kind=kind)
+        late.run(lambda table: table.branches.create("run", "main@2"))
+        if late.asked <= place:
+            break
+        after = opened(table, kind)
+        rows, numbers = sorted_rows(after.read("run")), after.branches.version_numbers("run")
+        added = [("new", 1)] if commit else []
+        assert (rows, numbers) in (
+            (sorted([("a", 1), *added]), [7, 8] if commit else [7]),
+            (sorted([*OLD_ROWS, *added]), [*NUMBERS, 6] if commit else NUMBERS),
+        ), place
+        assert [] == [str(one) for one in after.maintenance.verify().problems if one.severity == "error"]
+        assert_free(after, "run")
+    assert place > 2
+
+
+def test_a_late_creation_does_not_finish_a_recovery(template: LanceTable) -> None:
+    """Another process finished the creation, committed and deleted; the recovery has put only the first version yet."""
+    table = without(template, "both")
+
+    def overtake() -> None:
+        opened(table).branches.create("run", "main@2")
+        append(opened(table))
+        delete(opened(table))
+        with pytest.raises(PlugPulledError):
+            recover(held_up(table, ("put_if_absent", manifest(table, 8, "run").name, died)))
+
+    # Its own manifest is refused, since there is one of that number; it is about to say that the branch is ready.
+    first = manifest(table, 7, "run").name
+    slow = held_up(table, ("put_if_absent", first, lambda: None), ("compare_and_swap", OWN_FILE, overtake))
+    with pytest.raises(ConflictError, match="is being recovered; try again"):
+        slow.branches.create("run", "main@2")
+    recover(opened(table))
+    assert_whole(table, [7, 8], [("a", 1), ("new", 1)])
+
+
+def test_a_recovery_does_not_keep_commits_off_a_branch_that_another_one_completed(template: LanceTable) -> None:
+    """Each recovery changes the file of the branch, so the swap of the slow one notices."""
+    table = without(template, "versions")
+
+    def overtake() -> None:
+        recover(opened(table))
+        append(opened(table))
+
+    slow = held_up(table, ("compare_and_swap", OWN_FILE, overtake), ("put", "_transactions/", died))
+    recover(slow)
+    assert_whole(table, [*NUMBERS, 6], NEW_ROWS)
 
 
 def test_what_a_recovery_takes_back_from_a_second_one_is_put_back(template: LanceTable) -> None:
