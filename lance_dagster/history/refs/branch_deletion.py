@@ -19,7 +19,8 @@ branch *id*, however late it arrives:
 7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
    a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
 8. Where the file changed after step 6, the branch is read again: another process may have finished the deletion and a
-   third one recovered the branch, with the same id and numbers. Then the versions that step 6 deleted are put back.
+   third one recovered the branch, with the same id and numbers. Then the versions that step 6 deleted are put back,
+   and deleted once more where a later deletion may have missed them, and so on.
 
 A reset writes a mark of its own in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
 replaces the mark of another one, and a process that does not find its own mark at the end reports a conflict.
@@ -35,6 +36,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file, encode_transaction
 from lance_dagster.history.inventory import copy_to_expired, newest_expired_copies
 from lance_dagster.history.refs.ref_files import (
+    BEFORE_CLOSING,
     CLOSING,
     CLOSING_ID,
     CREATING,
@@ -148,7 +150,8 @@ def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
             return with_metadata(current, {RESETTING: why.resetting})
         # What a rename recorded still holds while the branch is being created, and is outdated once it takes commits.
         last = current.metadata.get(LAST) if current.state == CREATING else None
-        return with_metadata(current, {STATE: CLOSING, CLOSING_ID: own, RESETTING: why.resetting, LAST: last})
+        marks = {STATE: CLOSING, CLOSING_ID: own, BEFORE_CLOSING: current.state}
+        return with_metadata(current, {**marks, RESETTING: why.resetting, LAST: last})
 
     return refs.change_branch(branch, marked)
 
@@ -161,9 +164,12 @@ def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
     def reopened(current: Branch) -> Branch:
         if current.state != CLOSING or current.metadata.get(CLOSING_ID) != closing.metadata.get(CLOSING_ID):
             return current
-        # Versions may be missing on a branch that is being recovered, so only the recovery makes it ready.
-        reached = CREATING if RECOVERING in current.metadata else state
-        return with_metadata(current, {STATE: reached, RESETTING: None, CLOSING_ID: None})
+        # A creation may have gone on meanwhile. A branch that was ready is not created again, which would give it
+        # another first version: where it has none, a recovery brings its versions back. Some may be missing on a branch
+        # that is being recovered, so only the recovery makes it ready.
+        reached = READY if current.metadata.get(BEFORE_CLOSING) == READY else state
+        reached = CREATING if RECOVERING in current.metadata else reached
+        return with_metadata(current, {STATE: reached, RESETTING: None, CLOSING_ID: None, BEFORE_CLOSING: None})
 
     refs.change_branch(closing, reopened)
 
@@ -308,19 +314,25 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranc
 def put_back(branch: Branch, deleted: Collection[int], refs: Refs, versions: Versions) -> None:
     """Put versions back that were deleted, by their numbers, if the branch was recovered meanwhile."""
     name = branch.name
-    if not _is_kept(branch, refs):
-        return
-    copies = newest_expired_copies(versions.store, name, branch.id)
-    # Newest first: the branch takes commits, and one on an older version would take the number of a missing one.
-    numbers = sorted(copies.keys() & set(deleted), reverse=True)
-    for number in numbers:
-        data = versions.store.get(copies[number])
-        if data is not None:
-            restore_version(name, number, data, versions)
-    # A deletion that came in between may have listed the versions before they were put.
-    if not _is_kept(branch, refs):
-        versions.store.delete_many([versions.manifest_path(name, number) for number in numbers])
-    versions.forget()
+    # Whatever is deleted here may be of a branch that was recovered once more, so each deletion is followed by a look.
+    for _ in range(_ATTEMPTS):
+        if not _is_kept(branch, refs):
+            return
+        copies = newest_expired_copies(versions.store, name, branch.id)
+        # Newest first: the branch takes commits, and one on an older version would take the number of a missing one.
+        numbers = sorted(copies.keys() & set(deleted), reverse=True)
+        for number in numbers:
+            data = versions.store.get(copies[number])
+            if data is not None:
+                restore_version(name, number, data, versions)
+        versions.forget()
+        # A deletion that came in between may have listed the versions before they were put.
+        if _is_kept(branch, refs):
+            return
+        # Oldest first, for the same reason.
+        versions.store.delete_many([versions.manifest_path(name, number) for number in reversed(numbers)])
+        versions.forget()
+    raise StoreError(f"cannot put back what was deleted of branch {name!r} of {refs.store.uri}: it keeps changing")
 
 
 def _is_kept(branch: Branch, refs: Refs) -> bool:

@@ -18,6 +18,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
 )
 from lance_dagster.history.refs.branch_deletion import finish_deleting
+from lance_dagster.history.refs.branch_operations import delete_up_to
 from lance_dagster.store import LocalStore
 from tests import soak
 from tests.backdating import manifest
@@ -414,7 +415,7 @@ def test_a_recovery_does_not_keep_commits_off_a_branch_that_another_one_complete
         recover(opened(table))
         append(opened(table))
 
-    slow = held_up(table, ("compare_and_swap", OWN_FILE, overtake), ("put", "_transactions/", died))
+    slow = held_up(table, ("compare_and_swap", OWN_FILE, overtake), ("compare_and_swap", OWN_FILE, died))
     recover(slow)
     assert_whole(table, [*NUMBERS, 6], NEW_ROWS)
 
@@ -508,6 +509,56 @@ def test_a_slow_deletion_does_not_put_versions_into_a_branch_that_was_deleted_ag
     )
     delete(slow)
     assert_gone(table, 8)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_a_slow_deletion_takes_back_from_a_second_recovery_is_put_back(
+    template: LanceTable, *, commit: bool
+) -> None:
+    """A later deletion sealed the branch while versions were put back; then it ends, and the branch is recovered."""
+    table = LanceTable.open(copied(template))
+
+    def overtake() -> None:
+        delete(opened(table))
+        recover(opened(table))
+
+    def overtake_again() -> None:
+        recover(opened(table))
+        if commit:
+            append(opened(table))
+
+    stops = (
+        ("delete_many", VERSIONS, overtake),
+        ("put_if_absent", VERSIONS, lambda: None),
+        ("get", OWN_FILE, lambda: delete(opened(table))),
+        ("delete_many", VERSIONS, overtake_again),
+    )
+    delete(held_up(table, *stops))
+    assert_whole(table, [*NUMBERS, 6] if commit else NUMBERS, NEW_ROWS if commit else OLD_ROWS)
+
+
+def test_a_deletion_that_gives_way_leaves_a_branch_to_a_recovery(template: LanceTable) -> None:
+    """A slow deletion took the versions and died; a creation of the name does not give the branch another first one."""
+    table = LanceTable.open(copied(template))
+
+    def overtake() -> None:
+        delete(opened(table))
+        recover(opened(table))
+        opened(table).tags.create("v", "run@3")
+
+    with pytest.raises(PlugPulledError):
+        delete(held_up(table, ("delete_many", VERSIONS, overtake), ("compare_and_delete", OWN_FILE, died)))
+    context = context_on(LocalStore(table.uri, durable=False))
+    branch = context.refs.branch("run")
+    assert branch is not None
+    # A publisher deletes the branch that it merged, of which it knows the version.
+    with pytest.raises(ConflictError, match="tag 'v' refers to it"):
+        delete_up_to(branch, 5, context.refs, context.versions)
+    assert branch == context.refs.branch("run")
+    opened(table).branches.create("run", "main@3", exist_ok=True)
+    recover(opened(table))
+    opened(table).tags.delete("v")
+    assert_whole(table, NUMBERS, OLD_ROWS)
 
 
 def test_a_slow_deletion_puts_no_versions_into_a_new_branch_of_the_name(template: LanceTable) -> None:
