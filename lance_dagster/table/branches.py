@@ -181,13 +181,15 @@ class Branches:
         own metadata is lost too. A branch that has its file and versions is returned unchanged. Files that another
         program put into the folder of the branch are not restored, and versions that name them cannot be read. A slow
         deletion that began earlier may delete the restored versions; its process then restores them. If that process
-        dies first and the branch has no version, call this again; older versions may then be missing.
+        dies first and the branch has no version, call this again; older versions may then be missing. A commit that was
+        under way when the branch was deleted may be on it afterwards, where it raised a `CommitStateUnknownError`.
 
         Raises:
             RefNotFoundError: Nothing of such a branch is left, it was renamed, it has later versions under another name
                 that it was given, or the branch that it was forked from is gone.
             AlreadyExistsError: A tag has the name.
-            ConflictError: A branch of the name is being created, deleted or reset.
+            ConflictError: A branch of the name is being created, deleted or reset; or another process took the name,
+                deleted the branch or recovered it meanwhile.
         """
         return branch_recovery.recover_branch(name, self._context.refs, self._context.versions)
 

@@ -2,7 +2,7 @@
 
 A branch is its file and its manifests. Where the file is gone, its content follows from the manifests: the first
 version of a branch clones its fork point, under the branch's id. Where manifests are gone, `_expired/` has copies of
-them for about a day; the files that they name are kept as long. So a branch comes back from either half, and nothing
+them for about a day; the files that they name are kept as long. So a branch comes back from either half, and no version
 that exists is overwritten.
 
 1. The file, in state "creating", with a mark that keeps commits off, and the highest number that is to come back. It

@@ -113,6 +113,20 @@ def test_a_branch_comes_back_under_the_name_with_its_newest_version(template: La
     assert ("seven", 7) in sorted_rows(table.read())
 
 
+def test_an_earlier_branch_of_the_name_stays_away(template: LanceTable) -> None:
+    """Its copies are there still, with the numbers of the later branch, since its fence is gone after a day."""
+    table = without_run(template)
+    for file in Path(table.uri, "_refs/deleted").iterdir():
+        file.unlink()
+    table.branches.create("run", "main@3")
+    table.append(entries("new", 1), branch="run")
+    numbers, rows = table.branches.version_numbers("run"), table.read("run")
+    table.branches.delete("run")
+    table.branches.recover("run")
+    assert ([3, 4], numbers) == (numbers, table.branches.version_numbers("run"))
+    assert rows == table.read("run")
+
+
 def test_versions_that_a_reset_dropped_stay_away(template: LanceTable) -> None:
     """The branch comes back with the versions that it had when it was deleted."""
     table = LanceTable.open(copied(template))
