@@ -6,6 +6,7 @@ is used. Keys without the prefix `lance/` are the users' own, except those that 
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, get_args
 
@@ -25,6 +26,7 @@ Choice = TypeVar("Choice", bound=str)
 _WRITE_MODES: tuple[WriteMode, ...] = get_args(WriteMode)
 _EVOLUTIONS: tuple[SchemaEvolution, ...] = get_args(SchemaEvolution)
 _PREFIX = "lance/"
+_OTHER_SEPARATOR = re.compile(r"lance[._: -]+(.+)", re.IGNORECASE)
 _NEAR = 0.8
 # Shorter names without the prefix are too often keys of the user's own: `label` is not a misspelt `table`.
 _LONG_NAME = 6
@@ -173,6 +175,8 @@ def _unknown(key: str, place: SettingPlace) -> str | None:
 
 def _meant(key: str) -> str | None:
     """Return the setting that a key probably means, or None."""
+    if other := _OTHER_SEPARATOR.match(key):
+        key = f"{_PREFIX}{other[1]}"
     prefix, slash, rest = key.rpartition("/")
     lowered = rest.lower().replace("-", "_")
     # A key of another system, such as `dagster/row_count`, counts as a setting only when the whole key resembles one.

@@ -109,6 +109,14 @@ def test_definitions_without_a_mistake_are_returned() -> None:
         ({"write_mode": "append"}, "metadata 'write_mode' would be ignored; did you mean 'lance/write_mode'?"),
         ({"mode": "append"}, "metadata 'mode' would be ignored; did you mean 'lance/write_mode'?"),
         ({"partition_expr": "day"}, "metadata 'partition_expr' would be ignored; did you mean 'lance/partition_expr'?"),
+        (
+            {"lance_write_mode": "append"},
+            "metadata 'lance_write_mode' would be ignored; did you mean 'lance/write_mode'",
+        ),
+        (
+            {"lance.partition_expr": "day"},
+            "'lance.partition_expr' would be ignored; did you mean 'lance/partition_expr'",
+        ),
         ({"lance/write_mode": "replce"}, "lance/write_mode must be one of"),
         ({"lance/columns": ["id"]}, "lance/columns has no meaning in the metadata of an asset that is written"),
         ({"lance/table": "../orders"}, "no table can be at '../orders' below the root"),

@@ -92,12 +92,18 @@ def test_a_rollback_that_was_cut_off_is_finished(rolled: Shop, instance: dg.Dags
         ({"hold": True}, "hold needs a reason"),
         ({"release": True}, "release needs a reason"),
         ({"hold": True, "release": True, "reason": "x"}, "hold cannot be combined with"),
+        (
+            {"hold": True, "dry_run": True, "reason": "x"},
+            "dry_run shows a publication or a rollback; leave it out",
+        ),
+        ({"discard": "4f", "dry_run": True, "reason": "x"}, "leave it out with discard"),
+        ({"rollback": "hold", "reason": "bad data"}, "rollback: hold needs ref"),
     ],
 )
-def test_a_reason_is_asked_for(
+def test_a_contradiction_is_refused(
     rolled: Shop, instance: dg.DagsterInstance, config: dict[str, object], said: str
 ) -> None:
-    """A rollback without a reason is refused before anything is changed."""
+    """A config that lacks a reason or would do what nobody asked for is refused before anything is changed."""
     assert said in reasons(rolled.publish(instance, **config))
     assert ("main@3", "main@3") == (rolled.tag(), str(rolled.table().head()))
 

@@ -58,6 +58,12 @@ def test_a_policy_that_does_not_exist() -> None:
         build_publisher([orders], stale_checks="acept")  # type: ignore[arg-type]  # what is tested
 
 
+def test_a_text_is_no_flag() -> None:
+    """The text "false" of a variable of the environment would count as true."""
+    with pytest.raises(InvalidInputError, match="unchecked is True or False, not 'false'"):
+        build_publisher([orders], unchecked="false")  # type: ignore[arg-type]  # what is tested
+
+
 @pytest.mark.parametrize("keyword", CALLS)
 def test_repository(tmp_path: Path, keyword: str) -> None:
     """A rollback by a misspelt number of steps would go back by one."""

@@ -226,6 +226,19 @@ def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInsta
     assert "is the beginning of several branches" in failure(stall.publish(instance, "run/cafe"))
 
 
+@pytest.mark.parametrize("config", [{"ref": "run/cafe"}, {"discard": "cafe", "reason": "wrong"}])
+def test_the_beginning_of_a_run_id_means_one_run_in_all_tables(
+    shop: Shop, instance: dg.DagsterInstance, config: dict[str, str]
+) -> None:
+    """In each table alone it would mean another run, and one act would publish or delete what two runs wrote."""
+    assert shop.run(instance).success
+    for key, run in ((ORDERS, "cafe-1"), (CUSTOMERS, "cafe-2")):
+        shop.table(key).branches.create(f"run/{run}")
+    refused = shop.publish(instance, *PROMOTED, **config)
+    assert "is the beginning of several branches: run/cafe-1, run/cafe-2" in failure(refused)
+    assert ["run/cafe-1"] == list(shop.table().branches.list("run/cafe*"))
+
+
 def test_a_superseded_branch_that_another_table_needs_is_not_to_be_discarded(
     shop: Shop, instance: dg.DagsterInstance
 ) -> None:

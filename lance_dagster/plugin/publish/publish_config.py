@@ -64,6 +64,14 @@ def check_config(config: PublishConfig) -> None:
     ):
         if asked:
             require_reason(config.reason, do)
+    # A person who asks for a dry run does not expect that anything changes.
+    changes = [do for do in ("hold", "release", "discard") if getattr(config, do)]
+    if config.dry_run and changes:
+        raise InvalidInputError(f"dry_run shows a publication or a rollback; leave it out with {' and '.join(changes)}")
+    if config.rollback is Rollback.hold and not config.ref:
+        raise InvalidInputError(
+            "rollback: hold needs ref, the version to go back to; to keep the tag where it is, set hold: true"
+        )
     if config.hold and (config.release or config.ref or config.discard):
         raise InvalidInputError(
             "hold cannot be combined with release, ref or discard; to roll back and hold the tag there, set ref "

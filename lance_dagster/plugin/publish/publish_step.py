@@ -59,8 +59,8 @@ from lance_dagster.plugin.publish.waiting import (
     keep_whole,
     left_out,
     publisher_of,
-    resolve_run,
     wait,
+    with_whole_run_id,
     written_with,
 )
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
@@ -115,6 +115,7 @@ class PublishStep:
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
         check_config(self.config)
+        self.config = with_whole_run_id(self.config, self.nodes, self._table)
         asked = {"discarded": bool(self.config.discard), "held": self.config.hold, "released": self.config.release}
         for done in (done for done, wanted in asked.items() if wanted):
             # A candidate is discarded as a whole: a table that is left could be published without the others.
@@ -322,12 +323,11 @@ class PublishStep:
     def _look(self, node: PromotedNode, opened: Opened | NotFoundError) -> Publication:
         if isinstance(opened, NotFoundError):
             raise opened
-        table, empty = opened.table, self._empty(node, opened)
+        empty = self._empty(node, opened)
         if self.config.ref:
-            ref = resolve_run(table, self.config.ref) if self._by_run else self.config.ref
-            if self.together is not None and self.chosen is not None:
-                return replace(empty, landed=self.together.version_in(self.chosen, empty, ref), chosen=True)
-            return find_by_ref(empty, ref, instance=self.instance)
+            if self.together is not None and (view := self.chosen) is not None:
+                return replace(empty, landed=self.together.version_in(view, empty, self.config.ref), chosen=True)
+            return find_by_ref(empty, self.config.ref, instance=self.instance)
         one = find_by_run(empty, self.chain, head=opened.head, instance=self.instance)
         if one.audited:
             return one

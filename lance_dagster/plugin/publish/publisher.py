@@ -131,7 +131,7 @@ def build_publisher(
         InvalidRefNameError: `tag` is `main` or not a valid tag name.
     """
     check_options(build_publisher, options, PublisherOptions)
-    _check_arguments(tables, tag, options)
+    _check_arguments(tables, tag, unchecked, options)
     specs = [spec for table in tables for spec in _specs_of(table)]
     keys = _different_keys(specs)
     nodes = _nodes_of(specs, tag, partitions_def, options.get("group_name"))
@@ -188,8 +188,11 @@ def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
     return keys
 
 
-def _check_arguments(tables: object, tag: str, options: PublisherOptions) -> None:
+def _check_arguments(tables: object, tag: str, unchecked: object, options: PublisherOptions) -> None:
     require_sequence("tables", tables, "shop/orders")
+    # A text such as "false" would count as true, and publish what nobody checked.
+    if type(unchecked) is not bool:
+        raise InvalidInputError(f"unchecked is True or False, not {unchecked!r}")
     check_names("value of stale_checks", [str(options.get("stale_checks", "refuse"))], ("refuse", "accept"))
     # A wrong tag is found when definitions load, and not after the first publication has merged. The full rules are
     # in `history`, which is not loaded then; they are checked when the tag is created.

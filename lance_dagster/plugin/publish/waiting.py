@@ -7,7 +7,7 @@ a broken one. A re-execution of all steps that succeeded supersedes the run that
 """
 
 import uuid
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
+from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,
@@ -272,11 +273,30 @@ def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
         raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=seconds)
 
 
-def resolve_run(table: LanceTable, given: str) -> str:
+def with_whole_run_id(
+    config: PublishConfig, nodes: Iterable[PromotedNode], open_table: Callable[[PromotedNode], LanceTable]
+) -> PublishConfig:
+    """Return a config that names a run by its whole branch, where it has the beginning of a run id.
+
+    Raises:
+        InvalidInputError: As for `resolve_run`.
+    """
+
+    def tables() -> Iterator[LanceTable]:
+        for node in nodes:
+            with suppress(TableNotFoundError):
+                yield open_table(node)
+
+    given = {"discard": config.discard, "ref": config.ref if run_of(config.ref) is not None else ""}
+    whole = {name: resolve_run(tables(), one) for name, one in given.items() if one}
+    return config.model_copy(update=whole)
+
+
+def resolve_run(tables: Iterable[LanceTable], given: str) -> str:
     """Return the run branch that a run id or the beginning of one names; the branch may be missing.
 
     Args:
-        table: The table.
+        tables: All tables of the publisher: in each of them alone, the beginning may name another run.
         given: `run/<id>` or `<id>`, whole or shortened.
 
     Raises:
@@ -288,12 +308,12 @@ def resolve_run(table: LanceTable, given: str) -> str:
     # A whole id needs no search, which would read the names of all branches.
     if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
         return name
-    found = sorted(table.branches.list(f"{name}*"))
+    found = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
     # Without a branch the run may be published already; the caller looks for it in the log of `main`.
     if name in found or not found:
         return name
     if len(found) > 1:
-        raise InvalidInputError(f"{given!r} is the beginning of several branches of {table.uri}: {', '.join(found)}")
+        raise InvalidInputError(f"{given!r} is the beginning of several branches: {', '.join(found)}; give more of it")
     return found[0]
 
 
@@ -328,7 +348,7 @@ def discard(
 
     Args:
         table: The table.
-        given: The run, as `resolve_run` takes it.
+        given: The run, as `resolve_run` returns it.
         instance: The Dagster instance.
         publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
 
@@ -337,7 +357,7 @@ def discard(
         ConflictError: The run is not over, another run may be publishing the branch, or another branch was forked from
             it.
     """
-    head = table.head(resolve_run(table, given))
+    head = table.head(given)
     if not is_over(run_of(head.branch), instance):
         raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run before you discard it")
     if (by := publisher_of(run_of(head.branch) or "")) is not None:
