@@ -77,7 +77,8 @@ class Setting(NamedTuple):
     def _accepts(self, value: object) -> bool:
         match self.kind:
             case "text":
-                return isinstance(value, str) and (not self.values or value in self.values)
+                # An empty text, as of a variable that is not set, would count as no setting at all.
+                return isinstance(value, str) and bool(value.strip()) and (not self.values or value in self.values)
             case "texts":
                 return _are_texts(value)
             case "flag":
@@ -96,7 +97,7 @@ class Setting(NamedTuple):
         if self.values:
             return "one of " + ", ".join(map(repr, self.values))
         return {
-            "text": "text",
+            "text": "text that is not empty",
             "texts": 'a list of texts such as ["id"]',
             "flag": "true or false",
             "lengths": "{column: length}",

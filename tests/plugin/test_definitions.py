@@ -118,6 +118,7 @@ def test_definitions_without_a_mistake_are_returned() -> None:
             "'lance.partition_expr' would be ignored; did you mean 'lance/partition_expr'",
         ),
         ({"lance/write_mode": "replce"}, "lance/write_mode must be one of"),
+        ({"lance/table": ""}, "lance/table must be text that is not empty, not ''"),
         ({"lance/columns": ["id"]}, "lance/columns has no meaning in the metadata of an asset that is written"),
         ({"lance/table": "../orders"}, "no table can be at '../orders' below the root"),
     ],
