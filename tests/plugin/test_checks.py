@@ -227,6 +227,40 @@ def test_misspelt_argument_of_a_check(kind: Any, given: dict[str, Any], said: st
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{1, 2}, {1: "a", 2: "b"}, (one for one in (1, 2)), np.array([1, 2]), pa.array([1, 2]), [np.int64(1), np.int64(2)]],
+    ids=["set", "dict", "generator", "numpy", "arrow", "numbers of numpy"],
+)
+def test_values_of_any_iterable(audit: Audit, values: Any) -> None:
+    """The values that are allowed may be any iterable; the check keeps them as a tuple, which SQL is made of."""
+    check = IsIn("id", values)
+    assert (1, 2) == check.values
+    assert hash(check) == hash(IsIn("id", (1, 2)))
+    assert 2 == check.evaluate(audit).counts["failed_rows"]
+
+
+@pytest.mark.parametrize(
+    "predicate", ["name <> ')'", "(id < 9) AND (name <> '((')", "`id` < 9 /* :-) don't */", "name <> 'o''('"]
+)
+def test_parentheses_in_texts_are_no_mistake(audit: Audit, predicate: str) -> None:
+    """Only parentheses that group are counted."""
+    assert Satisfies(predicate=predicate, name="x", nulls_pass=True).evaluate(audit).passed
+
+
+def test_key_of_the_other_table_in_any_form(audit: Audit) -> None:
+    """The other table is named as in every other place: by a text, a key, or a definition."""
+
+    @dg.asset(key=CUSTOMERS)
+    def customers() -> None: ...
+
+    wanted = KeysExist("customer", in_table="shop/customers", key="id")
+    for given in (CUSTOMERS, customers, dg.AssetSpec(CUSTOMERS)):
+        check = KeysExist("customer", in_table=given, key="id")  # type: ignore[arg-type]
+        assert wanted == check
+        assert not check.evaluate(audit).passed
+
+
 def test_checks_are_copied() -> None:
     """A check survives pickling, and a copy with another argument is a check of its own."""
     check = InRange("id", minimum=1)

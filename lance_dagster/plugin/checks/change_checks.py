@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import quote_name
-from lance_dagster.plugin.checks.check_queries import (
-    BuiltInCheck,
-    field_of,
-    judged,
-    partition_counts,
-    refuse_bounds,
-    slug,
-)
+from lance_dagster.plugin.checks.check_arguments import refuse_bounds, require_column, require_duration, require_number
+from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts, slug
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 
 if TYPE_CHECKING:
@@ -36,6 +30,11 @@ class Freshness(BuiltInCheck):
     column: str
     maximum_age: dt.timedelta
     scope: Scope = field(default="table", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Validate the column, and that the age is a duration."""
+        require_column("Freshness", self.column)
+        require_duration("maximum_age", self.maximum_age, least=dt.timedelta.resolution)
 
     @property
     def name(self) -> str:
@@ -99,6 +98,8 @@ class RowCountChange(BuiltInCheck):
         """Validate that there is a bound, and that it is a share: -10 for per cent would let all rows vanish."""
         if self.minimum is None and self.maximum is None:
             raise InvalidInputError("RowCountChange has neither minimum nor maximum; give one, such as minimum=-0.1")
+        for name in ("minimum", "maximum"):
+            require_number(f"the {name} of RowCountChange", getattr(self, name), optional=True)
         if self.minimum is not None and self.minimum < -1:
             raise InvalidInputError(f"RowCountChange has minimum {self.minimum}; give a share, such as -0.1")
         refuse_bounds("RowCountChange", self.minimum, self.maximum)
@@ -135,8 +136,7 @@ class RowCountChange(BuiltInCheck):
         )
 
     def _allows(self, change: float) -> bool:
-        above = self.minimum is None or change >= self.minimum
-        return above and (self.maximum is None or change <= self.maximum)
+        return (self.minimum is None or change >= self.minimum) and (self.maximum is None or change <= self.maximum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ a filter, or the columns that it compares.
 
 import difflib
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -55,21 +54,6 @@ class BuiltInCheck:
     def reads(self) -> tuple[dg.AssetKey, ...]:
         """The assets of the other tables that the check reads: none."""
         return ()
-
-
-def refuse_bounds(check: str, minimum: Any, maximum: Any) -> None:  # noqa: ANN401  # two bounds of one type
-    """Refuse bounds that no value can be within.
-
-    Raises:
-        InvalidInputError: The minimum is above the maximum.
-    """
-    # Lance SQL compares some types that Python does not, such as a date and a timestamp.
-    with suppress(TypeError):
-        if minimum is not None and maximum is not None and minimum > maximum:
-            raise InvalidInputError(
-                f"{check} has minimum {minimum} and maximum {maximum}, which nothing is between; give a minimum that "
-                "is not above the maximum"
-            )
 
 
 def field_of(table: PinnedTable, column: str) -> "pa.Field[Any]":

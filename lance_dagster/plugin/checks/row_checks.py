@@ -5,8 +5,14 @@ from typing import ClassVar
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import quote_name
+from lance_dagster.plugin.checks.check_arguments import (
+    column_tuple,
+    refuse_bounds,
+    require_column,
+    require_count,
+    require_text,
+)
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
     BuiltInCheck,
@@ -15,11 +21,11 @@ from lance_dagster.plugin.checks.check_queries import (
     field_of,
     judged,
     partition_counts,
-    refuse_bounds,
     slug,
     such_as,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
+from lance_dagster.plugin.table_asset import asset_key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +37,9 @@ class RowCount(BuiltInCheck):
 
     def __post_init__(self) -> None:
         """Validate that a number of rows can lie between the bounds."""
-        for name, bound in (("minimum", self.minimum), ("maximum", self.maximum)):
-            if bound is not None and bound < 0:
-                raise InvalidInputError(f"RowCount has {name} {bound}; give a number of rows, 0 or more")
+        require_count("the minimum of RowCount", self.minimum)
+        if self.maximum is not None:
+            require_count("the maximum of RowCount", self.maximum)
         refuse_bounds("RowCount", self.minimum, self.maximum)
 
     @property
@@ -78,6 +84,12 @@ class Unique(BuiltInCheck):
     columns: str | tuple[str, ...]
     scope: Scope = field(default="table", kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Validate the columns."""
+        names = column_tuple("Unique", self.columns)
+        if not isinstance(self.columns, str):
+            object.__setattr__(self, "columns", names)
+
     @property
     def name(self) -> str:
         """The name of the asset check."""
@@ -90,7 +102,7 @@ class Unique(BuiltInCheck):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
+        return (self.columns,) if isinstance(self.columns, str) else self.columns
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows that repeat the key of another row.
@@ -130,6 +142,15 @@ class KeysExist(BuiltInCheck):
     in_table: str
     key: str
     row_wise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Validate the columns, and take the other table's key or definition as well as its name."""
+        for column in (self.column, self.key):
+            require_column("KeysExist", column)
+        given: object = self.in_table
+        if isinstance(given, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
+            object.__setattr__(self, "in_table", asset_key_of(given).to_user_string())
+        require_text("in_table of KeysExist", self.in_table, "shop/customers")
 
     @property
     def name(self) -> str:

@@ -7,7 +7,16 @@ from typing import ClassVar
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import Bound, literal, quote_name, quote_text
-from lance_dagster.format.validation import require_sequence
+from lance_dagster.plugin.checks.check_arguments import (
+    comparable,
+    refuse_bounds,
+    refuse_open_predicate,
+    require_bool,
+    require_column,
+    require_number,
+    require_text,
+    value_tuple,
+)
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
     BuiltInCheck,
@@ -18,7 +27,6 @@ from lance_dagster.plugin.checks.check_queries import (
     is_float,
     judged,
     partition_counts,
-    refuse_bounds,
     slug,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
@@ -51,6 +59,10 @@ class NotNull(BuiltInCheck):
     column: str
     row_wise: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Validate the column."""
+        require_column("NotNull", self.column)
+
     @property
     def name(self) -> str:
         """The name of the asset check."""
@@ -80,6 +92,8 @@ class NullRate(BuiltInCheck):
 
     def __post_init__(self) -> None:
         """Validate that the share is from 0 to 1: a percentage such as 5 would let every table pass."""
+        require_column("NullRate", self.column)
+        require_number(f"the maximum of NullRate of {self.column!r}", self.maximum)
         if not 0 <= self.maximum <= 1:
             raise InvalidInputError(f"NullRate of {self.column!r} allows {self.maximum}; give a share from 0 to 1")
 
@@ -126,11 +140,16 @@ class InRange(BuiltInCheck):
 
     def __post_init__(self) -> None:
         """Validate that at least one bound is given, and that a value can lie between two."""
+        require_column("InRange", self.column)
         if self.minimum is None and self.maximum is None:
             raise InvalidInputError(
                 f"InRange of {self.column!r} has neither minimum nor maximum; give at least one of them"
             )
-        refuse_bounds(f"InRange of {self.column!r}", self.minimum, self.maximum)
+        check = f"InRange of {self.column!r}"
+        for name, bound in (("minimum", self.minimum), ("maximum", self.maximum)):
+            if bound is not None:
+                object.__setattr__(self, name, comparable(check, bound))
+        refuse_bounds(check, self.minimum, self.maximum)
 
     @property
     def name(self) -> str:
@@ -172,11 +191,8 @@ class IsIn(BuiltInCheck):
 
     def __post_init__(self) -> None:
         """Validate that the values are a list, and not a text whose letters would be taken for values."""
-        require_sequence("values", self.values, "open")
-        if not self.values:
-            raise InvalidInputError(
-                f"IsIn of {self.column!r} allows no value; give at least one, such as values=('open',)"
-            )
+        require_column("IsIn", self.column)
+        object.__setattr__(self, "values", value_tuple(f"IsIn of {self.column!r}", self.values))
 
     @property
     def name(self) -> str:
@@ -214,6 +230,8 @@ class Matches(BuiltInCheck):
 
     def __post_init__(self) -> None:
         """Validate the brackets of the expression; Lance finds other mistakes when the check is evaluated."""
+        require_column("Matches", self.column)
+        require_text(f"the pattern of Matches of {self.column!r}", self.pattern, "[a-z]+")
         wrong = _wrong_brackets(self.pattern)
         if wrong:
             raise InvalidInputError(
@@ -253,6 +271,13 @@ class Satisfies(BuiltInCheck):
     name: str
     nulls_pass: bool = False
     row_wise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Validate the name, and that the predicate is a whole one, since it is put into parentheses."""
+        require_text("the name of Satisfies", self.name, "amounts")
+        require_text(f"the predicate of Satisfies {self.name!r}", self.predicate, "amount >= 0")
+        require_bool(f"nulls_pass of Satisfies {self.name!r}", self.nulls_pass)
+        refuse_open_predicate(f"Satisfies {self.name!r}", self.predicate)
 
     @property
     def description(self) -> str:

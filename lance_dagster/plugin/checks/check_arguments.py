@@ -1,0 +1,174 @@
+"""Refuse arguments with which a check, or the operation of a table, would do something else than it says.
+
+They are refused when definitions load. In a run the mistake would be found after the rows were written, or not at all:
+every comparison with NaN is false, so a bound of NaN would let every table pass.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import date, timedelta
+from reprlib import repr as shortened
+from typing import Any
+
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import check_string, require_sequence
+
+# What may hold a parenthesis that does not group: texts, quoted names and comments.
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\*.*?\*/", re.DOTALL)
+
+
+def require_text(what: str, given: object, example: str) -> None:
+    """Refuse a value that is not a text, or that is empty.
+
+    Raises:
+        InvalidInputError: The message names the argument as `what`, and has the example.
+    """
+    check_string(what, given)
+    if not given:
+        raise InvalidInputError(f"{what} is empty; give one such as {example!r}")
+
+
+def require_column(check: str, given: object) -> None:
+    """Refuse a value that cannot be the name of a column; `check` is the class of the check, for the message.
+
+    Raises:
+        InvalidInputError: The value is not a text, or is empty.
+    """
+    require_text(f"the column of {check}", given, "id")
+
+
+def require_number(what: str, given: object, *, optional: bool = False) -> None:
+    """Refuse a value that is not a number, or is NaN; a bool is not a number. With `optional`, None is allowed.
+
+    Raises:
+        InvalidInputError: The message names the argument as `what`.
+    """
+    if optional and given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, int | float) or math.isnan(given):
+        raise InvalidInputError(f"{what} has to be a number, such as 0.05, not {shortened(given)}")
+
+
+def require_count(what: str, given: object) -> None:
+    """Refuse a value that is not a whole number of 0 or more.
+
+    Raises:
+        InvalidInputError: The message names the argument as `what`.
+    """
+    if type(given) is not int or given < 0:
+        raise InvalidInputError(f"{what} has to be a number of rows, 0 or more, not {shortened(given)}")
+
+
+def require_duration(what: str, given: object, *, least: timedelta = timedelta(0)) -> None:
+    """Refuse a value that is not a duration of zero or more. A number is refused, because its unit would be a guess.
+
+    Args:
+        what: The argument, for messages.
+        given: The value.
+        least: The shortest duration that is allowed.
+
+    Raises:
+        InvalidInputError: The message names the argument as `what`.
+    """
+    if not isinstance(given, timedelta) or given < least:
+        allowed = "of zero or more" if not least else "above zero"
+        raise InvalidInputError(
+            f"{what}={given!r} is not a duration {allowed}; give a timedelta, such as timedelta(days=1)"
+        )
+
+
+def require_bool(what: str, given: object) -> None:
+    """Refuse a value that is not True or False: the text `false` would count as true.
+
+    Raises:
+        InvalidInputError: The message names the argument as `what`.
+    """
+    if not isinstance(given, bool):
+        raise InvalidInputError(f"{what}={shortened(given)} is not a bool; give True or False")
+
+
+def comparable(check: str, given: Any) -> Any:  # noqa: ANN401  # a value of any type that Lance SQL can compare
+    """Return a value that a column is compared with; numbers of NumPy become those of Python, which SQL is made of.
+
+    Raises:
+        InvalidInputError: Nothing can be compared with the value, as with NaN, or Lance SQL has no literal for it.
+    """
+    found = given.item() if hasattr(given, "item") and not getattr(given, "shape", ()) else given
+    if not isinstance(found, int | float | str | date) or (isinstance(found, float) and not math.isfinite(found)):
+        raise InvalidInputError(
+            f"{check} has the value {shortened(given)}; give finite numbers, texts, dates or datetimes"
+        )
+    if isinstance(found, str):
+        check_string(f"a value of {check}", found)
+    return found
+
+
+def value_tuple(check: str, given: Any) -> tuple[Any, ...]:  # noqa: ANN401  # also arrays, which share no class
+    """Return the values that a column may have as a tuple.
+
+    Raises:
+        InvalidInputError: They are a text, whose letters would be taken for values, there is none, or one is invalid.
+    """
+    require_sequence(f"values of {check}", given, "open")
+    # An array of Arrow yields scalars, and one of NumPy its own numbers; as a list both have values of Python.
+    values = tuple(given.tolist() if hasattr(given, "tolist") else given)
+    if not values:
+        raise InvalidInputError(f"{check} allows no value; give at least one, such as values=('open',)")
+    if any(one is None for one in values):
+        raise InvalidInputError(f"{check} has None among its values; a null passes anyway, so leave None out")
+    return tuple(comparable(check, one) for one in values)
+
+
+def column_tuple(check: str, given: object) -> tuple[str, ...]:
+    """Return one column, or several of them, as a tuple.
+
+    Raises:
+        InvalidInputError: There is none, or one is not a text or is empty.
+    """
+    if not isinstance(given, str):
+        require_sequence(f"columns of {check}", given, "id")
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    if not found:
+        raise InvalidInputError(f"{check} has no column; give at least one, such as 'id'")
+    for one in found:
+        require_column(check, one)
+    return found
+
+
+def refuse_bounds(check: str, minimum: Any, maximum: Any) -> None:  # noqa: ANN401  # two bounds of one type
+    """Refuse bounds that no value can be within.
+
+    Raises:
+        InvalidInputError: The minimum is above the maximum, or a bound is NaN.
+    """
+    for name, bound in (("minimum", minimum), ("maximum", maximum)):
+        if isinstance(bound, float) and math.isnan(bound):
+            raise InvalidInputError(f"{check} has {name} NaN, which no value can be compared with; give a number")
+    # Lance SQL compares some types that Python does not, such as a date and a timestamp.
+    with suppress(TypeError):
+        if minimum is not None and maximum is not None and minimum > maximum:
+            raise InvalidInputError(
+                f"{check} has minimum {minimum} and maximum {maximum}, which nothing is between; give a minimum that "
+                "is not above the maximum"
+            )
+
+
+def refuse_open_predicate(check: str, predicate: str) -> None:
+    """Refuse a predicate that would not stay within the parentheses that a check puts around it.
+
+    `id > 5) OR (true` would be true for every row.
+
+    Raises:
+        InvalidInputError: A parenthesis or a quote has no partner.
+    """
+    depth = 0
+    bare = _QUOTED.sub("", predicate)
+    for letter in bare:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            break
+    if depth or re.search("['\"`]", bare):
+        what = "a parenthesis" if depth else "a quote"
+        raise InvalidInputError(f"the predicate {predicate!r} of {check} has {what} without its partner; write both")
