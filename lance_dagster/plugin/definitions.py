@@ -11,7 +11,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_options
-from lance_dagster.plugin.checks.check_definitions import build_table_checks
+from lance_dagster.plugin.checks.check_definitions import build_table_checks, require_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
@@ -177,16 +177,7 @@ def _refuse_wrong_checks(checks: object) -> None:
     if not isinstance(checks, Mapping):
         raise InvalidInputError(f"checks: a mapping such as {example} is wanted, not {reprlib.repr(checks)}")
     for key, values in checks.items():
-        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise InvalidInputError(
-                f"checks: a list of checks such as {example} is wanted for {_text(key)!r}, not {reprlib.repr(values)}"
-            )
-        for each in values:
-            if not hasattr(each, "name"):
-                raise InvalidInputError(
-                    f"checks: {reprlib.repr(each)} for {_text(key)!r} is not a check; give one such as {example}, or a "
-                    "function with @table_check"
-                )
+        require_checks(values, _text(key), example)
 
 
 def _refuse_wrong_schedule(schedule: object) -> None:

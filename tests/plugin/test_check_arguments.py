@@ -19,6 +19,7 @@ from lance_dagster import (
     RowCountChange,
     Satisfies,
     Unique,
+    build_table_checks,
 )
 
 NAN = float("nan")
@@ -73,4 +74,21 @@ def test_argument_of_a_check_that_has_the_wrong_type(make: Callable[[], Any], sa
     """An argument that would fail in the run, or let every table pass, is refused when the check is created."""
     with pytest.raises(InvalidInputError) as error:
         make()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "checks,said",
+    [
+        (NotNull("x"), "checks: a list of checks such as [Unique('id')] is wanted for 'shop/orders', not NotNull("),
+        ("unique", "checks: a list of checks such as [Unique('id')] is wanted for 'shop/orders', not 'unique'"),
+        (["unique"], "checks: 'unique' for 'shop/orders' is not a check; give one such as [Unique('id')]"),
+        ([RowCount], "for 'shop/orders' is not a check; give one such as [Unique('id')]"),
+        (None, "checks: a list of checks such as [Unique('id')] is wanted for 'shop/orders', not None"),
+    ],
+)
+def test_what_is_not_a_list_of_checks(checks: object, said: str) -> None:
+    """One check alone, and a value that is not a check, are refused with what is wanted."""
+    with pytest.raises(InvalidInputError) as error:
+        build_table_checks("shop/orders", checks)
     assert said in str(error.value)

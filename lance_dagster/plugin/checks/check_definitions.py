@@ -1,6 +1,7 @@
 """Turn table checks into Dagster's asset checks: values with `build_table_checks`, functions with `table_check`."""
 
-from collections.abc import Callable, Iterable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 import dagster as dg
@@ -31,20 +32,42 @@ def build_table_checks(
         resource_key: The key of the `LanceResource`.
 
     Raises:
-        InvalidInputError: Two checks have the same name, or the asset is a definition of several assets.
+        InvalidInputError: Two checks have the same name, one is not a check, or the asset is a definition of several
+            assets.
 
     Example:
         >>> from lance_dagster import RowCount
         >>> [check.check_key.name for check in build_table_checks("orders", [RowCount(minimum=1)])]
         ['row_count']
     """
-    found = list(checks)
+    found = require_checks(checks, asset_key_of(asset).to_user_string(), "[Unique('id')]")
     names = [check.name for check in found]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         key = asset_key_of(asset).to_user_string()
         raise InvalidInputError(f"two checks of {key} are named {', '.join(doubled)}; give one of them another name")
     return [_build(asset, check, blocking=blocking, resource_key=resource_key) for check in found]
+
+
+def require_checks(checks: object, of: str, example: str) -> list[TableCheck]:
+    """Return checks as a list, or refuse a value of another type, which would fail deep inside of Dagster.
+
+    Raises:
+        InvalidInputError: The value is not a list, or an element is not a check. The message names the asset as `of`.
+    """
+    if isinstance(checks, str | bytes | Mapping) or not isinstance(checks, Iterable):
+        raise InvalidInputError(
+            f"checks: a list of checks such as {example} is wanted for {of!r}, not {reprlib.repr(checks)}"
+        )
+    found = list(checks)
+    for each in found:
+        # A class has the attributes of its values.
+        if isinstance(each, type) or not (hasattr(each, "name") and hasattr(each, "evaluate")):
+            raise InvalidInputError(
+                f"checks: {reprlib.repr(each)} for {of!r} is not a check; give one such as {example}, or a "
+                "function with @table_check"
+            )
+    return found
 
 
 def table_check(
