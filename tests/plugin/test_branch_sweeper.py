@@ -12,6 +12,7 @@ from lance_dagster.merge.preview import PREVIEW_OF
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
 
 NOW = timedelta(0)
+DAY = timedelta(days=1)
 AT_ONCE: dict[str, Any] = {"keep_failed": NOW}
 
 
@@ -258,6 +259,32 @@ def test_damaged_cursor_and_wrong_arguments(shop: Shop, stored_instance: dg.Dags
         build_branch_sweeper("sweep", [ORDERS], waiting="publish")
     with pytest.raises(InvalidInputError, match="keep_failed=7 is not a duration"):
         build_branch_sweeper("sweep", [ORDERS], keep_failed=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        ({"keep_failed": -DAY}, "is not a duration of zero or more"),
+        ({"keep_unknown": 0}, "keep_unknown=0 is not a duration"),
+        ({"keep_previews": 1}, "keep_previews=1 is not a duration of zero or more; give a timedelta"),
+        ({"keep_previews": -DAY}, "is not a duration of zero or more"),
+        ({"waiting_after": 1}, "waiting_after=1 is not a duration"),
+        ({"waiting_after": None}, "waiting_after=None is not a duration"),
+        ({"dry_run": "false"}, "dry_run='false' is not a bool; give True or False"),
+    ],
+)
+def test_wrong_options(given: Any, said: str) -> None:
+    """An option of a wrong type would fail in each tick, or count as true; it is refused when definitions load."""
+    with pytest.raises(InvalidInputError) as error:
+        build_branch_sweeper("sweep", [ORDERS], **given)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("after", [1, None, timedelta(-1)])
+def test_wrong_time_of_a_waiting_check(after: Any) -> None:
+    """A time without a unit, and a negative one, are refused when definitions load."""
+    with pytest.raises(InvalidInputError, match="is not a duration of zero or more; give a timedelta"):
+        build_waiting_checks([ORDERS], after=after)
 
 
 def waiting_run(shop: Shop, instance: dg.DagsterInstance) -> str:

@@ -117,3 +117,20 @@ def test_schedule_and_wrong_arguments() -> None:
     for tables in ([], [ORDERS, ORDERS]):
         with pytest.raises(InvalidInputError, match="at least one table, and each only once"):
             build_maintenance_job(tables)
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        ({"collect": 14}, "collect=14 is not a duration of zero or more; give a timedelta"),
+        ({"collect": timedelta(days=-1)}, "is not a duration of zero or more"),
+        ({"verify": "no"}, "verify='no' is not a bool; give True or False"),
+        ({"compact": 0}, "compact=0 is not a bool"),
+        ({"indices": None}, "indices=None is not a bool"),
+    ],
+)
+def test_wrong_options(given: Any, said: str) -> None:
+    """An option of a wrong type would fail in the run, or count as true; it is refused when definitions load."""
+    with pytest.raises(InvalidInputError) as error:
+        build_maintenance_job([ORDERS], **given)
+    assert said in str(error.value)

@@ -21,6 +21,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError, counted
 from lance_dagster.format.validation import check_options, require_sequence
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.check_arguments import require_bool, require_duration
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_over, is_written, run_of
@@ -99,13 +100,15 @@ def build_branch_sweeper(
         options: See `SweeperOptions`.
 
     Raises:
-        InvalidInputError: No table is given, a duration is negative, or the policy is unknown or lacks its publisher.
+        InvalidInputError: No table is given, an option has the wrong type or is negative, or the policy is
+            unknown or lacks its publisher.
     """
     require_sequence("tables", tables, "shop/orders")
     check_options(build_branch_sweeper, options, SweeperOptions)
     watched = tuple(WatchedTable.of(table) for table in tables)
     keep = KeepFor(failed=keep_failed, unknown=options.get("keep_unknown"))
     _check(watched, keep, waiting, publisher)
+    _check_options(options)
     promoted = _promoted(publisher, watched) if publisher is not None and waiting == "publish" else {}
 
     @dg.sensor(
@@ -318,8 +321,7 @@ def _check(
 ) -> None:
     if not watched:
         raise InvalidInputError("build_branch_sweeper needs at least one table")
-    _check_duration("keep_failed", keep.failed)
-    _check_duration("keep_unknown", keep.unknown or timedelta(0))
+    require_duration("keep_failed", keep.failed)
     if waiting not in get_args(WaitingPolicy):
         raise InvalidInputError(f"waiting={waiting!r} is not a policy; choose keep, alert or publish")
     if waiting == "publish" and publisher is None:
@@ -331,10 +333,14 @@ def _check(
         )
 
 
-def _check_duration(label: str, value: object) -> None:
-    # A number is refused, because its unit would be a guess.
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise InvalidInputError(f"{label}={value!r} is not a duration of zero or more; give a timedelta")
+def _check_options(options: SweeperOptions) -> None:
+    if options.get("keep_unknown") is not None:
+        require_duration("keep_unknown", options["keep_unknown"])
+    if "keep_previews" in options:
+        require_duration("keep_previews", options["keep_previews"])
+    if "waiting_after" in options:
+        require_duration("waiting_after", options["waiting_after"])
+    require_bool("dry_run", options.get("dry_run", False))
 
 
 def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -> dict[str, dg.AssetKey]:

@@ -21,6 +21,7 @@ from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_options, require_sequence
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.check_arguments import require_bool, require_duration
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
@@ -85,7 +86,7 @@ def build_maintenance_job(
         options: See `MaintenanceOptions`.
 
     Raises:
-        InvalidInputError: No table is given, or one is given twice.
+        InvalidInputError: No table is given, one is given twice, or an option has the wrong type or is negative.
     """
     require_sequence("tables", tables, "shop/orders")
     check_options(build_maintenance_job, options, MaintenanceOptions)
@@ -94,6 +95,7 @@ def build_maintenance_job(
         raise InvalidInputError(
             f"build_maintenance_job needs at least one table, and each only once: {[one.name for one in maintained]}"
         )
+    _check_options(options)
     first = _repository_op(f"{name}__repository", resource_key, options)
     ops = [_op(one, f"{name}__{_identifier(one.name)}", resource_key, options) for one in maintained]
 
@@ -108,6 +110,13 @@ def build_maintenance_job(
     about = f"Starts {name}, which verifies the tables, compacts them and deletes files that nothing needs any more."
     planned = dg.ScheduleDefinition(job=maintenance, cron_schedule=schedule, description=about) if schedule else None
     return MaintenanceJob(maintenance, planned)
+
+
+def _check_options(options: MaintenanceOptions) -> None:
+    if options.get("collect") is not None:
+        require_duration("collect", options["collect"])
+    for part in ("verify", "compact", "indices"):
+        require_bool(part, options.get(part, True))
 
 
 def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:

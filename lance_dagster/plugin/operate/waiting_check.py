@@ -13,6 +13,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.check_arguments import require_duration
 from lance_dagster.plugin.operate.branch_decisions import KeepFor, RunsOfBranches, age_text, decide
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_written, run_of
@@ -43,13 +44,12 @@ def build_waiting_checks(
         resource_key: The key of the `LanceResource`.
 
     Raises:
-        InvalidInputError: No table is given, or `after` is negative.
+        InvalidInputError: No table is given, or `after` is not a duration of zero or more.
     """
     require_sequence("tables", tables, "shop/orders")
     if not tables:
         raise InvalidInputError("build_waiting_checks needs at least one table")
-    if after < timedelta(0):
-        raise InvalidInputError(f"after={after!r} is not a duration of zero or more")
+    require_duration("after", after)
     watched = [WatchedTable.of(table) for table in tables]
     return [_check(one, after, automation_condition, resource_key) for one in watched]
 
