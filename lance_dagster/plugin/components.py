@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Literal
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, StrictFloat, StrictInt
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.checks.change_checks import Freshness, NoSchemaChange, RowCountChange
@@ -58,6 +58,8 @@ _KINDS: Mapping[CheckKind, type] = {
 
 # The argument of a check whose value is a duration.
 _DURATION = "maximum_age"
+# As hours a hundred years; Python refuses much longer durations with an error of its own.
+_LONGEST = 876_000
 
 
 class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
@@ -119,10 +121,9 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
         given: dict[str, object] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.settings.items()
         }
-        hours = given.get(_DURATION)
-        if isinstance(hours, int | float):
-            given[_DURATION] = timedelta(hours=hours)
         try:
+            if _DURATION in given:
+                given[_DURATION] = _duration(_DURATION, "hours", given[_DURATION])
             made: TableCheck = _KINDS[self.kind](**given)
         except (TypeError, InvalidInputError) as error:
             # The constructor names the argument that is unknown, missing or wrong.
@@ -146,7 +147,7 @@ class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
     tables: list[LanceTableModel] = Field(description="The tables, with their checks.")
     name: str = Field(default="lance", description="The first part of the names of the sensors and the job.")
     watch: bool = Field(default=False, description="Report new versions of main, by any program, to Dagster.")
-    keep_failed_days: int | None = Field(
+    keep_failed_days: StrictInt | StrictFloat | None = Field(
         default=None, description="Delete the branches of failed runs after so many days; null for never."
     )
     maintenance: str | None = Field(
@@ -158,7 +159,7 @@ class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
         """Return the checks, sensors and the job.
 
         Raises:
-            InvalidInputError: There is no table, or the settings of a check do not fit it.
+            InvalidInputError: There is no table, one is given twice, or a setting does not fit.
         """
         keys = _keys([table.key for table in self.tables], "LanceTablesComponent")
         checks = [
@@ -185,7 +186,7 @@ class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
         if self.watch:
             found.append(build_ref_sensor(f"{self.name}_refs", keys, resource_key=self.resource_key))
         if self.keep_failed_days is not None:
-            kept = timedelta(days=self.keep_failed_days)
+            kept = _duration("keep_failed_days", "days", self.keep_failed_days)
             name = f"{self.name}_sweeper"
             found.append(build_branch_sweeper(name, keys, keep_failed=kept, resource_key=self.resource_key))
         return found
@@ -251,7 +252,16 @@ class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):
         return dg.Definitions(assets=[publisher])
 
 
+def _duration(name: str, unit: Literal["hours", "days"], given: object) -> timedelta:
+    """Return a number of hours or days as a duration; a bool, which is an integer in Python, is not a number."""
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= _LONGEST:
+        return timedelta(**{unit: given})
+    raise InvalidInputError(f"{name} is {given!r}; give a number of {unit} from 0 to {_LONGEST}, such as 7")
+
+
 def _keys(keys: Sequence[str], component: str) -> list[str]:
     if not keys:
         raise InvalidInputError(f"{component} needs at least one table in `tables`, such as shop/orders")
+    if doubled := sorted({key for key in keys if keys.count(key) > 1}):
+        raise InvalidInputError(f"{component} has {', '.join(doubled)} twice in `tables`; give each table once")
     return list(keys)

@@ -100,8 +100,32 @@ def test_definitions_of_components_are_validated_as_a_whole(tmp_path: Path) -> N
         ),
         (tables(watches=True), "watches"),
         ({"type": "lance_dagster.LanceTablesComponent", "attributes": {"tables": []}}, "needs at least one table"),
+        (tables(keep_failed_days=True), "keep_failed_days"),
+        (tables(keep_failed_days=-1), "keep_failed_days is -1; give a number of days from 0"),
+        (tables({"kind": "freshness", "settings": {"column": "at", "maximum_age": True}}), "maximum_age is True; give"),
+        (
+            tables({"kind": "freshness", "settings": {"column": "at", "maximum_age": "24h"}}),
+            "maximum_age is '24h'; give a number of hours",
+        ),
+        (
+            {
+                "type": "lance_dagster.LanceTablesComponent",
+                "attributes": {"tables": [{"key": "shop/orders"}, {"key": "shop/orders", "checks": [UNIQUE]}]},
+            },
+            "LanceTablesComponent has shop/orders twice in `tables`; give each table once",
+        ),
     ],
-    ids=["kind of check", "settings of check", "attribute", "no table"],
+    ids=[
+        "kind of check",
+        "settings of check",
+        "attribute",
+        "no table",
+        "days as bool",
+        "negative days",
+        "hours as bool",
+        "hours as text",
+        "table twice",
+    ],
 )
 def test_wrong_attributes_are_explained(contents: dict[str, object], text: str) -> None:
     """The project does not load, and the error names what is wrong."""
