@@ -66,8 +66,8 @@ class TableContext:
         object.__setattr__(self, "uri", self.store.uri)
         object.__setattr__(self, "records_digests", records_digests(self.storage_options))
 
-    def at(self, ref: Ref | None) -> State:
-        """Read the version a ref names; None stands for `main`.
+    def at(self, ref: Ref) -> State:
+        """Read the version a ref names.
 
         Raises:
             RefNotFoundError: There is no such branch, tag or commit id.
@@ -77,7 +77,7 @@ class TableContext:
             return self._again(ref)
         return self.versions.load(*resolve(ref, self.refs, self.versions))
 
-    def recall(self, ref: Ref | None) -> State:
+    def recall(self, ref: Ref) -> State:
         """Read the version a ref names as `at` does, from memory where the ref is a version that was read before.
 
         A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
@@ -87,7 +87,7 @@ class TableContext:
         known = self.versions.known(ref.id) if isinstance(ref, Version) else None
         return known or self.at(ref)
 
-    def place(self, ref: Ref | None) -> VersionRef:
+    def place(self, ref: Ref) -> VersionRef:
         """Return the branch and the number of the version a ref names; it is read only where that is necessary."""
         if isinstance(ref, Version):
             state = self._again(ref)

@@ -47,17 +47,17 @@ _MOMENT = re.compile(
 _TIME_EXPECTED = "a time such as 2026-01-31T00:00Z, 2026-01-31 18:00 Europe/Berlin, 2 days ago, yesterday or P2D"
 
 
-def resolve(expression: str | None, refs: Refs, versions: Versions) -> tuple[str, int]:
-    """Return the branch and the number of the version that an expression names; None stands for `main`.
+def resolve(expression: str, refs: Refs, versions: Versions) -> tuple[str, int]:
+    """Return the branch and the number of the version that an expression names.
 
     Raises:
         RefSyntaxError: The expression cannot be read.
         RefNotFoundError: Neither branch nor tag has the name, and no commit id begins so.
         VersionNotFoundError: The branch has no such version, or its history does not go back so far.
-        InvalidInputError: A branch and a tag share the name, several commit ids begin so, a tag or commit id is given
-            a number or time, or a version has fewer parents.
+        InvalidInputError: The expression is not a string, a branch and a tag share the name, several commit ids begin
+            so, a tag or commit id is given a number or time, or a version has fewer parents.
     """
-    read = parse(MAIN if expression is None else expression)
+    read = parse(expression)
     ancestry = Ancestry(refs, versions)
     place = _base_version(read, ancestry)
     place = _follow_steps(place, read, ancestry)

@@ -43,6 +43,12 @@ REFS: dict[str, Act] = {
     "log": lambda table, wrong: table.log(wrong),
     "at": lambda table, wrong: table.at(wrong),
     "diff": lambda table, wrong: table.diff(wrong, "main"),
+    "read": lambda table, wrong: table.read(wrong),
+    "restore": lambda table, wrong: table.restore(wrong),
+    "create_tag": lambda table, wrong: table.tags.create("v1", wrong),
+    "move_tag": lambda table, wrong: table.tags.move("v1", wrong),
+    "create_branch": lambda table, wrong: table.branches.create("new", wrong),
+    "reset": lambda table, wrong: table.branches.reset("work", wrong),
 }
 MESSAGES: dict[str, Act] = {
     "merge": lambda table, wrong: table.merge("work", message=wrong),
@@ -126,7 +132,7 @@ def test_a_branch_is_a_text(table: LanceTable, method: str, wrong: object) -> No
     refused(table, BRANCHES[method], wrong, "the name of a (branch|tag) has ")
 
 
-@pytest.mark.parametrize("method,wrong", pairs(REFS, [3, b"work"]))
+@pytest.mark.parametrize("method,wrong", pairs(REFS, [None, 3, b"work"]))
 def test_a_ref_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
     """A ref is an expression over names."""
     refused(table, REFS[method], wrong, "a ref is text such as 'main' or 'main@17', not ")

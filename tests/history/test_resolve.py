@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pendulum
 import pytest
@@ -183,11 +184,11 @@ def test_a_kind_of_name_is_looked_for_alone(table: LanceTable) -> None:
         table.at("tag:main")
 
 
-def test_no_ref_is_main_and_what_is_no_text_is_refused(table: LanceTable) -> None:
-    """`main` and None are the same branch."""
-    assert table.at("main") == table.at(None)  # type: ignore[arg-type]  # what a caller without types may pass
-    with pytest.raises(InvalidInputError, match="a ref is text such as 'main' or 'main@17', not 17"):
-        table.at(17)  # type: ignore[arg-type]  # the same
+@pytest.mark.parametrize("wrong", [None, 17])
+def test_what_is_no_text_is_refused(table: LanceTable, wrong: Any) -> None:
+    """None is not `main`: it may be a version that the caller did not find."""
+    with pytest.raises(InvalidInputError, match=f"a ref is text such as 'main' or 'main@17', not {wrong}"):
+        table.at(wrong)
 
 
 def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None:
