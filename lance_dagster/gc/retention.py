@@ -18,11 +18,13 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import check_names
 
 Version = TypeVar("Version")
 """Whatever the caller uses for a version; rules look only at its `Dated`."""
 SETTING = "lance_dagster.retention"
 """The config key under which a table keeps its rules, as JSON."""
+_PREFIX = "lance_dagster."
 DEFAULT_AGE = timedelta(days=14)
 _UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 _DURATION = re.compile(r"(\d{1,6})\s*([wdhms])")
@@ -131,6 +133,18 @@ def duration_text(value: timedelta) -> str:
         if seconds and not seconds % length:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
+
+
+def check_settings(settings: Mapping[str, str | None]) -> None:
+    """Refuse settings of this package that it does not know or cannot read; None removes a key, whichever it is.
+
+    Raises:
+        InvalidInputError: A key is misspelt, so that its rules would never apply, or the rules have another form.
+    """
+    own = {key: text for key, text in settings.items() if key.startswith(_PREFIX) and text is not None}
+    check_names("setting", own, (SETTING,))
+    for text in own.values():
+        retention_from_json(text)
 
 
 def retention_from_json(text: str) -> Retention:

@@ -8,6 +8,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, UpdateConfig
+from lance_dagster.gc.retention import check_settings
 from lance_dagster.history.context import Properties, Ref, TableContext
 from lance_dagster.history.versions import Version
 
@@ -47,8 +48,12 @@ class Config:
             branch: The branch to commit to.
             message: The commit message.
             properties: Stored with the transaction.
+
+        Raises:
+            InvalidInputError: A key starts with `lance_dagster.` and is unknown, or the retention rules are invalid.
         """
         update = UpdateConfig(config=map_update("settings", settings, replace=replace))
+        check_settings(settings)
         return self._committed(update, CommitInfo.of(branch, message, properties))
 
     def table_metadata(self, ref: Ref = MAIN) -> dict[str, str]:

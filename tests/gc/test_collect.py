@@ -173,9 +173,28 @@ def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) ->
     assert {"main": (1, 2, 3, 4)} == table.maintenance.collect_garbage(DAY).expired
     assert {} == table.maintenance.collect_garbage(50 * DAY).expired
     assert {"main": (1, 2)} == table.maintenance.collect_garbage(keep_last=5).expired
-    table.config.set({SETTING: "soon"})
+    as_pylance(table).update_config({SETTING: "soon"})
     with pytest.raises(InvalidInputError, match="retention is not JSON"):
         table.maintenance.collect_garbage(DAY)
+
+
+@pytest.mark.parametrize(
+    "settings,said",
+    [
+        ({"lance_dagster.retntion": '{"older_than": "365d"}'}, "did you mean 'lance_dagster.retention'"),
+        ({SETTING: '{"oldr_than": "365d"}'}, 'has "older_than", "keep_last" and nothing else'),
+        ({SETTING: "soon"}, "retention is not JSON"),
+    ],
+)
+def test_rules_that_would_not_apply_are_not_stored(table: LanceTable, settings: dict[str, str], said: str) -> None:
+    """A key that another program put there can be removed."""
+    before = table.head()
+    with pytest.raises(InvalidInputError, match=said):
+        table.config.set(settings)
+    assert before == table.head()
+    as_pylance(table).update_config({**settings})
+    table.config.set(dict.fromkeys(settings))
+    assert {} == table.config.get()
 
 
 def test_rules_of_the_table_for_some_branches_hold_without_arguments(table: LanceTable) -> None:

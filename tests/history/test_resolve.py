@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pendulum
 import pytest
@@ -185,10 +185,10 @@ def test_a_kind_of_name_is_looked_for_alone(table: LanceTable) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 17])
-def test_what_is_no_text_is_refused(table: LanceTable, wrong: Any) -> None:
+def test_what_is_no_text_is_refused(table: LanceTable, wrong: object) -> None:
     """None is not `main`: it may be a version that the caller did not find."""
     with pytest.raises(InvalidInputError, match=f"a ref is text such as 'main' or 'main@17', not {wrong}"):
-        table.at(wrong)
+        table.at(cast("str", wrong))
 
 
 def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None:
