@@ -6,8 +6,11 @@ obscure error, after the data files were written.
 
 import difflib
 import inspect
+import operator
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import SupportsIndex
 
 from lance_dagster.errors import InvalidInputError
 
@@ -109,6 +112,31 @@ def string_list(what: str, given: object, example: str) -> tuple[str, ...]:
     for one in found:
         check_string(f"an element of {what}", one)
     return found
+
+
+def whole_number(what: str, given: object, least: int) -> int:
+    """Return a whole number, also one of another type such as numpy's.
+
+    Raises:
+        InvalidInputError: The value is not a whole number, or less than `least`.
+    """
+    # True is an int in Python, and would mean one.
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+        # Arrays have `__index__` too, which raises unless they are a single number.
+        with suppress(TypeError):
+            if (found := operator.index(given)) >= least:
+                return found
+    raise InvalidInputError(f"{what} has to be a whole number of {least} or more, not {reprlib.repr(given)}")
+
+
+def check_flag(what: str, given: object) -> None:
+    """Refuse a value that is neither True nor False: None or text such as "no" would count as one of them.
+
+    Raises:
+        InvalidInputError: The value is not a boolean.
+    """
+    if type(given) is not bool:
+        raise InvalidInputError(f"{what} has to be True or False, not {reprlib.repr(given)}")
 
 
 def validate_commit_info(message: object, properties: object) -> None:

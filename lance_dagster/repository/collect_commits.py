@@ -53,6 +53,7 @@ from itertools import islice
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, ProtectedError, RefMovedError, RefNotFoundError
 from lance_dagster.format.layout import BRANCH_PIN, BRANCHES, MAIN, PIN, PUBLISHED, TAGS, branch_file, tag_file
+from lance_dagster.format.validation import check_flag
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branches
 from lance_dagster.history.refs.ref_files import Tag
@@ -111,6 +112,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     Raises:
         InvalidInputError: The retention would keep nothing of a channel, or has a negative time.
     """
+    check_flag("dry_run", dry_run)
     if retention.promotions < 1 or min(retention.keep_for, retention.grace) < timedelta(0):
         raise InvalidInputError("a collection keeps 1 promotion of each channel or more, and times are not negative")
     logs = repository.logs

@@ -14,7 +14,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
-from lance_dagster.format.validation import check_options
+from lance_dagster.format.validation import check_flag, check_options
 from lance_dagster.gc.collect import SETTLING, GarbageOptions, collect
 from lance_dagster.gc.garbage_report import GarbageReport
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
@@ -387,9 +387,10 @@ class Maintenance(Generic[TableT]):
             it is listed as a problem, and then nothing is deleted.
 
         Raises:
-            InvalidInputError: A duration is negative or not a timedelta, `keep_last` is below 1, or the stored rules
-                are invalid.
+            InvalidInputError: A duration is negative or not a timedelta, `keep_last` is below 1, `dry_run` is not a
+                boolean, or the stored rules are invalid.
         """
+        check_flag("dry_run", dry_run)
         try:
             stored = self._stored_retention()
         except FormatError:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from lance_dagster.errors import AlreadyExistsError
-from lance_dagster.format.validation import string_list
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError
+from lance_dagster.format.validation import string_list, whole_number
 from lance_dagster.history.context import Ref, TableContext
 from lance_dagster.history.refs import protection as protecting, rename, tag_operations
 from lance_dagster.history.refs.protection import Protection
@@ -117,11 +117,13 @@ class Tags:
 
         Raises:
             RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
-            InvalidInputError: The history has fewer moves; or a key of the metadata starts with `lance_dagster.`.
+            InvalidInputError: The history has fewer moves, or `steps` is not a number of 1 or more; or a key of the
+                metadata starts with `lance_dagster.`.
             VersionNotFoundError: The earlier version was removed, by garbage collection or with its branch.
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
             ProtectedError: It is held or immutable; or protected, and the version on a branch that is not.
         """
+        steps = whole_number("the number of steps", steps, 1)
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
         current = self.get(name)
         state = self._context.load_recorded(tag_operations.earlier_target(current, steps))
@@ -154,12 +156,17 @@ class Tags:
 
         Raises:
             RefNotFoundError: There is no such tag, or no such version.
-            InvalidInputError: The reason is empty or too long.
+            InvalidInputError: The reason is empty or too long, or `expected` or `metadata` is given without `at`.
             RefMovedError: The tag does not point to `expected`, or another writer moved it at the same time.
             ProtectedError: It is held already; or it may not be moved, as for `move`.
         """
         refs = self._context.refs
         if at is None:
+            if expected is not None or metadata is not None:
+                raise InvalidInputError(
+                    "expected and metadata need at: without it the tag is held wherever it is; "
+                    "at=expected holds it only there"
+                )
             return tag_operations.hold_tag(name, (reason, who), refs)
         target = TagTarget(state=self._context.at(at), metadata=metadata or {}, hold=(reason, who))
         where = None if expected is None else str(expected)

@@ -34,6 +34,9 @@ BRANCHES: dict[str, Act] = {
     "create_tag": lambda table, wrong: table.tags.create(wrong, "main"),
     "move_tag": lambda table, wrong: table.tags.move(wrong, "main"),
     "delete_tag": lambda table, wrong: table.tags.delete(wrong),
+    "hold_tag": lambda table, wrong: table.tags.hold(wrong, reason="x"),
+    "release_tag": lambda table, wrong: table.tags.release(wrong, reason="x"),
+    "set_tag_metadata": lambda table, wrong: table.tags.set_metadata(wrong, {"a": "b"}),
     "append": lambda table, wrong: table.append(entries("a", 1), branch=wrong),
 }
 REFS: dict[str, Act] = {
@@ -170,6 +173,23 @@ def test_a_parent_is_a_number(table: LanceTable, wrong: object) -> None:
         lambda given, parent: given.revert("main", parent=parent),
     ):
         refused(table, act, wrong, "a parent is a number, counted from 1, not ")
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.5, True, -1])
+def test_a_count_is_a_whole_number(table: LanceTable, wrong: object) -> None:
+    """A negative limit would leave out the last names."""
+    table.tags.create("v1", "main")
+    said = "(limit|the number of steps) has to be a whole number of [01] or more, not "
+    refused(table, lambda given, limit: given.tags.list(limit=limit), wrong, said)
+    refused(table, lambda given, steps: given.tags.rollback("v1", steps), wrong, said)
+
+
+@pytest.mark.parametrize("wrong", [None, 0, "no"])
+def test_a_flag_is_true_or_false(table: LanceTable, wrong: object) -> None:
+    """None and 0 would start a real collection."""
+    said = "(dry_run|immutable) has to be True or False, not "
+    refused(table, lambda given, flag: given.maintenance.collect_garbage(dry_run=flag), wrong, said)
+    refused(table, lambda given, flag: given.tags.create("v1", "main", immutable=flag), wrong, said)
 
 
 def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:

@@ -36,7 +36,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
-from lance_dagster.format.validation import check_string
+from lance_dagster.format.validation import check_string, whole_number
 from lance_dagster.history.ref_expressions import branch_of_version
 from lance_dagster.history.refs.ref_encoding import branch_file_of, parse_branch, parse_tag, tag_file_of
 from lance_dagster.history.refs.ref_files import (
@@ -85,6 +85,8 @@ class Refs:
 
     def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
         """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
+        # A negative one would leave out the last tags.
+        limit = None if limit is None else whole_number("limit", limit, 0)
         return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern, limit=limit)
 
     def branch(self, name: str) -> Branch | None:
@@ -447,6 +449,7 @@ class Refs:
             RefMovedError: It was moved between reading and writing.
             RefNotFoundError: There is no such tag.
         """
+        check_string("the name of a tag", name)
         path = layout.tag_file(name)
         for _ in range(_ATTEMPTS):
             found = self.store.get_with_etag(path) if is_path_inside(name) else None

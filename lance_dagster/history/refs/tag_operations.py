@@ -37,6 +37,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.codec import commit_id
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.validation import check_flag
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.inventory import newest_expired_copy
@@ -114,6 +115,7 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
         VersionNotFoundError: The version was collected meanwhile, and no copy of it is left.
     """
     check_tag_name(name)
+    check_flag("immutable", immutable)
     refuse_reserved_keys(target.metadata)
     # A ref expression would be ambiguous. The opposite race, a branch created at the same time, is found when the
     # name is resolved.
@@ -238,8 +240,6 @@ def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
     Raises:
         InvalidInputError: Fewer moves are recorded.
     """
-    if steps < 1:
-        raise InvalidInputError(f"a tag is rolled back by 1 step or more, not by {steps}")
     # A stack of versions as the moves made it: a move pushes, a rollback pops what it undid.
     stack: list[RecordedVersion] = []
     for move in _moves(tag):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_a_tag_is_moved_and_held_at_once(table: LanceTable) -> None:
     assert ("main@2", "worse", "main@2") == (held.ref, held.hold and held.hold.reason, held.hold and held.hold.version)
     newest = tags.history("production")[0]
     assert ("main@3", "main@2", {"why": "x"}) == (newest.before, newest.after, newest.metadata)
+
+
+def test_a_hold_where_the_tag_is_takes_no_target(table: LanceTable) -> None:
+    """Without `at` nothing would be compared and no metadata stored, so both are refused."""
+    table.tags.create("other", "main@1")
+    wrong: list[dict[str, Any]] = [{"expected": "main@2"}, {"metadata": {"why": "x"}}]
+    for given in wrong:
+        with pytest.raises(InvalidInputError, match="expected and metadata need at"):
+            table.tags.hold("other", reason="worse", **given)
+    assert None is table.tags.get("other").hold
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 3000])

@@ -78,7 +78,7 @@ def test_a_tag_is_rolled_back_and_forth(table: LanceTable) -> None:
     table.tags.move("production", "main@6")
     with pytest.raises(InvalidInputError, match="back by 2: only main@2 is known from before main@6"):
         table.tags.rollback("production", 2)
-    with pytest.raises(InvalidInputError, match="by 1 step or more, not by 0"):
+    with pytest.raises(InvalidInputError, match="steps has to be a whole number of 1 or more, not 0"):
         table.tags.rollback("production", 0)
     assert ("main@2", "main@6") == moves(table)[0]
     assert 9 == len(moves(table))

@@ -1,14 +1,17 @@
 """Values that callers give to be stored must be strings."""
 
+import numpy as np
 import pytest
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import (
+    check_flag,
     check_string,
     check_string_mapping,
     require_sequence,
     string_list,
     validate_commit_info,
+    whole_number,
 )
 
 HALF = "a\ud800b"
@@ -82,3 +85,20 @@ def test_lists_of_texts_are_taken_as_they_come() -> None:
     assert ("b", "a") == string_list("tags", (each for each in "ba"), "v*") == string_list("tags", ["b", "a"], "v*")
     assert () == string_list("tags", [], "v*")
     require_sequence("tables", [5], "shop/orders")
+
+
+@pytest.mark.parametrize("given", ["3", 3.0, True, None, 1, np.array([3, 4])])
+def test_a_whole_number_is_no_text_and_not_less(given: object) -> None:
+    """The error says the least number; numbers of numpy are numbers."""
+    with pytest.raises(InvalidInputError, match=r"^steps has to be a whole number of 2 or more, not "):
+        whole_number("steps", given, 2)
+    assert (3, int) == (whole_number("steps", np.int64(3), 2), type(whole_number("steps", np.int64(3), 2)))
+
+
+@pytest.mark.parametrize("given", [None, 0, 1, "False"])
+def test_a_flag_is_a_boolean(given: object) -> None:
+    """Nothing else counts as one."""
+    with pytest.raises(InvalidInputError, match=r"^dry_run has to be True or False, not "):
+        check_flag("dry_run", given)
+    for right in (True, False):
+        check_flag("dry_run", right)
