@@ -23,7 +23,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
-from lance_dagster.format.validation import check_options
+from lance_dagster.format.validation import check_flag, check_options, whole_number
 from lance_dagster.history.context import Properties
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
@@ -120,7 +120,9 @@ class Channels:
 
         Raises:
             RefNotFoundError: There is no such channel, and never was.
+            InvalidInputError: The limit is negative.
         """
+        limit = None if limit is None else whole_number("limit", limit, 0)
         if self._repository.logs.newest("channel", name) is None:
             raise unknown_channel(self._repository, name)
         return tuple(islice(self._repository.logs.entries("channel", name), limit))
@@ -303,13 +305,15 @@ class Channels:
             RefNotFoundError: There is no such channel, or there were fewer promotions.
             ProtectedError: The channel is held, and would move forward or be released.
             NotFoundError: The commit is being collected.
+            InvalidInputError: `steps` and `to` are both given, or `steps` is not a whole number of 1 or more.
         """
         check_options(self.rollback, options, RollbackOptions)
         given = given_reason(reason, "roll back")
-        steps, to, who = options.get("steps", 1), options.get("to"), options.get("who", "")
-        hold = options.get("hold", True)
-        if steps < 1:
-            raise InvalidInputError(f"a channel is rolled back by 1 step or more, not by {steps}")
+        to, who, hold = options.get("to"), options.get("who", ""), options.get("hold", True)
+        check_flag("hold", hold)
+        if to is not None and "steps" in options:
+            raise InvalidInputError("a channel is rolled back by steps or to a commit; give steps or to, not both")
+        steps = whole_number("the number of steps", options.get("steps", 1), 1)
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:

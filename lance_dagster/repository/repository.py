@@ -32,7 +32,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
-from lance_dagster.format.validation import check_options, string_list, validate_commit_info
+from lance_dagster.format.validation import check_options, string_list, validate_commit_info, whole_number
 from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -43,7 +43,7 @@ from lance_dagster.repository.collect_commits import CommitRetention, Repository
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.projection import FOLLOW, FollowingTag, Lagging, Releases, project
-from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables
+from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
@@ -331,6 +331,7 @@ class LanceRepository:
 
     def log(self, ref: str = MAIN, limit: int | None = None) -> list[RepositoryCommit]:
         """Return a commit and those it was made from, newest first, along first parents."""
+        limit = None if limit is None else whole_number("limit", limit, 0)
         return list(islice(self._first_parents(ref), limit))
 
     def commit(
@@ -425,7 +426,7 @@ class LanceRepository:
         if audit is not None:
 
             def look(tables: Mapping[str, TableVersion]) -> None:
-                audit({name: TableView(name, at, registry) for name, at in tables.items()})
+                run_audit(audit, {name: TableView(name, at, registry) for name, at in tables.items()})
 
             request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -22,6 +22,7 @@ from tests.store.scripted import Request
 
 # Wrong values of arguments, as from a caller who ignores the signatures.
 NO_TEXT: Any = 3
+NOTHING: Any = None
 WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "commit with a property": lambda lake: lake.commit("x", properties={"n": NO_TEXT}),
     "commit with a message": lambda lake: lake.commit(NO_TEXT),
@@ -42,6 +43,16 @@ WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "release with a property": lambda lake: lake.tags.create("v1", properties={"n": NO_TEXT}),
     "release with a message": lambda lake: lake.tags.create("v1", message=NO_TEXT),
     "fork with metadata": lambda lake: lake.fork("orders", "run/2", metadata={"n": NO_TEXT}),
+    "a commit of no ref": lambda lake: lake.at(NOTHING),
+    "release of no ref": lambda lake: lake.tags.create("v1", NOTHING),
+    "channel at no ref": lambda lake: lake.channels.promote("production", NOTHING),
+    "log with a limit": lambda lake: lake.log(limit=-1),
+    "history with a limit": lambda lake: lake.channels.history("production", -1),
+    "roll back by text": lambda lake: lake.channels.rollback("production", reason="x", steps=cast("int", "1")),
+    "roll back twice": lambda lake: lake.channels.rollback("production", reason="x", steps=5, to="main"),
+    "roll back and hold by text": lambda lake: lake.channels.rollback("production", reason="x", hold=NO_TEXT),
+    "collect": lambda lake: lake.collect(dry_run=NOTHING),
+    "publish what an audit returned": lambda lake: lake.publish("run/1", audit=lambda _: False),  # type: ignore[arg-type]
     "publish nothing": lambda lake: lake.publish(None),  # type: ignore[arg-type]  # as a caller may
     "publish main": lambda lake: lake.publish("main", tables=["orders"]),
 }
@@ -66,8 +77,8 @@ def test_a_wrong_value_is_refused_before_it_is_stored(lake: LanceRepository, nam
     before = sorted(root.rglob("*"))
     with pytest.raises(InvalidInputError):
         WRONG[name](lake)
-    if name != "commit with a property":
-        # The version to be committed has its tag by then.
+    if name not in ("commit with a property", "publish what an audit returned"):
+        # The version to be committed has its tag or its branch by then.
         assert before == sorted(root.rglob("*"))
     again = LanceRepository.open(root, FAST)
     assert ([7], []) == (ids(again, "main")["orders"], ids(again, "production")["orders"])

@@ -122,6 +122,7 @@ def rollback(repository: "LanceRepository", output: Output, channel: str, **opti
     # Both name the target. The default of --steps does not count: only typed options do.
     if options["to"] is not None:
         refuse_beside("--to", "steps")
+        del options["steps"]
     before, options["properties"] = _named_by(repository, channel), properties_from(options["properties"])
     _write_move(output, before, repository.channels.rollback(channel, **options))
 

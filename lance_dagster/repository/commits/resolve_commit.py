@@ -20,6 +20,7 @@ from itertools import islice, takewhile
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
 from lance_dagster.format.codec import COMMIT_PREFIX
+from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
 from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
@@ -39,7 +40,9 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
     Raises:
         RefNotFoundError: There is no such ref, or its log does not go back so far.
         RefSyntaxError: The expression is malformed.
+        InvalidInputError: It is not a string.
     """
+    check_string("a ref", expression)
     if COMMIT_ID.fullmatch(expression):
         # A whole id is unique, so no ref has to be read. Where no commit has the id, a ref may have it as its name.
         with suppress(NotFoundError):

@@ -11,11 +11,13 @@ are staged again on top of it.
 """
 
 import random
+import reprlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from lance_dagster.errors import ConflictError
+from lance_dagster.errors import ConflictError, InvalidInputError
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.publish.staging import for_each_table
@@ -23,6 +25,7 @@ from lance_dagster.repository.publish.staging import for_each_table
 _TRIES = 50
 # In seconds.
 _LONGEST_WAIT = 2.0
+T = TypeVar("T")
 Stage = Callable[[str, TableVersion | None], TableVersion | None]
 """Stages one table, given its name and the version the repository names; returns None when nothing changes."""
 AuditStaged = Callable[[Mapping[str, TableVersion]], None]
@@ -134,6 +137,17 @@ def _audit(request: CommitRequest, seen: Mapping[str, TableVersion], audited: di
     # An audit may read all rows, so it is repeated only when a later attempt has other versions of the tables it reads.
     # The put of the entry then proves that the commit has these versions: it is refused when the branch moved since.
     if request.audit is not None and audited != seen:
-        request.audit(seen)
+        run_audit(request.audit, seen)
         audited.clear()
         audited.update(seen)
+
+
+def run_audit(audit: Callable[[T], object], seen: T) -> None:
+    """Let an audit check tables.
+
+    Raises:
+        InvalidInputError: It returned something, such as False for a refusal: only an exception refuses the commit.
+    """
+    found = audit(seen)
+    if found is not None:
+        raise InvalidInputError(f"audit raises to refuse and returns nothing; it returned {reprlib.repr(found)}")
