@@ -13,6 +13,7 @@ from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
 from lance_dagster.format.transaction import Overwrite, Transaction
 from lance_dagster.format.validation import check_string_mapping
+from lance_dagster.gc.retention import check_settings
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -64,8 +65,10 @@ def create(
 
     Raises:
         AlreadyExistsError: There is a table already, and `exist_ok` is not set.
+        InvalidInputError: The config is not made of strings, or has settings that this package cannot read.
     """
     check_string_mapping("config", config or {})
+    check_settings(config or {})
     # `create_empty` returns None when another process created the table in between.
     made = (
         context.versions.newest(layout.MAIN) is None and create_empty(context, schema, properties, config) is not None

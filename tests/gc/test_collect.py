@@ -191,6 +191,8 @@ def test_rules_that_would_not_apply_are_not_stored(table: LanceTable, settings: 
     before = table.head()
     with pytest.raises(InvalidInputError, match=said):
         table.config.set(settings)
+    with pytest.raises(InvalidInputError, match=said):
+        LanceTable.create(f"{table.uri}-new", SCHEMA, config=settings)
     assert before == table.head()
     as_pylance(table).update_config({**settings})
     table.config.set(dict.fromkeys(settings))
