@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 
-from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.transaction import MERGE
+from lance_dagster.format.validation import whole_number
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.commit_graph import simplified_parents, topological_order, walk
 from lance_dagster.history.lineage import lineage_of
@@ -104,9 +104,9 @@ class LogQuery:
     only: LogFilter = field(default_factory=LogFilter)
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit."""
-        if self.limit is not None and self.limit < 0:
-            raise InvalidInputError(f"the limit is {self.limit}; it has to be 0 or more versions")
+        """Refuse a limit that is not a number of versions."""
+        if self.limit is not None:
+            whole_number("the limit", self.limit, 0)
 
 
 def first_parents(ancestry: Ancestry, start: VersionRef, query: LogQuery) -> list[Version]:

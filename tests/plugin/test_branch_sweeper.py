@@ -270,7 +270,7 @@ def test_damaged_cursor_and_wrong_arguments(shop: Shop, stored_instance: dg.Dags
         ({"keep_previews": -DAY}, "is not a duration of zero or more"),
         ({"waiting_after": 1}, "waiting_after=1 is not a duration"),
         ({"waiting_after": None}, "waiting_after=None is not a duration"),
-        ({"dry_run": "false"}, "dry_run='false' is not a bool; give True or False"),
+        ({"dry_run": "false"}, "dry_run has to be True or False, not 'false'"),
     ],
 )
 def test_wrong_options(given: Any, said: str) -> None:

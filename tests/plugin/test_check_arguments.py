@@ -58,7 +58,7 @@ NAN = float("nan")
         (lambda: Satisfies(predicate="", name="x"), "the predicate of Satisfies 'x' is empty"),
         (lambda: Satisfies(predicate=None, name="x"), "the predicate of Satisfies 'x' has to be a string, not None"),
         (lambda: Satisfies(predicate="id > 0", name=""), "the name of Satisfies is empty"),
-        (lambda: Satisfies(predicate="id > 0", name="x", nulls_pass="no"), "='no' is not a bool; give True or False"),
+        (lambda: Satisfies(predicate="id > 0", name="x", nulls_pass="no"), "has to be True or False, not 'no'"),
         (lambda: Satisfies(predicate="id > 5) OR (true", name="x"), "has a parenthesis without its partner"),
         (lambda: Satisfies(predicate="(id > 5", name="x"), "has a parenthesis without its partner"),
         (lambda: Satisfies(predicate="name = 'a", name="x"), "has a quote without its partner"),

@@ -124,9 +124,9 @@ def test_schedule_and_wrong_arguments() -> None:
     [
         ({"collect": 14}, "collect=14 is not a duration of zero or more; give a timedelta"),
         ({"collect": timedelta(days=-1)}, "is not a duration of zero or more"),
-        ({"verify": "no"}, "verify='no' is not a bool; give True or False"),
-        ({"compact": 0}, "compact=0 is not a bool"),
-        ({"indices": None}, "indices=None is not a bool"),
+        ({"verify": "no"}, "verify has to be True or False, not 'no'"),
+        ({"compact": 0}, "compact has to be True or False"),
+        ({"indices": None}, "indices has to be True or False"),
     ],
 )
 def test_wrong_options(given: Any, said: str) -> None:

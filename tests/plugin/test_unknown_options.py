@@ -60,7 +60,7 @@ def test_a_policy_that_does_not_exist() -> None:
 
 def test_a_text_is_no_flag() -> None:
     """The text "false" of a variable of the environment would count as true."""
-    with pytest.raises(InvalidInputError, match="unchecked is True or False, not 'false'"):
+    with pytest.raises(InvalidInputError, match="unchecked has to be True or False, not 'false'"):
         build_publisher([orders], unchecked="false")  # type: ignore[arg-type]  # what is tested
 
 

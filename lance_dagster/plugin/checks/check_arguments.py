@@ -79,16 +79,6 @@ def require_duration(what: str, given: object, *, least: timedelta = timedelta(0
         )
 
 
-def require_bool(what: str, given: object) -> None:
-    """Refuse a value that is not True or False: the text `false` would count as true.
-
-    Raises:
-        InvalidInputError: The message names the argument as `what`.
-    """
-    if not isinstance(given, bool):
-        raise InvalidInputError(f"{what}={shortened(given)} is not a bool; give True or False")
-
-
 def comparable(check: str, given: Any) -> Any:  # noqa: ANN401  # a value of any type that Lance SQL can compare
     """Return a value that a column is compared with; numbers of NumPy become those of Python, which SQL is made of.
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import Bound, literal, quote_name, quote_text
+from lance_dagster.format.validation import check_flag
 from lance_dagster.plugin.checks.check_arguments import (
     comparable,
     refuse_bounds,
     refuse_open_predicate,
-    require_bool,
     require_column,
     require_number,
     require_text,
@@ -276,7 +276,7 @@ class Satisfies(BuiltInCheck):
         """Validate the name, and that the predicate is a whole one, since it is put into parentheses."""
         require_text("the name of Satisfies", self.name, "amounts")
         require_text(f"the predicate of Satisfies {self.name!r}", self.predicate, "amount >= 0")
-        require_bool(f"nulls_pass of Satisfies {self.name!r}", self.nulls_pass)
+        check_flag(f"nulls_pass of Satisfies {self.name!r}", self.nulls_pass)
         refuse_open_predicate(f"Satisfies {self.name!r}", self.predicate)
 
     @property

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError, counted
-from lance_dagster.format.validation import check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.check_arguments import require_bool, require_duration
+from lance_dagster.plugin.checks.check_arguments import require_duration
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_over, is_written, run_of
@@ -340,7 +340,7 @@ def _check_options(options: SweeperOptions) -> None:
         require_duration("keep_previews", options["keep_previews"])
     if "waiting_after" in options:
         require_duration("waiting_after", options["waiting_after"])
-    require_bool("dry_run", options.get("dry_run", False))
+    check_flag("dry_run", options.get("dry_run", False))
 
 
 def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -> dict[str, dg.AssetKey]:

@@ -19,9 +19,9 @@ from pydantic import Field
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.check_arguments import require_bool, require_duration
+from lance_dagster.plugin.checks.check_arguments import require_duration
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
@@ -116,7 +116,7 @@ def _check_options(options: MaintenanceOptions) -> None:
     if options.get("collect") is not None:
         require_duration("collect", options["collect"])
     for part in ("verify", "compact", "indices"):
-        require_bool(part, options.get(part, True))
+        check_flag(part, options.get(part, True))
 
 
 def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:

@@ -26,7 +26,7 @@ from lance_dagster.errors import (
     PublishRefusedError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_names, check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_names, check_options, require_sequence
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
@@ -191,8 +191,7 @@ def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
 def _check_arguments(tables: object, tag: str, unchecked: object, options: PublisherOptions) -> None:
     require_sequence("tables", tables, "shop/orders")
     # A text such as "false" would count as true, and publish what nobody checked.
-    if type(unchecked) is not bool:
-        raise InvalidInputError(f"unchecked is True or False, not {unchecked!r}")
+    check_flag("unchecked", unchecked)
     check_names("value of stale_checks", [str(options.get("stale_checks", "refuse"))], ("refuse", "accept"))
     # A wrong tag is found when definitions load, and not after the first publication has merged. The full rules are
     # in `history`, which is not loaded then; they are checked when the tag is created.
