@@ -5,6 +5,7 @@ Dagster's public attributes are read: the assets and resources of a `Definitions
 asset, and the required resource keys.
 """
 
+import difflib
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_addre
 
 _PREFIX = "lance/"
 _DEFAULT_MANAGER = "io_manager"
+# How similar the name of an asset that is not there has to be to one that is, to be taken for a mistake.
+_NEARLY = 0.85
 
 
 class _Node(NamedTuple):
@@ -98,6 +101,7 @@ class Findings:
             *self._partitions(),
             *self._other_nodes(),
             *self._other_checks(),
+            *self._misspelt_assets(),
             *self._unchecked(),
             *self._stored_elsewhere(),
             *self._missing_resources(),
@@ -171,6 +175,11 @@ class Findings:
             if not node.is_written or node.manager is None or node.definition is None:
                 continue
             if node.definition.partitions_def is None:
+                if md.PARTITION_EXPR in node.metadata:
+                    yield (
+                        f"asset {node.name} has the metadata {md.PARTITION_EXPR!r}, and no partitions, so each run "
+                        "writes the whole table: give it a partitions_def, or take the metadata out"
+                    )
                 continue
             of_asset = md.text(node.metadata, md.WRITE_MODE)
             mode = of_asset or node.manager.write_mode
@@ -230,6 +239,20 @@ class Findings:
                     f"publisher {definition.node_def.name} publishes {key.to_user_string()} without one blocking "
                     "check: add one with build_table_checks, or give unchecked=True to build_publisher or lance_assets"
                 )
+
+    def _misspelt_assets(self) -> Iterator[str]:
+        """Find checks and publishers of an asset that is not there and nearly has the name of one that is."""
+        named = {key: "a check" for check in self._checks if _is_table_check(check) for key in _checked_by(check)}
+        for definition in self._definitions:
+            traits = traits_of(definition)
+            if traits is not None:
+                named.update(dict.fromkeys(traits.candidates, f"publisher {definition.node_def.name}"))
+        known = [node.name for node in self._nodes]
+        for key, what in named.items():
+            # Any other name may be that of an asset of another code location.
+            near = difflib.get_close_matches(key.to_user_string(), known, n=1, cutoff=_NEARLY)
+            if key not in self._by_key and near:
+                yield f"{what} is for {key.to_user_string()}, which is no asset here; did you mean {near[0]!r}?"
 
     def _stored_elsewhere(self) -> Iterator[str]:
         """Find assets whose table is checked or published, and whose rows another IO manager stores."""

@@ -130,6 +130,23 @@ def test_settings_of_an_asset_that_are_not_understood_are_refused(metadata: dict
     assert says in found
 
 
+def test_checks_and_publishers_of_a_misspelt_asset() -> None:
+    """A check of an asset that is not there is never evaluated, and nobody would miss it."""
+    orders, size = asset("shop/orders"), [RowCount()]
+    publisher, known = build_publisher([orders]), build_table_checks(orders, size)
+    assert [] == findings(definitions(orders, publisher, checks=[*known, *build_table_checks("far/away", size)]))
+    found = only(definitions(orders, publisher, checks=[*known, *build_table_checks("shop/ordrs", size)]))
+    assert found == "a check is for shop/ordrs, which is no asset here; did you mean 'shop/orders'?"
+    found = only(definitions(orders, build_publisher(["shop/ordres"], unchecked=True)))
+    assert "publisher publish_production is for shop/ordres, which is no asset here" in found
+
+
+def test_a_partition_column_without_partitions() -> None:
+    """Without partitions every run would replace the rows of all days."""
+    found = only(definitions(asset("days", {"lance/partition_expr": "day"})))
+    assert found.startswith("asset days has the metadata 'lance/partition_expr', and no partitions")
+
+
 def test_settings_of_inputs_that_are_not_understood_are_refused() -> None:
     """The finding for a wrong setting of an input names the input and its reader, which may be a check."""
 
