@@ -420,7 +420,7 @@ def listed(node: ast.expr) -> list[ast.expr]:
 
 def options(path: str, source: str) -> list[str]:
     """Unknown keywords are refused: `Unpack` declares those of a function for type checkers only."""
-    # The commands get theirs from click, which has refused all others.
+    # Click parses the options of the commands, and refuses unknown ones.
     if not path.startswith(f"{PACKAGE}/") or path.startswith(f"{PACKAGE}/cli/"):
         return []
     found = []

@@ -262,7 +262,7 @@ def newest_copies_of(store: Store, owner: str) -> dict[str, int]:
 
 
 def owner_digest(branch_id: str) -> str:
-    """Return what stands for the id of a branch in the keys of its copies."""
+    """Return the digest of a branch id that the keys of the branch's copies have."""
     # A digest has a fixed form, so the key can be parsed whatever the id of the branch is.
     return hashlib.sha256(branch_id.encode()).hexdigest()[:8]
 

@@ -179,7 +179,7 @@ def test_lines_can_be_few(stable: LanceTable) -> None:
     assert [BOTH_CHANGED, GONE_FROM_DEST] == listed(preview, limit=2)
     assert [] == listed(preview, limit=0)
     assert 3 == len(listed(preview, limit=100))
-    with pytest.raises(InvalidInputError, match="the limit is -1"):
+    with pytest.raises(InvalidInputError, match="the limit has to be a whole number of 0 or more, not -1"):
         preview.conflicting_rows(limit=-1)
 
 

@@ -28,9 +28,9 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     "make,said",
     [
-        (lambda: RowCount(minimum=NAN), "the minimum of RowCount has to be a number of rows, 0 or more, not nan"),
-        (lambda: RowCount(maximum=NAN), "the maximum of RowCount has to be a number of rows"),
-        (lambda: RowCount(minimum=None), "the minimum of RowCount has to be a number of rows, 0 or more, not None"),
+        (lambda: RowCount(minimum=NAN), "the minimum of RowCount has to be a whole number of 0 or more, not nan"),
+        (lambda: RowCount(maximum=NAN), "the maximum of RowCount has to be a whole number"),
+        (lambda: RowCount(minimum=None), "the minimum of RowCount has to be a whole number of 0 or more, not None"),
         (lambda: RowCount(minimum=True), "not True"),
         (lambda: RowCount(minimum=0.5), "not 0.5"),
         (lambda: RowCount(minimum="1"), "not '1'"),

@@ -63,13 +63,13 @@ from lance_dagster.history.refs.ref_files import (
 )
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State
-from lance_dagster.store import put_once
+from lance_dagster.store import Store, put_once
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
 """The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
 reset, as "5-8 4f2a..."."""
 WITHDRAWN = 0
-"""The number in a fence file that has the id of a commit, which its writer takes away, and not that of a branch."""
+"""The number in the fence file of a single commit, whose writer deletes the manifest: its id is that of the commit."""
 _RESET_SECONDS = 60
 """The longest time that a writer waits for a reset of the branch to end."""
 # The number of failed reads of the branch after a commit before its state counts as unknown.
@@ -176,7 +176,7 @@ class BranchFence:
             return None if _takes_commits(branch) else "deleted"
         # It is below the first version of any branch of the name, so nobody can have read it as a version.
         below = branch is None or branch.first > put.number
-        if below and withdrawn(put, path, branch, self.refs):
+        if below and withdraw(put, path, branch, self.refs):
             raise self._gone(put)
         return "deleted"
 
@@ -197,20 +197,22 @@ def _branch_id(ids: str) -> str:
     return ids.rpartition(" ")[0]
 
 
-def withdrawn(put: State, path: str, branch: Branch | None, refs: Refs) -> bool:
+def withdraw(put: State, path: str, branch: Branch | None, refs: Refs) -> bool:
     """Delete a manifest that was put after the versions of its branch were deleted, unless a recovery may take it in.
 
     Args:
         put: The version.
         path: The path of its manifest.
-        branch: What has the name of its branch, as it was just read; not that branch as it takes commits.
+        branch: The branch that has the name now, as it was just read, or None. It is not the branch of the version, or
+            that branch takes no commits.
         refs: The branches of the table.
 
     Returns:
         Whether the manifest never was a version of a branch, and will not be one.
     """
     store = refs.store
-    if not _is_of(store.get(path), put):
+    found = store.get(path)
+    if found is None or commit_id(found) != put.id:
         return False
     # Once another branch has had a version under the name, the old one is not recovered any more.
     if branch is None or branch.state != READY:
@@ -222,16 +224,17 @@ def withdrawn(put: State, path: str, branch: Branch | None, refs: Refs) -> bool:
             # A recovery that took the manifest in does not lose it to the next one.
             store.delete(mark)
             return False
+    # It is not there any more when a recovery and a deletion came between the two looks.
+    return delete_manifest(path, put.id, store)
+
+
+def delete_manifest(path: str, of: str, store: Store) -> bool:
+    """Delete the manifest of a commit, by its id; return False where there is none, or that of another commit."""
     found = store.get_with_etag(path)
-    # A recovery and a deletion that came between the two looks have taken it away.
-    if found is None or not _is_of(found[0], put):
+    if found is None or commit_id(found[0]) != of:
         return False
     store.compare_and_delete(path, found[1])
     return True
-
-
-def _is_of(manifest: bytes | None, put: State) -> bool:
-    return manifest is not None and commit_id(manifest) == put.id
 
 
 def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> CommitConflictError:

@@ -50,7 +50,7 @@ from lance_dagster.history.refs.branch_deletion import (
     refuse_renaming,
     refuse_users,
 )
-from lance_dagster.history.refs.branch_fence import WITHDRAWN, refuse_dropped, withdrawn
+from lance_dagster.history.refs.branch_fence import WITHDRAWN, refuse_dropped, withdraw
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
@@ -388,7 +388,7 @@ def _take_back_first(branch: Branch, made: State, refs: Refs, versions: Versions
     found = refs.branch(branch.name)
     # No other branch of the name uses the number while the fence stands; what another program put there stays.
     if found is None or found.id != branch.id or found.state == DELETING:
-        withdrawn(made, versions.manifest_path(branch.name, made.number), found, refs)
+        withdraw(made, versions.manifest_path(branch.name, made.number), found, refs)
 
 
 def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:

@@ -20,8 +20,8 @@ recovery does the rest; one that begins while this one is at work takes its plac
 
 A late writer may have put a manifest after the versions were deleted (`refs.branch_fence`). It becomes a version of the
 branch, and its writer does not know whether it is one, except in two cases: there is a copy of another version of its
-number, which was acknowledged and takes the place; or its writer takes it away, and says so in a fence file. Then step
-4 begins with deleting it.
+number, which was acknowledged and replaces it; or its writer is deleting it, and recorded that in a fence file. Then
+step 4 begins with deleting it.
 """
 
 import time
@@ -35,7 +35,7 @@ from lance_dagster.format.codec import commit_id, decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
 from lance_dagster.history.inventory import EXPIRED, newest_copies_of, owner_digest, parsed_copies
 from lance_dagster.history.refs.branch_deletion import abandon_creation, fences, put_back, restore_version
-from lance_dagster.history.refs.branch_fence import WITHDRAWN
+from lance_dagster.history.refs.branch_fence import WITHDRAWN, delete_manifest
 from lance_dagster.history.refs.branch_operations import refuse_dying_parent, refuse_tagged
 from lance_dagster.history.refs.ref_files import (
     CREATING,
@@ -78,7 +78,7 @@ class _Series:
 
     Attributes:
         versions: The versions that are to be there afterwards, by number.
-        late: The commit ids of manifests that are there and that their writers take away, by number.
+        late: The commit ids of manifests that exist and that their writers are deleting, by number.
         whole: Whether only the file was lost, and the first version is in its place.
     """
 
@@ -138,7 +138,7 @@ def _refuse_other_work(branch: Branch, refs: Refs) -> None:
 def _taken_over(branch: Branch, last: int, refs: Refs, versions: Versions) -> Branch:
     """Begin to bring back the versions of a branch whose file is there, perhaps in place of another recovery.
 
-    Of two recoveries the later one ends: only that one knows of every manifest that a writer takes away.
+    The later one of two recoveries completes the branch: only it knows every manifest that a writer is deleting.
     """
 
     def begun(current: Branch) -> Branch:
@@ -161,7 +161,7 @@ def _series(name: str, branch: Branch | None, refs: Refs, versions: Versions, *,
         whole: What an earlier look found, before the file was written.
     """
     withdrawn = {of for own, number, _, of in fences(refs) if own == name and number == WITHDRAWN}
-    # A writer may take its manifest away after it was listed.
+    # A writer may delete its manifest after it was listed.
     states = [state for number in versions.numbers(name) if (state := versions.find(name, number)) is not None]
     stored = [_Found(one.number, one.id, one.transaction) for one in states if one.id not in withdrawn]
     copies = sorted(_copies(name, versions), key=lambda one: one.modified)
@@ -184,7 +184,7 @@ def _series(name: str, branch: Branch | None, refs: Refs, versions: Versions, *,
 
 
 def _owners_of(fork: _Found, forks: Iterable[_Found]) -> set[str]:
-    """Return what stands for a branch in the keys of its copies, given its first version."""
+    """Return the digests that the keys of a branch's copies have of its id, given its first version."""
     uuid_of = "" if fork.made is None else fork.made.uuid
     same = {one.owner for one in forks if one.made is not None and one.made.uuid == uuid_of}
     return {owner_digest(uuid_of)} | same
@@ -290,7 +290,7 @@ def _refuse_renamed(name: str, branch_id: str, last: int, refs: Refs) -> None:
 def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) -> Branch:
     """Put the versions in their places, and then let the branch take commits."""
     for number, late in series.late.items():
-        _take_away(versions.manifest_path(branch.name, number), late, versions)
+        delete_manifest(versions.manifest_path(branch.name, number), late, versions.store)
     # A version without bytes is in its place.
     restored = {number: found.data for number, found in series.versions.items() if found.data}
     # Oldest first: an interrupted recovery leaves a series without gaps, which the next one continues.
@@ -318,13 +318,6 @@ def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) 
             # Another process may have recovered the branch since it was read.
             put_back(branch, restored.keys(), refs, versions)
         raise
-
-
-def _take_away(path: str, late: str, versions: Versions) -> None:
-    """Delete a manifest whose writer reports that it was not committed; the number may belong to another one by now."""
-    found = versions.store.get_with_etag(path)
-    if found is not None and commit_id(found[0]) == late:
-        versions.store.compare_and_delete(path, found[1])
 
 
 def _copies(name: str, versions: Versions) -> Iterator[_Found]:

@@ -51,16 +51,6 @@ def require_number(what: str, given: object, *, optional: bool = False) -> None:
         raise InvalidInputError(f"{what} has to be a number, such as 0.05, not {shortened(given)}")
 
 
-def require_count(what: str, given: object) -> None:
-    """Refuse a value that is not a whole number of 0 or more.
-
-    Raises:
-        InvalidInputError: The message names the argument as `what`.
-    """
-    if type(given) is not int or given < 0:
-        raise InvalidInputError(f"{what} has to be a number of rows, 0 or more, not {shortened(given)}")
-
-
 def require_duration(what: str, given: object, *, least: timedelta = timedelta(0)) -> None:
     """Refuse a value that is not a duration of zero or more. A number is refused, because its unit would be a guess.
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 import dagster as dg
 
 from lance_dagster.format.sql_text import quote_name
+from lance_dagster.format.validation import whole_number
 from lance_dagster.plugin.checks.check_arguments import (
     column_tuple,
     refuse_bounds,
     require_column,
-    require_count,
     require_text,
 )
 from lance_dagster.plugin.checks.check_queries import (
@@ -37,9 +37,9 @@ class RowCount(BuiltInCheck):
 
     def __post_init__(self) -> None:
         """Validate that a number of rows can lie between the bounds."""
-        require_count("the minimum of RowCount", self.minimum)
+        whole_number("the minimum of RowCount", self.minimum, 0)
         if self.maximum is not None:
-            require_count("the maximum of RowCount", self.maximum)
+            whole_number("the maximum of RowCount", self.maximum, 0)
         refuse_bounds("RowCount", self.minimum, self.maximum)
 
     @property
