@@ -13,6 +13,7 @@ All state is in Dagster's run records and in the table's refs and commits. With 
 step is a process of its own, so a value kept in memory would be unknown to the next step.
 """
 
+import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -58,6 +59,7 @@ _WHO_TAGS = (
 # Dagster's database, the workers and the storage may have different clocks. The usual mistake is a clock that runs in
 # local time and counts as UTC, which is less than a day.
 _CLOCKS_DIFFER = timedelta(days=1)
+_SIMILAR_TAG = 0.8
 # How many runs of a job that came after a run are searched for one that repeats or continues it.
 _SEARCHED_RUNS = 500
 
@@ -103,12 +105,16 @@ class RunChain:
 
     @classmethod
     def of_context(cls, context: object) -> "RunChain":
-        """Return the chain of the run of a Dagster context, empty when the context belongs to no run."""
+        """Return the chain of the run of a Dagster context, empty when the context belongs to no run.
+
+        Raises:
+            InvalidInputError: As `of_current` says.
+        """
         try:
             run, instance = getattr(context, "run", None), getattr(context, "instance", None)
         except dg.DagsterError:  # `run` raises in the context of an asset or check that is called directly
             return cls()
-        return cls.of(run if isinstance(run, dg.DagsterRun) else None, instance)
+        return cls.of_current(run if isinstance(run, dg.DagsterRun) else None, instance)
 
     @classmethod
     def of_run_id(cls, run_id: str | None) -> "RunChain":
@@ -122,6 +128,18 @@ class RunChain:
         if run_id is None or run_id in (EPHEMERAL_RUN_ID, *self.run_ids):
             return self
         return replace(self, run_ids=(run_id, *self.run_ids))
+
+    @classmethod
+    def of_current(cls, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None) -> "RunChain":
+        """Return the chain of the run that this process executes.
+
+        Raises:
+            InvalidInputError: The run has a tag that resembles `lance/branch`; its rows would go to another branch.
+        """
+        for tag in run.tags if run else ():
+            if tag != BRANCH_TAG and difflib.get_close_matches(tag.lower(), [BRANCH_TAG], cutoff=_SIMILAR_TAG):
+                raise InvalidInputError(f"the run's tag {tag!r} would be ignored; did you mean {BRANCH_TAG!r}?")
+        return cls.of(run, instance)
 
     @property
     def run_id(self) -> str | None:

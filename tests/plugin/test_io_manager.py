@@ -370,6 +370,14 @@ def test_run_that_is_told_to_write_main(lake: LanceResource) -> None:
     assert lake.table(NUMBERS).count_rows() == 0
 
 
+@pytest.mark.parametrize("tag", ["lance/brnch", "lance_branch", "Lance/Branch"])
+def test_misspelt_tag_of_a_run(lake: LanceResource, tag: str) -> None:
+    """A run with a tag that resembles lance/branch is refused; other tags are the user's own."""
+    result = run(lake, returned(ROWS), tags={tag: "dev"})
+    assert f"tag '{tag}' would be ignored; did you mean 'lance/branch'?" in error_of(result)
+    assert run(lake, returned(ROWS), tags={"git/branch": "dev", "release": "a"}).success
+
+
 def test_direct_calls_write_and_read_main(lake: LanceResource) -> None:
     """Calls outside of a run, as in a unit test, write and read main, since there is no run branch."""
     manager = LanceIOManager(lance=lake)

@@ -81,7 +81,7 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
         self._instance = context.instance
         # Only this context offers the run, with its tags and its parent, by Dagster's public API.
-        self._chain = RunChain.of(context.run, context.instance)
+        self._chain = RunChain.of_current(context.run, context.instance)
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Commit a value to the run's branch of the asset's table, as one version.
