@@ -9,7 +9,8 @@ are computed only for fragments whose data files the previous attempt did not se
 constant nulls, SQL expressions, the result of a function, or the columns of another table matched by key.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -34,7 +35,7 @@ from lance_dagster.format.evolution import Fields
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
-from lance_dagster.format.validation import check_string_mapping
+from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import indices_of
@@ -101,6 +102,7 @@ def add_columns(
         reads: The columns passed to a function; None unless `columns` is a function.
         on: The key columns of a table; None unless `columns` is a table.
     """
+    columns = _checked(columns, reads=reads, on=on)
     # The source is determined once: a function is called for a sample row, which may be expensive.
     source = _source(context, columns, context.head(info.branch), reads=reads, on=on)
     filler = _Filler(context, source)
@@ -124,7 +126,13 @@ def add_columns(
 
 
 def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: CommitInfo) -> State:
-    """Change the type of a column in one commit; only the values of this column are rewritten."""
+    """Change the type of a column in one commit; only the values of this column are rewritten.
+
+    Raises:
+        InvalidInputError: The name is not a string, or the type is not one of Arrow.
+    """
+    check_string("column", name)
+    check_class("type", arrow, pa.DataType, "pyarrow.int64()")
     filler: _Filler | None = None
 
     def attempt() -> State:
@@ -170,8 +178,11 @@ def set_nullable(context: TableContext, path: str, info: CommitInfo, *, nullable
     """Make a column nullable or non-nullable, or return the head when it already is.
 
     Raises:
-        InvalidInputError: The path names no field, or the column contains nulls and must become non-nullable.
+        InvalidInputError: The path names no field, or the column contains nulls and must become non-nullable; or
+            `nullable` is not a boolean.
     """
+    check_string("column", path)
+    check_flag("nullable", nullable)
 
     def attempt() -> State:
         head = context.head(info.branch)
@@ -191,14 +202,16 @@ def map_update(what: str, given: Mapping[str, str | None], *, replace: bool) -> 
     """Return the validated update of a string map; a value of None removes the key.
 
     Raises:
-        InvalidInputError: `given` is not a mapping of strings to strings or None.
+        InvalidInputError: `given` is not a mapping of strings to strings or None, or `replace` is not a boolean.
     """
     check_string_mapping(what, given, removing=True)
+    check_flag("replace", replace)
     return MapUpdate(entries=dict(given), replace=replace)
 
 
 def describe_column(context: TableContext, path: str, update: MapUpdate, info: CommitInfo) -> State:
     """Change the metadata of a field."""
+    check_string("column", path)
 
     def attempt() -> State:
         head = context.head(info.branch)
@@ -224,13 +237,34 @@ def _merged(head: State, fragments: Sequence[Fragment], fields: Fields, *, prese
     )
 
 
-def _source(
-    context: TableContext, columns: NewColumns, head: State, *, reads: Sequence[str] | None, on: Sequence[str] | None
-) -> _Source:
+def _checked(columns: NewColumns, *, reads: Sequence[str] | None, on: Sequence[str] | None) -> NewColumns:
+    """Return the new columns, fields as a list.
+
+    Raises:
+        InvalidInputError: They have none of the forms of `NewColumns`, or another one than `reads` or `on` goes with.
+    """
     if isinstance(columns, pa.Table) != (on is not None):
         raise InvalidInputError("`on` names the key columns of a table of values: give both, or neither")
     if callable(columns) != (reads is not None):
         raise InvalidInputError("`reads` names the columns that a function gets: give both, or neither")
+    if isinstance(columns, Mapping):
+        check_string_mapping("columns", columns)
+    if isinstance(columns, pa.Table | pa.Field | Mapping) or callable(columns):
+        return columns
+    given: object = columns
+    # A list, because the fields may come from a generator, and are read twice.
+    fields: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(column, pa.Field) for column in fields):
+        raise InvalidInputError(
+            "columns to add are pyarrow fields (of nulls), SQL expressions by name, a function with `reads`, "
+            f"or a table with `on`, not {reprlib.repr(columns)}"
+        )
+    return fields
+
+
+def _source(
+    context: TableContext, columns: NewColumns, head: State, *, reads: Sequence[str] | None, on: Sequence[str] | None
+) -> _Source:
     if isinstance(columns, pa.Table):
         keys = tuple(on or ())
         values, compute = look_up(columns, keys, head.schema)
@@ -243,13 +277,7 @@ def _source(
         return _Source(_returned(columns, read_sample(context.dataset(head), wanted)), wanted, columns)
     if isinstance(columns, Mapping):
         return _Source(expression_schema(context.dataset(head), columns), dict(columns), lambda rows: rows)
-    fields = [columns] if isinstance(columns, pa.Field) else list(columns)
-    if not all(isinstance(column, pa.Field) for column in fields):
-        raise InvalidInputError(
-            "columns to add are pyarrow fields (of nulls), SQL expressions by name, a function with `reads`, "
-            "or a table with `on`"
-        )
-    return _Source(pa.schema(fields))
+    return _Source(pa.schema([columns] if isinstance(columns, pa.Field) else columns))
 
 
 def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:

@@ -17,9 +17,11 @@ keeps the base path of the parent, while its files are in the branch folder. The
 and the index no longer covers the new fragments, which queries then scan.
 """
 
+import reprlib
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from pyroaring import BitMap
 
@@ -44,6 +46,7 @@ from lance_dagster.format.transaction import (
     RewriteGroup,
     Transaction,
 )
+from lance_dagster.format.validation import whole_number
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
@@ -65,12 +68,13 @@ class Goal:
         """Validate the targets.
 
         Raises:
-            InvalidInputError: `target_rows` is below 1, or `deleted_share` is not between 0 and 1.
+            InvalidInputError: `target_rows` is not a number of 1 or more, or `deleted_share` not one from 0 to 1.
         """
-        if self.target_rows < 1:
-            raise InvalidInputError(f"a fragment cannot have {self.target_rows} rows; the target has to be 1 or more")
-        if not 0 <= self.deleted_share <= 1:
-            raise InvalidInputError(f"the share of deleted rows must be between 0 and 1, not {self.deleted_share}")
+        whole_number("target_rows", self.target_rows, 1)
+        if not _is_share(self.deleted_share):
+            raise InvalidInputError(
+                f"deleted_share has to be a number between 0 and 1, not {reprlib.repr(self.deleted_share)}"
+            )
 
 
 def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progress | None = None) -> State:
@@ -128,6 +132,11 @@ def commit_plan(
             "files of each group, in the order of the groups"
         )
     return _commit_groups(context, context.at(plan.version), plan.groups, written, info=info)
+
+
+def _is_share(given: object) -> bool:
+    # The numbers of NumPy are `Real` too; so is True, which would mean that no fragment has too many deleted rows.
+    return type(given) is not bool and isinstance(given, Real) and 0 <= float(given) <= 1
 
 
 def _can_move_rows(head: State) -> bool:

@@ -35,6 +35,7 @@ from lance_dagster.edit.write import (
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.transaction import Delete, Update
+from lance_dagster.format.validation import check_string, require_mapping
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 
@@ -58,6 +59,8 @@ def delete(context: TableContext, predicate: str, info: CommitInfo) -> Written:
 
 def update(context: TableContext, values: Mapping[str, str], where: str | None, info: CommitInfo) -> Written:
     """Update the rows that match a predicate, or return the head when no row matches."""
+    for name in require_mapping("values", values, "{'price': 'price * 2'}"):
+        check_string("a column of values", name)
 
     def attempt() -> Written:
         head = context.head(info.branch)

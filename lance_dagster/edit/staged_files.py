@@ -44,6 +44,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
+from lance_dagster.format.validation import check_class
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext, expected_file
 from lance_dagster.history.rebase import deleted_offsets
@@ -90,7 +91,9 @@ def commit_given(context: TableContext, branch: str, transaction: Transaction) -
         CommitConflictError: A version that was committed since its read version conflicts with it.
         CommitStateUnknownError: The transaction may or may not have landed; commit it again to find out.
         ProtectedError: The branch is protected and takes only merges.
+        InvalidInputError: It is not a transaction.
     """
+    check_class("transaction", transaction, Transaction, "lance_dagster.Transaction(...)")
     # Refuses a branch that does not exist, or whose creation or deletion has not finished.
     head = context.head(branch)
 

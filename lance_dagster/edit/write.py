@@ -55,7 +55,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
-from lance_dagster.format.validation import string_list, validate_commit_info
+from lance_dagster.format.validation import check_class, string_list, validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
@@ -270,7 +270,7 @@ class CommitInfo:
         Raises:
             InvalidInputError: An argument is not a string, a mapping of strings or a list of strings as required.
         """
-        keys = () if partitions == () else string_list("partitions", partitions, "2026-01-31")
+        keys = string_list("partitions", partitions, "2026-01-31")
         return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
 
     def as_properties(
@@ -361,6 +361,8 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         replaces: A version made by an earlier attempt of the same work; the same commit removes the rows it added.
     """
     check_rows(rows)
+    if replaces is not None:
+        check_class("replaces", replaces, Version, "the result of an earlier append")
     known = context.versions.latest(info.branch)
     # A stream can be read only once, and an attempt that may be in vain would read it.
     if known is not None and replaces is None and not isinstance(rows, pa.RecordBatchReader):

@@ -10,7 +10,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from lance_dagster.errors import InvalidInputError
 
@@ -43,12 +43,31 @@ def check_string_mapping(what: str, given: object, *, removing: bool = False) ->
     Raises:
         InvalidInputError: The value is not a mapping, or a key or value is invalid; the error names the first one.
     """
-    if not isinstance(given, Mapping):
-        raise InvalidInputError(f"{what} have to be a mapping such as {{'ticket': '77'}}, not {reprlib.repr(given)}")
-    for key, value in given.items():
+    for key, value in require_mapping(what, given, "{'ticket': '77'}").items():
         check_string(f"a key of the {what}", key)
         if not (removing and value is None):
             check_string(f"{key!r} of the {what}", value)
+
+
+def require_mapping(what: str, given: object, example: str) -> Mapping[Any, Any]:
+    """Return a mapping, and refuse any other value, also pairs that `dict` would take for one.
+
+    Raises:
+        InvalidInputError: The value is not a mapping; the message shows the example.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidInputError(f"{what} have to be a mapping such as {example}, not {reprlib.repr(given)}")
+    return given
+
+
+def check_class(what: str, given: object, kind: type, example: str) -> None:
+    """Refuse a value of another class.
+
+    Raises:
+        InvalidInputError: The message names the class, and shows how to get an object of it.
+    """
+    if not isinstance(given, kind):
+        raise InvalidInputError(f"{what} has to be a {kind.__name__}, such as {example}, not {reprlib.repr(given)}")
 
 
 def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:

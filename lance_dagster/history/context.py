@@ -22,7 +22,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_class, string_list
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
 from lance_dagster.history.log import LogFilter, LogQuery, all_parents, first_parents
 from lance_dagster.history.rebase import check_deletions
@@ -317,6 +317,8 @@ def full_log(
 def _asked(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> tuple[Ancestry, VersionRef, LogQuery]:
+    if only is not None:
+        check_class("only", only, LogFilter, "LogFilter(merges=True)")
     # Only the place of the version is resolved, because the log reads each manifest itself.
     start = context.place(ref)
     query = LogQuery(after=None if after is None else context.at(after), limit=limit, only=only or LogFilter())

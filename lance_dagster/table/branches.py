@@ -6,7 +6,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_class, string_list
 from lance_dagster.history.context import Properties, Ref, TableContext, full_log
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
@@ -111,7 +111,7 @@ class Branches:
                 one that is committed at the same time. None for any.
 
         Raises:
-            InvalidInputError: The branch is `main`, or `newest` is a version of another branch.
+            InvalidInputError: The branch is `main`, or `newest` is not a version, or one of another branch.
             RefNotFoundError: There is no such branch, or it is `main` and `newest` is given.
             ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to it, or it has a version after `newest`.
@@ -119,10 +119,11 @@ class Branches:
         refs, versions = self._context.refs, self._context.versions
         if newest is None:
             branch_operations.delete_branch(name, refs, versions)
-        elif newest.branch != name:
+            return
+        check_class("newest", newest, Version, "table.head('work')")
+        if newest.branch != name:
             raise InvalidInputError(f"newest is {newest}, which is not a version of branch {name!r}")
-        else:
-            branch_operations.delete_up_to(self.get(name), newest.number, refs, versions)
+        branch_operations.delete_up_to(self.get(name), newest.number, refs, versions)
 
     def rename(self, name: str, new_name: str) -> Branch:
         """Rename a branch; versions keep their numbers, and merges of the branch stay recorded.

@@ -10,7 +10,7 @@ from lance_dagster.edit.column_edits import NewColumns, map_update
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.format import evolution
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import string_list
+from lance_dagster.format.validation import check_string, string_list
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.versions import State, Version
 
@@ -99,6 +99,8 @@ class Columns:
         """
         # Data files and indices refer to a field by id, so a rename changes the schema alone.
         info = CommitInfo.of(branch, message, properties)
+        check_string("column", column)
+        check_string("name", name)
         return self._described(
             column_edits.project(self._context, info, lambda fields: evolution.rename_field(fields, column, name))
         )

@@ -14,7 +14,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import BasePath
-from lance_dagster.format.validation import check_flag, check_options
+from lance_dagster.format.validation import check_flag, check_options, check_string, require_mapping, whole_number
 from lance_dagster.gc.collect import SETTLING, GarbageOptions, collect
 from lance_dagster.gc.garbage_report import GarbageReport
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
@@ -387,10 +387,12 @@ class Maintenance(Generic[TableT]):
             it is listed as a problem, and then nothing is deleted.
 
         Raises:
-            InvalidInputError: A duration is negative or not a timedelta, `keep_last` is below 1, `dry_run` is not a
-                boolean, or the stored rules are invalid.
+            InvalidInputError: A duration is negative or not a timedelta, `keep_last` is not a number of 1 or more,
+                `branches` is not a mapping, `dry_run` is not a boolean, or the stored rules are invalid.
         """
         check_flag("dry_run", dry_run)
+        keep_last = whole_number("keep_last", keep_last, 1)
+        ages = _ages({} if branches is None else branches)
         try:
             stored = self._stored_retention()
         except FormatError:
@@ -399,7 +401,6 @@ class Maintenance(Generic[TableT]):
         age = _duration(older_than if older_than is not None else stored.rest.older_than if stored else DEFAULT_AGE)
         # An age of zero keeps nothing by itself, so without `older_than` the stored rules alone decide.
         rest = timedelta(0) if stored and older_than is None else age
-        ages = {pattern: _duration(found) for pattern, found in (branches or {}).items()}
         given = Retention(
             rest=Rule(older_than=rest, keep_last=keep_last),
             branches={pattern: Rule(older_than=found, keep_last=keep_last) for pattern, found in ages.items()},
@@ -424,6 +425,13 @@ class Maintenance(Generic[TableT]):
         # A fresh `Versions` bypasses the cache: another process may have changed the rules.
         text = Versions(self._context.store).head(MAIN).manifest.config.get(SETTING)
         return None if text is None else retention_from_json(text)
+
+
+def _ages(given: object) -> dict[str, timedelta]:
+    found = require_mapping("branches", given, "{'run/*': timedelta(days=2)}")
+    for pattern in found:
+        check_string("a pattern of branches", pattern)
+    return {pattern: _duration(age) for pattern, age in found.items()}
 
 
 def _duration(value: object) -> timedelta:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError
-from lance_dagster.format.validation import string_list, whole_number
+from lance_dagster.format.validation import check_string, string_list, whole_number
 from lance_dagster.history.context import Ref, TableContext
 from lance_dagster.history.refs import protection as protecting, rename, tag_operations
 from lance_dagster.history.refs.protection import Protection
@@ -160,6 +160,7 @@ class Tags:
             RefMovedError: The tag does not point to `expected`, or another writer moved it at the same time.
             ProtectedError: It is held already; or it may not be moved, as for `move`.
         """
+        check_string("who", who)
         refs = self._context.refs
         if at is None:
             if expected is not None or metadata is not None:
@@ -184,6 +185,7 @@ class Tags:
             RefNotFoundError: There is no such tag.
             InvalidInputError: The reason is empty or too long.
         """
+        check_string("who", who)
         return tag_operations.release_tag(name, reason, who, self._context.refs)
 
     def history(self, name: str) -> tuple[TagMove, ...]:

@@ -1,12 +1,15 @@
 """Arguments of wrong types raise one clear error before anything is written."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceTable, PinnedTable
+from lance_dagster import InvalidInputError, LanceTable, LogFilter, PinnedTable
 from tests.backdating import files
 from tests.soak import pairs
 from tests.table_factory import entries, new_table
@@ -107,8 +110,72 @@ LISTS: dict[str, Act] = {
     "pinned scan": lambda table, wrong: PinnedTable(table=table, version=table.at("main")).scan(wrong),
     "pinned columns": lambda table, wrong: PinnedTable(table=table, version=table.at("main"), columns=wrong).read(),
 }
-
-NO_MAPPINGS = [5, [("a", "b")], "a=b", {1: "a"}, {"a": 1}, {"a": HALF}, {HALF: "a"}]
+COLUMNS: dict[str, Act] = {
+    "rename": lambda table, wrong: table.columns.rename(wrong, "new"),
+    "rename to": lambda table, wrong: table.columns.rename("value", wrong),
+    "cast": lambda table, wrong: table.columns.cast(wrong, pa.int32()),
+    "set_nullable": lambda table, wrong: table.columns.set_nullable(wrong, nullable=True),
+    "set_metadata": lambda table, wrong: table.columns.set_metadata(wrong, {"a": "b"}),
+}
+STRINGS: dict[str, Act] = {
+    "hold who": lambda table, wrong: table.tags.hold("production", reason="x", who=wrong),
+    "hold at who": lambda table, wrong: table.tags.hold("production", reason="x", who=wrong, at="work"),
+    "release who": lambda table, wrong: table.tags.release("production", reason="x", who=wrong),
+    "upsert when_matched": lambda table, wrong: table.upsert(entries("a", 1), on=["value"], when_matched=wrong),
+    "upsert missing_where": lambda table, wrong: table.upsert(
+        entries("a", 1), on=["value"], when_missing="delete", missing_where=wrong
+    ),
+    "list tags pattern": lambda table, wrong: table.tags.list(wrong),
+    "list branches pattern": lambda table, wrong: table.branches.list(wrong),
+}
+OBJECTS: dict[str, tuple[Act, str]] = {
+    "commit": (lambda table, wrong: table.commit(wrong), "transaction has to be a Transaction, such as "),
+    "delete_branch": (
+        lambda table, wrong: table.branches.delete("work", newest=wrong),
+        r"newest has to be a Version, such as table.head\('work'\), not ",
+    ),
+    "append": (
+        lambda table, wrong: table.append(entries("a", 1), replaces=wrong),
+        "replaces has to be a Version, such as the result of an earlier append, not ",
+    ),
+    "log": (
+        lambda table, wrong: table.log(only=wrong),
+        r"only has to be a LogFilter, such as LogFilter\(merges=True\), not ",
+    ),
+    "log of all parents": (
+        lambda table, wrong: table.log(first_parent=False, only=wrong),
+        r"only has to be a LogFilter, such as LogFilter\(merges=True\), not ",
+    ),
+    "cast": (
+        lambda table, wrong: table.columns.cast("value", wrong),
+        r"type has to be a DataType, such as pyarrow.int64\(\), not ",
+    ),
+    "update": (
+        lambda table, wrong: table.update(wrong),
+        r"values have to be a mapping such as \{'price': 'price \* 2'\}, not ",
+    ),
+    "collect_garbage": (
+        lambda table, wrong: table.maintenance.collect_garbage(branches=wrong),
+        r"branches have to be a mapping such as \{'run/\*': timedelta\(days=2\)\}, not ",
+    ),
+    "add_columns": (
+        lambda table, wrong: table.columns.add(wrong),
+        "columns to add are pyarrow fields .*, SQL expressions by name, .*, or a table with `on`, not ",
+    ),
+}
+FLAGS: dict[str, Act] = {
+    "config": lambda table, flag: table.config.set({"a": "b"}, replace=flag),
+    "table metadata": lambda table, flag: table.config.set_table_metadata({"a": "b"}, replace=flag),
+    "schema metadata": lambda table, flag: table.config.set_schema_metadata({"a": "b"}, replace=flag),
+    "column metadata": lambda table, flag: table.columns.set_metadata("value", {"a": "b"}, replace=flag),
+    "nullable": lambda table, flag: table.columns.set_nullable("value", nullable=flag),
+}
+COUNTS: dict[str, Act] = {
+    "log": lambda table, count: table.log(limit=count),
+    "collect_garbage": lambda table, count: table.maintenance.collect_garbage(keep_last=count),
+    "compact": lambda table, count: table.maintenance.compact(target_rows=count),
+    "plan_compaction": lambda table, count: table.maintenance.plan_compaction(target_rows=count),
+}
 
 
 @pytest.fixture
@@ -118,15 +185,21 @@ def table(tmp_path: Path) -> LanceTable:
     made.branches.create("work")
     made.append(entries("w", 1), branch="work")
     made.append(entries("b", 1))
+    made.tags.create("production", "main")
     return made
 
 
 def refused(table: LanceTable, act: Act, wrong: object, said: str) -> None:
     """Assert that the call is refused, and that nothing was written."""
-    before = files(table)
+    before = stored(table)
     with pytest.raises(InvalidInputError, match=said):
         act(table, wrong)
-    assert before == files(table)
+    assert before == stored(table)
+
+
+def stored(table: LanceTable) -> dict[str, bytes]:
+    """The files of the table with their bytes: a tag is held in a file that was there before."""
+    return {path: (Path(table.uri) / path).read_bytes() for path in files(table)}
 
 
 @pytest.mark.parametrize("method,wrong", pairs(BRANCHES, [None, 3, b"work", HALF]))
@@ -190,6 +263,95 @@ def test_a_flag_is_true_or_false(table: LanceTable, wrong: object) -> None:
     said = "(dry_run|immutable) has to be True or False, not "
     refused(table, lambda given, flag: given.maintenance.collect_garbage(dry_run=flag), wrong, said)
     refused(table, lambda given, flag: given.tags.create("v1", "main", immutable=flag), wrong, said)
+
+
+@pytest.mark.parametrize("method,wrong", pairs(FLAGS, [None, 0, "no", 1.5]))
+def test_a_flag_of_a_change_is_true_or_false(table: LanceTable, method: str, wrong: object) -> None:
+    """0 and 1 would be stored as False and True, and None as no answer."""
+    refused(table, FLAGS[method], wrong, "^(replace|nullable) has to be True or False, not ")
+
+
+@pytest.mark.parametrize("method,wrong", pairs(COUNTS, ["1", 1.5, True, -1]))
+def test_a_number_of_rows_or_versions_is_whole(table: LanceTable, method: str, wrong: object) -> None:
+    """The number is refused before anything is read."""
+    said = "(limit|keep_last|target_rows) has to be a whole number of [01] or more, not "
+    refused(table, COUNTS[method], wrong, said)
+
+
+@pytest.mark.parametrize("wrong", [None, "0.1", True, 1.5, float("nan"), [0.1], 1j])
+def test_a_share_is_a_number(table: LanceTable, wrong: object) -> None:
+    """True would mean that no fragment has too many deleted rows."""
+    said = "^deleted_share has to be a number between 0 and 1, not "
+    refused(table, lambda given, share: given.maintenance.compact(deleted_share=share), wrong, said)
+    refused(table, lambda given, share: given.maintenance.plan_compaction(deleted_share=share), wrong, said)
+
+
+def test_numbers_of_numpy_are_numbers(table: LanceTable) -> None:
+    """They come from the calculations of a caller."""
+    one: Any = np.int64(1)
+    table.tags.move("production", "work")
+    assert "main@3" == table.tags.rollback("production", one).ref
+    assert 1 == len(table.log(limit=one)) == len(table.tags.list(limit=one))
+    table.maintenance.collect_garbage(keep_last=one)
+    rows: Any = np.int64(1000)
+    shares: Any = (np.float32(0.5), np.int64(0))
+    assert 1 == len(table.maintenance.plan_compaction(target_rows=rows, deleted_share=shares[0]).groups)
+    assert 2 == table.maintenance.compact(target_rows=rows, deleted_share=shares[1]).rows
+
+
+@pytest.mark.parametrize("method,wrong", pairs(COLUMNS, [None, 3, b"value", ["value"], HALF]))
+def test_a_column_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
+    """The same holds for its new name."""
+    refused(table, COLUMNS[method], wrong, "^(column|name) has (to be a string, not|'.ud800')")
+
+
+@pytest.mark.parametrize("method,wrong", pairs(STRINGS, [3, np.int64(1), b"ann", ["ann"], HALF]))
+def test_a_person_a_condition_or_a_pattern_is_a_text(table: LanceTable, method: str, wrong: object) -> None:
+    """A name of another type would be stored in the tag, or fail there."""
+    said = "^(who|when_matched|missing_where|pattern) has (to be a string, not|'.ud800')"
+    refused(table, STRINGS[method], wrong, said)
+
+
+@pytest.mark.parametrize("method,wrong", pairs(OBJECTS, [0, True, "nope", b"main", ["id"], object(), np.int64(1)]))
+def test_an_object_is_of_its_class(table: LanceTable, method: str, wrong: object) -> None:
+    """The message names the class, or the forms that are allowed."""
+    act, said = OBJECTS[method]
+    refused(table, act, wrong, said)
+
+
+def test_an_object_of_another_class_of_this_package(table: LanceTable) -> None:
+    """A version is no transaction, and a filter is no version."""
+    head = table.head()
+    refused(table, OBJECTS["commit"][0], head, OBJECTS["commit"][1])
+    refused(table, OBJECTS["log"][0], head, OBJECTS["log"][1])
+    refused(table, OBJECTS["delete_branch"][0], LogFilter(), OBJECTS["delete_branch"][1])
+
+
+@pytest.mark.parametrize("method", ["append", "overwrite", "replace_where", "upsert"])
+def test_a_number_of_numpy_is_no_list(table: LanceTable, method: str) -> None:
+    """NumPy compares it with an empty tuple element by element."""
+    refused(table, LISTS[method], np.int64(1), r"^partitions: a list such as \['2026-01-31'\] is wanted, not ")
+
+
+def test_names_in_mappings_are_texts(table: LanceTable) -> None:
+    """So are the expressions of new columns."""
+    said = "has to be a string, not 1$"
+    refused(table, lambda given, wrong: given.update(wrong), {1: "2"}, f"a column of values {said}")
+    refused(table, lambda given, wrong: given.columns.add(wrong), {1: "2"}, f"a key of the columns {said}")
+    refused(table, lambda given, wrong: given.columns.add(wrong), {"a": 1}, f"'a' of the columns {said}")
+    refused(
+        table,
+        lambda given, wrong: given.maintenance.collect_garbage(branches=wrong),
+        {1: timedelta(1)},
+        f"a pattern of branches {said}",
+    )
+
+
+def test_fields_of_new_columns_may_come_from_a_generator(table: LanceTable) -> None:
+    """They are looked at before the table is read, and once more when they are added."""
+    fields: Any = (pa.field(name, pa.int64()) for name in "xy")
+    table.columns.add(fields)
+    assert ["key", "value", "x", "y"] == table.schema().names
 
 
 def test_a_strategy_is_for_kinds_and_units(table: LanceTable) -> None:

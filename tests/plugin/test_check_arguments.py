@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lance_dagster import (
@@ -18,6 +19,7 @@ from lance_dagster import (
     RowCount,
     RowCountChange,
     Satisfies,
+    SchemaIs,
     Unique,
     build_table_checks,
 )
@@ -68,6 +70,14 @@ NAN = float("nan")
         (lambda: KeysExist("a", None, "id"), "in_table of KeysExist has to be a string, not None"),
         (lambda: KeysExist("a", "", "id"), "in_table of KeysExist is empty; give one such as 'shop/customers'"),
         (lambda: KeysExist("a", "shop/customers", ""), "the column of KeysExist is empty"),
+        (
+            lambda: SchemaIs({}),
+            "the schema of SchemaIs has to be a Schema, such as pyarrow.schema({'id': pyarrow.int64()}), not {}",
+        ),
+        (lambda: SchemaIs("id"), "not 'id'"),
+        (lambda: SchemaIs([pa.field("id", pa.int64())]), "not [pyarrow.Field<id: int64>]"),
+        (lambda: SchemaIs(None), "not None"),
+        (lambda: SchemaIs(pa.schema([])), "the schema of SchemaIs has no column; give one such as pyarrow.schema({"),
     ],
 )
 def test_argument_of_a_check_that_has_the_wrong_type(make: Callable[[], Any], said: str) -> None:

@@ -81,11 +81,15 @@ class Refs:
 
         Branches whose names begin with an exempt prefix are not read.
         """
+        if pattern is not None:
+            check_string("pattern", pattern)
         return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern, exempt=exempt)
 
     def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
         """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
-        # A negative one would leave out the last tags.
+        if pattern is not None:
+            check_string("pattern", pattern)
+        # A negative limit would leave out the last tags.
         limit = None if limit is None else whole_number("limit", limit, 0)
         return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern, limit=limit)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import quote_name
+from lance_dagster.format.validation import check_class
 from lance_dagster.plugin.checks.check_arguments import refuse_bounds, require_column, require_duration, require_number
 from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts, slug
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
@@ -148,6 +149,17 @@ class SchemaIs(BuiltInCheck):
 
     schema: "pa.Schema"
     scope: Scope = field(default="table", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Validate that the schema is one, and has columns: a table always has some."""
+        # Definitions without this check load without pyarrow.
+        import pyarrow as pa
+
+        check_class("the schema of SchemaIs", self.schema, pa.Schema, "pyarrow.schema({'id': pyarrow.int64()})")
+        if not len(self.schema):
+            raise InvalidInputError(
+                "the schema of SchemaIs has no column; give one such as pyarrow.schema({'id': pyarrow.int64()})"
+            )
 
     @property
     def name(self) -> str:
