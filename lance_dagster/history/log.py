@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from lance_dagster.format.transaction import MERGE
-from lance_dagster.format.validation import whole_number
+from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping, whole_number
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.commit_graph import simplified_parents, topological_order, walk
 from lance_dagster.history.lineage import lineage_of
@@ -49,6 +49,9 @@ class LogFilter:
         merges: True for merges only, False for everything but merges, None for both.
         since: The earliest time, included; UTC without a zone.
         until: The latest time, included; UTC without a zone.
+
+    Raises:
+        InvalidInputError: A condition is of another type.
     """
 
     properties: Mapping[str, str | None] = field(default_factory=dict)
@@ -57,6 +60,18 @@ class LogFilter:
     merges: bool | None = None
     since: datetime | None = None
     until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse conditions of other types: a committer that is not a string, for example, would match no version."""
+        check_string_mapping("properties", self.properties, removing=True)
+        for what in ("committer", "message"):
+            if (text := getattr(self, what)) is not None:
+                check_string(what, text)
+        if self.merges is not None:
+            check_flag("merges", self.merges)
+        for what in ("since", "until"):
+            if (time := getattr(self, what)) is not None:
+                check_class(what, time, datetime, "datetime(2026, 1, 31, tzinfo=UTC)")
 
     def __call__(self, version: Version) -> bool:
         """Tell whether a version meets the conditions."""

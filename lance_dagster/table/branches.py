@@ -6,7 +6,7 @@ from lance_dagster.edit.write import CommitInfo
 from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import InvalidInputError, MergeConflictError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_class, string_list
+from lance_dagster.format.validation import check_class, check_string, string_list, whole_number
 from lance_dagster.history.context import Properties, Ref, TableContext, full_log
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
@@ -343,6 +343,8 @@ class Branches:
 
     def version_numbers(self, name: str = MAIN, *, after: int = 0) -> VersionNumbers:
         """List the numbers of a branch's versions after `after`, ascending, from file names alone."""
+        check_string("the name of a branch", name)
+        after = whole_number("after", after, 0)
         return [found for found in self._context.versions.numbers(name) if found > after]
 
 

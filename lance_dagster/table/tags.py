@@ -82,6 +82,7 @@ class Tags:
                 meanwhile.
             ProtectedError: It is held or immutable; or protected, and the version on a branch that is not.
         """
+        check_string("the name of a tag", name)
         refs, versions = self._context.refs, self._context.versions
         target = TagTarget(state=self._context.at(at), metadata=metadata or {})
         if expected is None and refs.tag(name) is None:
@@ -160,6 +161,7 @@ class Tags:
             RefMovedError: The tag does not point to `expected`, or another writer moved it at the same time.
             ProtectedError: It is held already; or it may not be moved, as for `move`.
         """
+        check_string("the name of a tag", name)
         check_string("who", who)
         refs = self._context.refs
         if at is None:

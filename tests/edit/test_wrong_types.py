@@ -1,7 +1,7 @@
 """Arguments of wrong types raise one clear error before anything is written."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ BRANCHES: dict[str, Act] = {
     "create_tag": lambda table, wrong: table.tags.create(wrong, "main"),
     "move_tag": lambda table, wrong: table.tags.move(wrong, "main"),
     "delete_tag": lambda table, wrong: table.tags.delete(wrong),
+    "move_tag expected": lambda table, wrong: table.tags.move(wrong, "main", expected="main@3"),
+    "hold_tag at": lambda table, wrong: table.tags.hold(wrong, reason="x", at="work"),
+    "version_numbers": lambda table, wrong: table.branches.version_numbers(wrong),
     "hold_tag": lambda table, wrong: table.tags.hold(wrong, reason="x"),
     "release_tag": lambda table, wrong: table.tags.release(wrong, reason="x"),
     "set_tag_metadata": lambda table, wrong: table.tags.set_metadata(wrong, {"a": "b"}),
@@ -171,6 +174,7 @@ FLAGS: dict[str, Act] = {
     "nullable": lambda table, flag: table.columns.set_nullable("value", nullable=flag),
 }
 COUNTS: dict[str, Act] = {
+    "version_numbers": lambda table, count: table.branches.version_numbers(after=count),
     "log": lambda table, count: table.log(limit=count),
     "collect_garbage": lambda table, count: table.maintenance.collect_garbage(keep_last=count),
     "compact": lambda table, count: table.maintenance.compact(target_rows=count),
@@ -274,7 +278,7 @@ def test_a_flag_of_a_change_is_true_or_false(table: LanceTable, method: str, wro
 @pytest.mark.parametrize("method,wrong", pairs(COUNTS, ["1", 1.5, True, -1]))
 def test_a_number_of_rows_or_versions_is_whole(table: LanceTable, method: str, wrong: object) -> None:
     """The number is refused before anything is read."""
-    said = "(limit|keep_last|target_rows) has to be a whole number of [01] or more, not "
+    said = "(limit|after|keep_last|target_rows) has to be a whole number of [01] or more, not "
     refused(table, COUNTS[method], wrong, said)
 
 
@@ -345,6 +349,24 @@ def test_names_in_mappings_are_texts(table: LanceTable) -> None:
         {1: timedelta(1)},
         f"a pattern of branches {said}",
     )
+
+
+@pytest.mark.parametrize(
+    "wrong,said",
+    [
+        ({"since": "2026-01-31"}, r"since has to be a datetime, such as datetime\(2026, .*, not '2026-01-31'$"),
+        ({"until": date(2026, 1, 31)}, r"until has to be a datetime, .*, not datetime.date\(2026, 1, 31\)$"),
+        ({"message": 5}, "message has to be a string, not 5"),
+        ({"committer": ["ann"]}, r"committer has to be a string, not \['ann'\]"),
+        ({"merges": "no"}, "merges has to be True or False, not 'no'"),
+        ({"properties": ["ticket"]}, r"properties have to be a mapping such as .*, not \['ticket'\]"),
+        ({"properties": {"ticket": 7}}, "'ticket' of the properties has to be a string, not 7"),
+    ],
+)
+def test_conditions_of_a_log_have_their_types(wrong: dict[str, Any], said: str) -> None:
+    """They are refused when the filter is made, and not when a version is compared with it, or never."""
+    with pytest.raises(InvalidInputError, match=said):
+        LogFilter(**wrong)
 
 
 def test_fields_of_new_columns_may_come_from_a_generator(table: LanceTable) -> None:
