@@ -237,7 +237,7 @@ def _rows(place: Place, libraries: Sequence[str]) -> Iterator[tuple[str, ...]]:
             medians = (statistics.median(each) for each in zip(*measured[name], strict=True))
             rate, middle, slow, fair, least, gave_up, _ = medians
             yield (
-                f"{place.name}, {writers} writer{"s" * (writers > 1)}{loop}, {name}",
+                f"{place.name}, {writers} writer{'s' * (writers > 1)}{loop}, {name}",
                 f"{rate:.0f}",
                 f"{rate / beside[0]:.2f}",
                 f"{middle * 1e3:.1f}",
