@@ -72,12 +72,25 @@ def retried(send: Callable[[], Answered], seconds: float) -> Answered:
     Args:
         send: The request; it raises `TransientError` where a repetition may help.
         seconds: After how long the last error is raised. At least one attempt is made.
+
+    Raises:
+        PermissionRefusedError: The first answer refused the request, which changed nothing.
+        StoreError: The request failed, or was refused after an attempt that may have been done.
     """
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    lost: TransientError | None = None
     while True:
         try:
             return send()
+        except PermissionRefusedError as error:
+            if lost is None:
+                raise
+            # A token may expire between two attempts: this one changed nothing, but the one before it may have.
+            raise StoreError(
+                f"{lost.complaint}; that attempt may have been done, and the next one failed: {error}"
+            ) from error
         except TransientError as error:
+            lost = error
             # Jitter over the whole pause: writers that failed together do not come back together.
             wait = random.uniform(0, pause)  # noqa: S311  # no secret depends on it
             if time.monotonic() + wait > deadline:
@@ -143,13 +156,11 @@ class PrefixStore(ABC):
         after: Sequence[str] = (),  # noqa: ARG002  # an acknowledged object is durable
     ) -> bool:
         """Write an object unless the key exists; return whether it was written."""
-        self._probe()
-        return self._conditional_put(key, data, None)
+        return self._put_conditionally(key, data, None)
 
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Replace an object unless its tag changed."""
-        self._probe()
-        return self._conditional_put(key, data, tag)
+        return self._put_conditionally(key, data, tag)
 
     def compare_and_delete(self, key: str, tag: str) -> bool:
         """Delete an object unless its tag changed, where the server can do that."""
@@ -208,6 +219,22 @@ class PrefixStore(ABC):
 
     def sync_folder(self, folder: str) -> None:  # noqa: B027  # complete as it is
         """Do nothing: an acknowledged object is durable."""
+
+    def _put_conditionally(self, key: str, data: bytes, tag: str | None) -> bool:
+        self._probe()
+        try:
+            return self._conditional_put(key, data, tag)
+        except PermissionRefusedError as error:
+            # The client of S3 sends a request again by itself when its connection breaks, so the attempt before the
+            # refused one may have been done. Then the caller finds its own object, as after any repeated write.
+            try:
+                if self.get(key) == data:
+                    return False
+            except PermissionRefusedError:
+                if not error.known:
+                    # The credentials expired since the probe, maybe between two attempts.
+                    raise StoreError(f"cannot tell whether {self._uri}/{key} was written: {error}") from error
+            raise
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -16,7 +16,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import InvalidInputError, StoreError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, PermissionRefusedError, StoreError, TableNotFoundError
 from lance_dagster.store import Store, open_store
 from tests.conftest import CHECKOUT, S3Storage, bucket_on, free_port
 from tests.servers.objects import FAULTS, REQUESTS
@@ -336,6 +336,21 @@ def test_a_put_on_google_survives_what_goes_wrong_once(google_endpoint: str, kin
     set_faults(storage, {"kind": kind, "method": "POST", "part": "second"})
     assert (kind != "reset_after") == store.put_if_absent("second", b"2")
     assert b"2" == store.get("second")
+
+
+@pytest.mark.parametrize("storage", ["s3", "google"], indirect=True)
+def test_a_refusal_after_a_lost_answer_does_not_hide_what_landed(storage: S3Storage) -> None:
+    """A token that expires between two attempts: the append landed once and says so; a plain refusal stays one."""
+    table = LanceTable.create(f"{storage.uri}/t", SCHEMA, storage_options=storage.storage_options)
+    write = {"method": "PUT" if storage.uri.startswith("s3:") else "POST", "part": "_versions"}
+    set_faults(storage, {"kind": "reset_after", **write}, {"kind": "403", **write, "times": 99})
+    try:
+        assert 2 == table.append(entries("a", 1)).number
+        with pytest.raises(PermissionRefusedError, match="the storage refused to write"):
+            table.append(entries("b", 1))
+    finally:
+        set_faults(storage)
+    assert [("a", 1)] == contents(table)
 
 
 def test_a_signature_is_in_no_log(azure_endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
