@@ -86,11 +86,12 @@ class BaseAccess:
         """Write the allowance at a base path, even where the options of this caller allow it already.
 
         Raises:
+            InvalidInputError: The path is not a URI, or has a query.
             StoreError: The place cannot be written.
         """
-        if self.is_inside(path):
-            return
         uri, own = canonical_uri(path), self.store.uri
+        if self.is_inside(uri):
+            return
         place = open_store(uri, base_options(self.storage_options, base_id, uri))
         if not _allows(place, own):
             place.put(_key(own), json.dumps({"table": own}).encode())

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.vocabulary import AZURE, GOOGLE, Timeouts, retry_seconds, timeouts
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, Timeouts, check_option, retry_seconds, timeouts
 
 FileChecks = Literal["none", "deletions", "shapes"]
 SCHEMES = ("", "s3", "az", "abfss", "gs")
@@ -268,8 +268,8 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     """Translate pylance's storage options to arguments of s3fs.
 
     Raises:
-        InvalidInputError: An option is unknown or not a string, a timeout has no unit, or the endpoint is plain HTTP
-            without `allow_http`.
+        InvalidInputError: An option is unknown, not a string or has a control character, a timeout has no unit, or
+            the endpoint is plain HTTP without `allow_http`.
     """
     top: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -278,8 +278,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
         key = given.lower().removeprefix("aws_")
         if key not in _S3_OPTIONS:
             raise InvalidInputError(_unknown_option(given))
-        if not isinstance(value, str):
-            raise InvalidInputError(f"storage option {given!r} must be a string, not {type(value).__name__}")
+        check_option(given, value)
         place, name = _S3_OPTIONS[key]
         if not name or name == "anon":
             flags[key] = value.lower() in _TRUE

@@ -86,7 +86,7 @@ def translated(vocabulary: Vocabulary, storage_options: Mapping[str, str]) -> di
     """Return the options by their names here, with what the environment sets beside them.
 
     Raises:
-        InvalidInputError: An option is unknown, or not a string.
+        InvalidInputError: An option is unknown, not a string, or has a control character.
     """
     found: dict[str, str] = {}
     names = vocabulary.names
@@ -97,10 +97,24 @@ def translated(vocabulary: Vocabulary, storage_options: Mapping[str, str]) -> di
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             known = ", ".join(spellings[0] for spellings in vocabulary.options.values())
             raise InvalidInputError(f"unknown storage option {given!r} of {vocabulary.provider}{meant}; known: {known}")
-        if not isinstance(value, str):
-            raise InvalidInputError(f"storage option {given!r} must be a string, not {type(value).__name__}")
+        check_option(given, value)
         found[name] = value
     return _environment(vocabulary, found) | found
+
+
+def check_option(name: str, value: object) -> None:
+    """Refuse the value of an option that no header of a request can hold; the message does not show it.
+
+    Raises:
+        InvalidInputError: The value is not a string, or has a control character.
+    """
+    if not isinstance(value, str):
+        raise InvalidInputError(f"storage option {name!r} must be a string, not {type(value).__name__}")
+    # The key of a service account is JSON, where line breaks may stand.
+    if not name.lower().endswith("service_account_key") and any(mark < " " or mark == "\x7f" for mark in value):
+        raise InvalidInputError(
+            f"storage option {name!r} has a line break or another control character; remove it, as in value.strip()"
+        )
 
 
 def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, str]:
@@ -113,6 +127,8 @@ def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, 
         for spelt in reversed(spellings)
         if spelt.startswith(vocabulary.provider.lower()) and spelt.upper() in os.environ and name not in left_out
     }
+    for name, value in found.items():
+        check_option(name, value)
     # For pylance, either of them applies to all providers.
     plain = os.environ.get("AZURE_STORAGE_ALLOW_HTTP", os.environ.get("AWS_ALLOW_HTTP"))
     return found if plain is None else {**found, "allow_http": plain}

@@ -180,6 +180,13 @@ def test_the_owner_of_the_place_can_allow_it_for_every_reader(tmp_path: Path, pr
     assert private.maintenance.verify().ok
 
 
+def test_a_signature_in_a_place_to_allow_is_not_shown(tmp_path: Path) -> None:
+    """The error says what is wrong with the place."""
+    with pytest.raises(InvalidInputError, match=r"a table URI cannot contain '[?]' or '#'") as caught:
+        new_table(tmp_path).maintenance.allow_base("s3://bucket/x?sig=hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
 PROGRAM = """
 import sys
 from lance_dagster import LanceTable

@@ -190,6 +190,16 @@ def test_what_would_not_work_is_refused(uri: str, options: dict[str, str], said:
         open_store(uri, options)
 
 
+@pytest.mark.parametrize(
+    "uri,option", [("s3://b/t", "session_token"), ("az://c/t", "bearer_token"), ("gs://b/t", "google_storage_token")]
+)
+def test_a_token_with_a_line_break_is_refused_and_not_shown(uri: str, option: str) -> None:
+    """As it is read from a file; no header can hold it, and the clients' errors would show it."""
+    with pytest.raises(InvalidInputError, match=f"option '{option}' has a line break") as caught:
+        open_store(uri, {option: f"{SECRET}\n"})
+    assert SECRET not in str(caught.value)
+
+
 FROM_THE_ENVIRONMENT = """
 import sys
 import lance, pyarrow as pa
