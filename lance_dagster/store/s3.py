@@ -6,12 +6,14 @@ temporarily. A PUT that is repeated after a lost response may find its own objec
 "another writer won": the caller reads the object back and compares.
 """
 
+import json
 import os
 import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +39,8 @@ _CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
+# How many clients are kept: one for each process, its options, and each state of the environment.
+_CLIENTS = 32
 _NO_BUCKET = Remedy("create the bucket, or correct its name")
 _BUSY = Remedy("run fewer writers at once, or wait longer with the storage option client_retry_timeout")
 _NO_ANSWER = Remedy("check the endpoint, the region and the network, or wait longer with the storage option timeout")
@@ -176,15 +180,9 @@ class S3Store(PrefixStore):
     def _fs(self) -> Any:  # noqa: ANN401  # s3fs has no types
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
-            # This is imported here: programs that only look at a URI or its options do not need it.
-            import fsspec
-
             try:
-                filesystem = fsspec.filesystem("s3", **self._options)
-                # `retried` repeats requests, by time and with jitter; s3fs does by number.
-                filesystem.retries = 1
+                filesystem = _client(json.dumps(self._options), _environment(), os.getpid())
                 self._filesystem = (os.getpid(), filesystem)
-                hide_credentials_in_logs()
             except ImportError as error:
                 raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
         return self._filesystem[1]
@@ -254,6 +252,32 @@ class S3Store(PrefixStore):
             # The other request may take a while; without a pause, all attempts could meet it.
             time.sleep(random.uniform(0, _CONFLICT_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
+
+
+# A client takes tens of milliseconds and its connections more, so tables with the same access share one. s3fs keeps
+# clients by their arguments alone: one would keep the credentials of an environment that has changed since.
+@lru_cache(maxsize=_CLIENTS)
+def _client(options: str, environment: object, process: int) -> Any:  # noqa: ANN401, ARG001  # s3fs has no types
+    # This is imported here: programs that only look at a URI or its options do not need it.
+    import fsspec
+
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **json.loads(options))
+    # `retried` repeats requests, by time and with jitter; s3fs does by number.
+    filesystem.retries = 1
+    hide_credentials_in_logs()
+    return filesystem
+
+
+def _environment() -> object:
+    """Return what botocore takes credentials and settings from, beside the options; secret."""
+    variables = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    files = []
+    for variable, usual in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        path = Path(os.environ.get(variable) or f"~/.aws/{usual}").expanduser()
+        with suppress(OSError):
+            found = path.stat()
+            files.append((path, found.st_mtime_ns, found.st_size, found.st_ino))
+    return variables, tuple(files)
 
 
 def _answer(send: Callable[[], bool], what: str) -> bool | int:

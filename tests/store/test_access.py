@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT, request, server
 from tests.store.access_scenarios import AccessScenarios, Role, policies
@@ -84,3 +85,32 @@ def test_credentials_and_region_of_a_profile(role: Role, tmp_path: Path) -> None
     command = [sys.executable, "-W", "ignore", "-c", IN_A_PROFILE, "s3://lake/profile.lance", role("admin")["endpoint"]]
     done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert (0, "1") == (done.returncode, done.stdout.strip()), done.stderr
+
+
+def test_a_table_opened_anew_has_the_present_credentials(
+    role: Role, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the environment or of a file: after a change, what is opened has the new ones; else it shares a client."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    uri = "s3://lake/renewed.lance"
+    options = {name: value for name, value in role("admin").items() if "key" not in name}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "admin")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
+    with pytest.raises(PermissionRefusedError, match="the credentials are wrong or have expired"):
+        LanceTable.open(uri, options)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "admin-secret")
+    LanceTable.create(uri, SCHEMA, storage_options=options)
+    first, second = (open_store(f"s3://lake/{name}", options) for name in ("a", "b"))
+    assert first._fs is second._fs  # type: ignore[attr-defined] # noqa: SLF001 - no verb shows its client
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("publisher", "reader"):
+        file.write_text(f"[default]\naws_access_key_id={name}\naws_secret_access_key={name}-secret\n")
+        table = LanceTable.open(uri, options)
+        if name == "publisher":
+            table.tags.create("kept", "main")
+    with pytest.raises(PermissionRefusedError, match="role/reader is not authorized"):
+        table.tags.create("another", "main")
