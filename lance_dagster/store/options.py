@@ -89,7 +89,7 @@ def supported_uri(uri: str | os.PathLike[str]) -> str:
     """Return the canonical spelling of a URI at which a table can be stored.
 
     Raises:
-        InvalidInputError: The URI is empty, carries a query or fragment, or has a scheme that no store supports.
+        InvalidInputError: `canonical_uri` refuses the URI, or it has a scheme that no store supports.
     """
     canonical = canonical_uri(uri)
     scheme = scheme_of(canonical)
@@ -109,7 +109,7 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     """Return the canonical spelling of a table's URI, the only one this package stores and passes on.
 
     Raises:
-        InvalidInputError: The URI is empty, or carries credentials, a query or a fragment.
+        InvalidInputError: The URI is empty or percent-encoded, or carries credentials, a query or a fragment.
     """
     text = os.fspath(uri)
     if not text.strip():
@@ -132,6 +132,12 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     # S3 keys are not normalised: such a segment would be part of the key.
     if ".." in segments or "." in segments:
         raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {text!r}")
+    # Here a key is what the URI says; pylance decodes it, so that the files of a table would be at two places.
+    if re.search(r"%[0-9a-fA-F]{2}", parts.path):
+        raise InvalidInputError(
+            f"a table URI is not percent-encoded, and {text!r} has a '%' before two hexadecimal digits; for the place "
+            f"that pylance opens, write {unquote(text)!r}"
+        )
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
 
 

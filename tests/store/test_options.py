@@ -29,6 +29,7 @@ from lance_dagster.store.vocabulary import AZURE, GOOGLE
         ("AZ://container//t/", "az://container/t"),
         ("abfss://container@account.dfs.core.windows.net/t/", "abfss://container@account.dfs.core.windows.net/t"),
         ("gs://bucket/t/", "gs://bucket/t"),
+        ("s3://bucket/a%/100%zz", "s3://bucket/a%/100%zz"),
         (Path("/lake/t"), "/lake/t"),
     ],
 )
@@ -55,6 +56,8 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         ("s3://bucket/t#x", "cannot contain '[?]' or '#'"),
         ("s3:///t", "scheme://bucket/path"),
         ("s3://bucket/a/../b", r"cannot contain '\.'"),
+        ("s3://bucket/a%20b/t", "not percent-encoded.*write 's3://bucket/a b/t'"),
+        ("gs://bucket/a%2fb", "not percent-encoded.*write 'gs://bucket/a/b'"),
     ],
 )
 def test_a_uri_that_is_none_is_refused(given: str, said: str) -> None:
