@@ -53,6 +53,7 @@ _CHECKS: tuple[FileChecks, ...] = ("none", "deletions", "shapes")
 _OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES, _RECORD_DIGESTS})
 # Options of this package that apply to a folder at another place too.
 _OF_ANY_FOLDER = frozenset({_DURABILITY, _RECORD_DIGESTS})
+_OF_EVERY_PROVIDER = frozenset({"allow_http", "client_retry_timeout", "timeout", "connect_timeout"})
 _YES_OR_NO = {"true": True, "false": False}
 _DURABLE = {"power": True, "process": False}
 _CONTAINER = r"abfss://[a-z0-9$-]{1,63}@[a-z0-9]{3,24}\.(dfs|blob)\.[a-z0-9.-]+(/|$)"
@@ -219,19 +220,34 @@ def records_digests(storage_options: Mapping[str, str]) -> bool:
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
     """Return the options for a base path: the table's, overridden by those given for the base, as in pylance.
 
+    Of the options of a table on another provider only those apply that are no provider's, such as `timeout`.
+
     Args:
         storage_options: The options a table was opened with.
         base_id: The id of the base path.
         uri: Its location; a local folder takes only `durability` and `record_digests`.
     """
+    scheme = scheme_of(canonical_uri(uri))
     found = table_options(storage_options)
+    if not all(_is_known(name, scheme) for name in found):
+        found = {name: value for name, value in found.items() if name in _OWN | _OF_EVERY_PROVIDER}
     for key, value in storage_options.items():
         match = _OF_A_BASE.fullmatch(key)
         if match is not None and int(match[1]) == base_id:
             found[match[2]] = value
-    if scheme_of(canonical_uri(uri)) == "":
+    if scheme == "":
         return {key: value for key, value in found.items() if key in _OF_ANY_FOLDER}
     return found
+
+
+def _is_known(name: str, scheme: str) -> bool:
+    """Return whether the store of a scheme has an option."""
+    plain = name.lower()
+    if scheme == "gs":
+        return plain in GOOGLE.names or name in _OWN
+    if scheme in ("az", "abfss"):
+        return plain in AZURE.names or name in _OWN
+    return plain.removeprefix("aws_") in _S3_OPTIONS or name in _OWN
 
 
 def refuse_unknown_options(storage_options: Iterable[str]) -> None:

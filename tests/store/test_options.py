@@ -154,11 +154,21 @@ def test_listings_are_never_remembered() -> None:
 
 def test_a_base_path_has_the_tables_options_and_its_own() -> None:
     """Its own come first; those of other bases are no concern of it, and a local folder takes none."""
-    given = {"region": "a", "key_id": "k", "base_1.region": "b", "base_12.region": "c"}
-    assert {"region": "a", "key_id": "k"} == table_options(given)
-    assert {"region": "b", "key_id": "k"} == base_options(given, 1, "s3://bucket/x")
-    assert {"region": "a", "key_id": "k"} == base_options(given, 2, "s3://bucket/x")
+    given = {"region": "a", "access_key_id": "k", "base_1.region": "b", "base_12.region": "c"}
+    assert {"region": "a", "access_key_id": "k"} == table_options(given)
+    assert {"region": "b", "access_key_id": "k"} == base_options(given, 1, "s3://bucket/x")
+    assert {"region": "a", "access_key_id": "k"} == base_options(given, 2, "s3://bucket/x")
     assert {} == base_options(given, 1, "file:///x")
+
+
+def test_a_base_path_on_another_provider_has_none_of_the_tables_credentials() -> None:
+    """Also where the other provider has an option of that name; a timeout applies to both."""
+    given = {"endpoint": "https://s3", "token": "t", "access_key_id": "k", "timeout": "9s", "record_digests": "true"}
+    shared = {"timeout": "9s", "record_digests": "true"}
+    assert shared == base_options(given, 1, "az://container/x")
+    own = {"google_base_url": "https://g"}
+    assert shared | own == base_options({**given, "base_1.google_base_url": "https://g"}, 1, "gs://bucket/x")
+    assert {"region": "a"} == base_options({**own, "base_2.region": "a"}, 2, "s3://bucket/x")
 
 
 def test_a_local_table_takes_options_for_its_bases_alone(tmp_path: Path) -> None:

@@ -337,6 +337,15 @@ def test_azures_own_spelling_is_the_same_place(azure_endpoint: str) -> None:
     assert 1 == LanceTable.open(f"{storage.uri}/t", given).head().rows
 
 
+def test_a_shallow_clone_lies_on_another_provider(s3_storage: S3Storage, google_endpoint: str) -> None:
+    """It reads the files of its source with the options of the source."""
+    table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
+    table.append(entries("a", 1))
+    there = providers.google_storage(google_endpoint)
+    clone = table.maintenance.clone(f"{there.uri}/t", storage_options=there.storage_options)
+    assert [("a", 1)] == contents(clone) == contents(LanceTable.open(clone.uri, clone.storage_options))
+
+
 @pytest.mark.parametrize("kind", ["503", "500", "429", "reset_before", "reset_after"])
 def test_a_put_on_google_survives_what_goes_wrong_once(google_endpoint: str, kind: str) -> None:
     """It is written once. A condition that failed is no proof of another writer: the first answer may be lost."""
