@@ -14,6 +14,7 @@ must not exceed the version of the table. Branches, tags and older versions are 
 
 import hashlib
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from functools import partial
 from typing import TypedDict, Unpack
 
 from lance_dagster.datafiles import recorded_digests
-from lance_dagster.errors import AlreadyExistsError, CorruptFileError, StoreError
+from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
@@ -77,6 +78,7 @@ def clone(
     Raises:
         AlreadyExistsError: A table exists at `uri`; nothing was written.
         CorruptFileError: A file of the source is missing.
+        InvalidInputError: `uri` is inside the source, or the source inside it.
     """
     check_options(clone, options, CloneOptions)
     source_uri = context.versions.branch_uri(source.branch)
@@ -85,8 +87,24 @@ def clone(
     else:
         manifest = deep_clone(source.manifest)
     made = open_context(uri, _options(context, manifest, uri, options.get("storage_options")))
+    _refuse_nested(context.uri, made.uri)
     write_clone(context, source, made, manifest, properties=properties, progress=options.get("progress"))
     return made
+
+
+def _refuse_nested(source: str, made: str) -> None:
+    """Refuse a clone in a folder of its source, or around it: garbage collection of one deletes files of the other.
+
+    Raises:
+        InvalidInputError: One of them is inside the other.
+    """
+    # A link on local disk may lead into the other table.
+    places = [uri if "://" in uri else os.path.realpath(uri) for uri in (source, made)]
+    for inner, outer in (places, places[::-1]):
+        if inner.startswith(f"{outer}/"):
+            raise InvalidInputError(
+                f"a clone cannot be at {made}: {inner} is inside the table {outer}; choose another place"
+            )
 
 
 def write_clone(

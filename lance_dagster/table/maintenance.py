@@ -232,6 +232,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             AlreadyExistsError: A table exists at `uri`.
             CorruptFileError: A file of the version is missing; no clone was created.
+            InvalidInputError: `uri` is inside this table, or this table inside `uri`.
         """
         # The ref is resolved once: a commit to the branch during a long copy must not change what is cloned.
         made = clone.clone(

@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import AlreadyExistsError, CorruptFileError, LanceTable
+from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable
 from lance_dagster.history.context import TableContext
 from lance_dagster.placement.clone import write_clone
 from lance_dagster.store import open_store
@@ -54,6 +54,17 @@ def test_a_clone_has_the_rows_of_its_source(tmp_path: Path, operation: str, kind
     clone = cloned(table, tmp_path / "clone", kind)
     assert_sound(as_pylance(clone), rows)
     assert (table.head().number, {}, {}) == (clone.head().number, clone.branches.list(), clone.tags.list())
+
+
+@BOTH
+def test_a_clone_is_neither_inside_its_source_nor_around_it(tmp_path: Path, kind: str) -> None:
+    """A collection of one would delete the files of the other, also where a link leads there."""
+    table = new_table(tmp_path / "lake", entries("a", 1))
+    (tmp_path / "link").symlink_to(table.uri)
+    for place in (f"{table.uri}/data/clone", tmp_path / "link" / "clone", tmp_path / "lake"):
+        with pytest.raises(InvalidInputError, match=r"is inside the table .*; choose another place"):
+            cloned(table, place, kind)
+    assert [("a", 1)] == contents(cloned(table, f"{table.uri}-clone", kind))
 
 
 @BOTH
