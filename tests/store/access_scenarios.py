@@ -15,6 +15,8 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.errors import PermissionRefusedError
+from lance_dagster.format import layout
+from lance_dagster.history.refs.branch_deletion import FENCE_SECONDS
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT
 from tests.repository.test_readers import READS, WRITES, prepared
@@ -97,6 +99,18 @@ class AccessScenarios:
         reader = LanceTable.open(uri, role("reader"))
         assert [("a", 1), ("a", 3)] == contents(reader, "production")
         assert 2 == lance.dataset(uri, version="production", storage_options=role("reader")).count_rows()
+
+    def test_a_run_forks_beside_an_outdated_fence_of_another_branch(self, role: Role, uri: str) -> None:
+        """A branch that the publisher deleted two days ago has left a fence, which a run may not delete."""
+        run = self.created(role, uri)
+        fence = layout.branch_fence_file("fix", 1, int(time.time()) - 2 * FENCE_SECONDS, uuid.uuid4().hex)
+        publisher = LanceTable.open(uri, role("publisher"))
+        open_store(uri, role("publisher")).put(fence, b"")
+        run.branches.create("run/1")
+        run.append(entries("a", 1), branch="run/1")
+        assert [("a", 1)] == contents(run, "run/1")
+        publisher.branches.create("fix")
+        assert not open_store(uri, role("publisher")).list(layout.DELETED_BRANCHES)
 
     @pytest.mark.parametrize("change", REFUSED)
     def test_a_run_cannot_change_what_readers_see(self, role: Role, uri: str, change: str) -> None:

@@ -11,7 +11,7 @@ branch *id*, however late it arrives:
    attempt that was set back by another process, and begun again, has another id, and the search is repeated.
 4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
    above them, which keeps late commits out of it (`refs.branch_fence`). It is removed when a branch of any name is
-   created at least a day later, when no commit can be in flight any more.
+   created at least a day later, when no commit can be in flight any more, if the creator may delete it.
 5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight.
 6. The keys in the folder are listed, and the branch is read again: while its file says "deleting", no other branch
    can have written what was listed. Exactly these keys are deleted. They are never used again: a manifest's number is
@@ -29,9 +29,10 @@ replaces the mark of another one, and a process that does not find its own mark 
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from lance_dagster.errors import ConflictError, RefMovedError, StoreError
+from lance_dagster.errors import ConflictError, PermissionRefusedError, RefMovedError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file, encode_transaction
 from lance_dagster.history.inventory import copy_to_expired, newest_expired_copies
@@ -379,12 +380,14 @@ def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
 
 
 def first_number_above_fences(name: str, refs: Refs) -> int:
-    """Return the lowest number with which a new branch of a name may begin; delete the fences that are outdated."""
+    """Return the lowest number with which a new branch of a name may begin; delete outdated fences where allowed."""
     found, until = fences(refs), time.time() - FENCE_SECONDS
     old = [layout.branch_fence_file(*fence) for fence in found if fence[2] < until]
     if old:
-        # These fences are older than any commit in flight.
-        refs.store.delete_many(old)
+        # These fences are older than any commit in flight. Where the credentials may write only branches of some names,
+        # the fences of others stay until somebody creates a branch who may delete them.
+        with suppress(PermissionRefusedError):
+            refs.store.delete_many(old)
     # A late writer may still put the version after the newest one, so the branch begins above that.
     return max((number + 2 for own, number, *_ in found if own == name), default=0)
 
