@@ -131,7 +131,7 @@ def commit_plan(
             f"the files have {rows} rows and the groups of the plan {[group.rows for group in plan.groups]}; give the "
             "files of each group, in the order of the groups"
         )
-    return _commit_groups(context, context.at(plan.version), plan.groups, written, info=info)
+    return _commit_groups(context, context.at(plan.version, fresh=True), plan.groups, written, info=info)
 
 
 def _is_share(given: object) -> bool:

@@ -66,22 +66,28 @@ class TableContext:
         object.__setattr__(self, "uri", self.store.uri)
         object.__setattr__(self, "records_digests", records_digests(self.storage_options))
 
-    def at(self, ref: Ref) -> State:
+    def at(self, ref: Ref, *, fresh: bool = False) -> State:
         """Read the version a ref names.
+
+        Args:
+            ref: The version.
+            fresh: Ask the store whether it is still there, for a caller that builds on it. Without this, a version of
+                `main` that was read before comes from memory, also where a collection has deleted its files since.
 
         Raises:
             RefNotFoundError: There is no such branch, tag or commit id.
             VersionNotFoundError: The version is gone.
         """
         if isinstance(ref, Version):
-            return self._again(ref)
-        return self.versions.load(*resolve(ref, self.refs, self.versions))
+            return self._again(ref, fresh=fresh)
+        # The newest version of `main` was just listed to resolve the name.
+        return self.versions.load(*resolve(ref, self.refs, self.versions), fresh=fresh and ref != MAIN)
 
     def recall(self, ref: Ref) -> State:
         """Read the version a ref names as `at` does, from memory where the ref is a version that was read before.
 
         A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
-        files of the version or builds on it uses `at`, which looks up that the version is still there.
+        files of the version uses `at`, and one that makes a new version or ref of it uses `at` with `fresh`.
         """
         # By the commit id: the branch may have been deleted, and its name and numbers belong to another one.
         known = self.versions.known(ref.id) if isinstance(ref, Version) else None
@@ -94,9 +100,9 @@ class TableContext:
             return VersionRef(state.branch, state.number)
         return VersionRef(*resolve(ref, self.refs, self.versions))
 
-    def _again(self, version: Version) -> State:
+    def _again(self, version: Version, *, fresh: bool = False) -> State:
         """Read a version that was read before, even if its branch was renamed meanwhile."""
-        found = self.versions.find(version.branch, version.number)
+        found = self.versions.find(version.branch, version.number, fresh=fresh)
         if found is not None and found.id == version.id:
             return found
         # The branch was renamed, or deleted and another one was made under its name: only the commit id tells.

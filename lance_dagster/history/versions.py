@@ -5,8 +5,9 @@ the description of it that users get.
 
 Invariants:
 
-- A manifest never changes once it is written, so a version that was read once is cached. Which versions exist is
-  asked of the store every time, since other writers commit and clean up meanwhile.
+- A manifest never changes once it is written, so a version that was read once is cached. Which versions are the newest
+  is asked of the store every time, since other writers commit meanwhile. They clean up, too: whoever builds on an older
+  version asks for it `fresh`, since its files may have been deleted after it was cached.
 - A cached version is returned without a request only under the id of its branch. A branch name alone proves nothing:
   a branch can be deleted and made again, and then has other versions under the same numbers. Only `main` is never
   replaced, except with the whole table: whoever asks for its head reads the newest version that is cached once more.
@@ -226,27 +227,32 @@ class Versions:
         v1 = branch in self._v1_named
         return f"{self._folder(branch)}/{layout.manifest_name_v1(number) if v1 else layout.manifest_name(number)}"
 
-    def load(self, branch: str, number: int, branch_id: str = "") -> State:
+    def load(self, branch: str, number: int, branch_id: str = "", *, fresh: bool = False) -> State:
         """Read one version.
 
         Args:
             branch: The name of its branch.
             number: Its number.
             branch_id: The id of the branch, when the caller knows it: only then is the version cached.
+            fresh: Ask the store even for a version that is cached.
 
         Raises:
             VersionNotFoundError: The branch has no version of that number.
         """
-        found = self.find(branch, number, branch_id)
+        found = self.find(branch, number, branch_id, fresh=fresh)
         if found is None:
             raise VersionNotFoundError(self._missing(branch, number))
         return found
 
-    def find(self, branch: str, number: int, branch_id: str = "") -> State | None:
+    def find(self, branch: str, number: int, branch_id: str = "", *, fresh: bool = False) -> State | None:
         """Read one version as `load` does; return None when there is none of that number."""
         branch_id = layout.MAIN if branch == layout.MAIN else branch_id
-        known = self._states.get(self._places.get((branch_id, branch, number), ""))
-        return known or self._read_state(branch, number, branch_id, self._manifest(branch, number))
+        known = None if fresh else self._states.get(self._places.get((branch_id, branch, number), ""))
+        found = known or self._read_state(branch, number, branch_id, self._manifest(branch, number))
+        if fresh and found is None:
+            # Other versions were cleaned up with it, and would be answered from memory.
+            self.forget()
+        return found
 
     def find_many(self, branch: str, numbers: Sequence[int]) -> list[State | None]:
         """Read versions as `find` does, several at a time where each takes a request to an object store."""

@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from lance_dagster.diff.diff import RowCounts, count_moved_rows
 from lance_dagster.edit.write import submit
 from lance_dagster.edit.write_result import Written
-from lance_dagster.errors import Call, FormatError, InvalidInputError, Remedy, StoreError
+from lance_dagster.errors import Call, FormatError, InvalidInputError, Remedy, StoreError, VersionNotFoundError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.row_runs import RowRuns
@@ -196,10 +196,14 @@ def apply_change(
 
     Raises:
         MergeConflictError: The error names every conflict; nothing was written.
+        VersionNotFoundError: The version whose files are brought in was collected after it was read.
     """
 
     def prepare(head: State) -> ProposedMerge:
         change_range = range_from(head)
+        source = change_range.source
+        if not context.versions.is_stored(source):
+            raise VersionNotFoundError(f"{source} of {context.uri} was collected, so its state cannot be brought back")
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
             # The ids of the rows that came are recorded: a later merge of the picked branch must not insert them again.
@@ -211,7 +215,7 @@ def apply_change(
         info = change_range.info(context)
         return ProposedMerge(
             given=_gather_merge_input(context, change_range, head, options),
-            source=change_range.source,
+            source=source,
             attempt=change_range.verb(head),
             call=change_range.call(branch, options),
             properties={**info, **options.properties, **own, **change_range.marks(context)},

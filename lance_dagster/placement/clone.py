@@ -24,7 +24,13 @@ from functools import partial
 from typing import TypedDict, Unpack
 
 from lance_dagster.datafiles import recorded_digests
-from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, StoreError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    CorruptFileError,
+    InvalidInputError,
+    StoreError,
+    VersionNotFoundError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
@@ -79,6 +85,7 @@ def clone(
         AlreadyExistsError: A table exists at `uri`; nothing was written.
         CorruptFileError: A file of the source is missing.
         InvalidInputError: `uri` is inside the source, or the source inside it.
+        VersionNotFoundError: The version was collected meanwhile.
     """
     check_options(clone, options, CloneOptions)
     source_uri = context.versions.branch_uri(source.branch)
@@ -151,8 +158,8 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
     problem: AlreadyExistsError | StoreError | None = None
     for _ in range(_PINS):
         try:
-            context.refs.add_tag(tag)
-            return
+            made = context.refs.add_tag(tag)
+            break
         except AlreadyExistsError as error:
             # An interrupted call for the same clone has left the tag; a refusal alone does not prove that it is there.
             if context.refs.tag(tag.name) is not None:
@@ -161,8 +168,14 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
         except StoreError as error:
             # A single failed request must not leave the files of the clone unprotected.
             problem = error
-    # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
-    _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, problem)
+    else:
+        # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
+        _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, problem)
+        return
+    # A collection that did not see the tag may have taken the version away.
+    if not context.versions.is_stored(source):
+        context.refs.remove_tag(made)
+        raise VersionNotFoundError(f"{source} of {context.uri} was collected before its clone was made")
 
 
 def _allow(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:

@@ -95,7 +95,7 @@ class Branches:
         branch_operations.refuse_reserved_keys(metadata or {})
         return branch_operations.create_branch(
             name,
-            self._context.at(at),
+            self._context.at(at, fresh=True),
             self._context.refs,
             self._context.versions,
             exist_ok=exist_ok,
@@ -166,7 +166,7 @@ class Branches:
             CommitConflictError: Another writer committed while the branch was reset to a version of its own.
         """
         given = CommitInfo.of(name, message, properties).as_properties()
-        target = self._context.at(at)
+        target = self._context.at(at, fresh=True)
         # Two operations: a reset to one of its own versions keeps the branch; a reset to any other version replaces it
         # by a new branch of that name.
         if target.branch == name:

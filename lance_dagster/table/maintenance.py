@@ -237,7 +237,7 @@ class Maintenance(Generic[TableT]):
         # The ref is resolved once: a commit to the branch during a long copy must not change what is cloned.
         made = clone.clone(
             self._context,
-            self._context.at(at),
+            self._context.at(at, fresh=True),
             os.fspath(uri),
             shallow=shallow,
             properties=CommitInfo.of(MAIN, message, properties).as_properties(),

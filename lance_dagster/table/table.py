@@ -510,7 +510,7 @@ class LanceTable:
             MergeConflictError: There are conflicts, which the error lists; nothing was written.
         """
         options = MergeOptions(strategy=strategy, mode=mode, message=message, properties=properties or {})
-        return self._result(merge_commit.merge(self._context, self._context.at(source), into, options))
+        return self._result(merge_commit.merge(self._context, self._context.at(source, fresh=True), into, options))
 
     def cherry_pick(
         self,
@@ -581,7 +581,7 @@ class LanceTable:
         Args:
             ref: The version to go back to: one of that branch, or one from before its fork point.
         """
-        to = self._context.at(ref)
+        to = self._context.at(ref, fresh=True)
         options = PickOptions(properties=CommitInfo.of(branch, message or f"restore {to}", properties).as_properties())
         return self._result(picks.restore(self._context, to, branch, options))
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -864,6 +864,35 @@ def test_progress_is_told(table: LanceTable) -> None:
     )
     assert sorted(seen) == seen
     assert seen[-1][0] == seen[-1][1] > 10
+
+
+BUILDING: Mapping[str, Callable[[LanceTable, Path], object]] = {
+    "restore": lambda table, _: table.restore("main@4"),
+    "fork": lambda table, _: table.branches.create("late", "main@4"),
+    "clone": lambda table, folder: table.maintenance.clone(folder / "clone", "main@4"),
+    "merge": lambda table, _: table.merge("main@4", into="run"),
+    "revert": lambda table, _: table.revert("main@5"),
+}
+
+
+@pytest.mark.parametrize("name", BUILDING)
+def test_nothing_is_built_on_a_version_that_another_process_collected(
+    table: LanceTable, tmp_path: Path, name: str
+) -> None:
+    """An object that lives for days has read a version whose files are gone by now."""
+    table.branches.create("run")
+    table = LanceTable.open(table.uri)
+    assert {"main@4", "main@5"} <= readable(table).keys()
+    other = LanceTable.open(table.uri)
+    assert other.maintenance.collect_garbage(NONE, dry_run=False).expired["main"] == (1, 2, 3, 4)
+    for key in files(table):
+        stored(Path(table.uri, key), 2 * DAY)
+    assert other.maintenance.collect_garbage(NONE, dry_run=False).done
+    with pytest.raises(VersionNotFoundError):
+        BUILDING[name](table, tmp_path)
+    fresh = LanceTable.open(table.uri)
+    assert {"main": [("a", 5)], "run": [("a", 5)]} == {ref: contents(fresh, ref) for ref in ("main", "run")}
+    assert fresh.maintenance.verify(deep=DEEP).problems == ()
 
 
 def test_a_handle_does_not_read_what_it_let_expire(table: LanceTable) -> None:

@@ -15,7 +15,8 @@ rest of that, and then replaces the file by its own: a late request of the other
 
 Creation and deletion of names that refer to each other race. The creator of a reference writes it first and then
 checks that its target is still there. A deletion marks the target first and then looks for references. So at
-least one of the two sees the other and withdraws.
+least one of the two sees the other and withdraws. A version of `main` that a collection takes away is looked for only
+before, since its files wait for a day: by then the first manifest of the branch names them.
 
 A reset to a version of another branch deletes the versions and replaces the file by that of a new branch, so that the
 name is never free in between. Of two resets at once, or a reset and a deletion, the one that wrote its mark last wins.
