@@ -37,7 +37,7 @@ from pathlib import Path
 
 from lance_dagster.errors import NotDurableError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.local_tree import LocalTree, copy_at_once, linked
+from lance_dagster.store.local_tree import LocalTree, copy_at_once, linked, renewed
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
@@ -228,15 +228,17 @@ class LocalStore:
             self._copied(path, key)
 
     def copy_from(self, source_uri: str, key: str) -> bool:
-        """Copy a file or a folder tree to `key`; an existing target is kept. Return whether the target exists."""
+        """Copy a file or a folder tree to `key`, except files that are there. Return whether the target exists."""
         source, target = Path(source_uri), self._root / key
         self.refuse_links(key.rpartition("/")[0])
         with _translated(f"copy {source} to", str(target)):
+            if source.is_dir() and target.is_dir():
+                # A collection may have deleted a part of an earlier copy.
+                return all(self.copy_from(str(path), f"{key}/{path.name}") for path in source.iterdir())
             # Objects never change, so an existing copy is complete: an interrupted copy is resumed where it stopped.
-            if target.exists() or not source.exists():
-                return target.exists()
-            self._copied(source, key)
-        return True
+            if not renewed(target) and source.exists():
+                self._copied(source, key)
+            return target.exists()
 
     def _copied(self, source: Path, key: str) -> None:
         target = self._root / key

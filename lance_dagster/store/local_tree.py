@@ -113,8 +113,20 @@ def linked(path: str) -> StoreError:
     )
 
 
+def renewed(path: Path) -> bool:
+    """Give a file the present time, so that a collection takes it for a new one; return whether it exists."""
+    try:
+        os.utime(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        # Only its owner may set its time. Then it is copied again.
+        return False
+    return True
+
+
 def copy_at_once(source: Path, target: Path, sync: Callable[[str], None] | None) -> None:
-    """Copy a file or a folder with all below it, so that the target appears complete; a target that is there is kept.
+    """Copy a file or a folder with all below it, so that the target appears complete; a folder that is there is kept.
 
     Args:
         source: What is copied.
@@ -124,7 +136,8 @@ def copy_at_once(source: Path, target: Path, sync: Callable[[str], None] | None)
     temporary = target.parent / f".tmp{uuid.uuid4().hex}"
     try:
         if source.is_dir():
-            shutil.copytree(source, temporary)
+            # The copies get times of their own: a collection deletes files that nothing names yet if they look old.
+            shutil.copytree(source, temporary, copy_function=shutil.copyfile)
         else:
             shutil.copyfile(source, temporary)
         # Everything is synced under the temporary name; the rename then publishes a complete copy.

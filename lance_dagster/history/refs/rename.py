@@ -7,7 +7,8 @@ the name of the branch, so commit ids change. Steps:
 1. Create the file of the new name, with a mark that says which branch it is made from, and a random id of this rename.
 2. Mark the old branch, with the same id: no commit begins from here on (`refs.branch_fence`). Then look for references
    to it, and record in the new file how far its version numbers go: a deletion of the new name fences those off, too.
-3. Copy the files, then the versions, oldest first.
+3. Copy the files, then the versions, oldest first. Then copy the files again that a collection deleted meanwhile: it
+   may have begun while no version named them, and found copies that an interrupted rename had left long before.
 4. Set the new branch to "ready".
 5. Delete the old branch, while it has the mark with the id of this rename. Both have the same branch id; without the id
    of the rename, a process that was slow would delete a branch that was renamed back meanwhile.
@@ -61,7 +62,7 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import refuse_held
 from lance_dagster.history.refs.tag_operations import refuse_immutable
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import copy_folder, put_once
+from lance_dagster.store import copy_file, copy_folder, put_once
 
 _COPIED = (layout.DELETIONS, layout.INDICES, layout.DATA)
 
@@ -127,6 +128,7 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         # Files are copied before the manifests that name them, so that a power cut leaves no version without its files.
         _copy_files(marked, new, versions)
         _copy_versions(marked, target, versions)
+        _copy_missing(marked, new, versions)
         return refs.set_branch_state(target, READY)
     except (RefMovedError, VersionNotFoundError) as error:
         # Another process may have finished the rename, and deleted the versions under the old name.
@@ -190,6 +192,17 @@ def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
     store, source, dest = versions.store, layout.branch_root(branch.name), layout.branch_root(new)
     for folder in _COPIED:
         copy_folder(store, f"{source}/{folder}", store, f"{dest}/{folder}")
+
+
+def _copy_missing(branch: Branch, new: str, versions: Versions) -> None:
+    """Copy the files once more that a collection took for garbage before the versions that name them were there."""
+    store, source, dest = versions.store, layout.branch_root(branch.name), layout.branch_root(new)
+    for folder in _COPIED:
+        names, copied = (
+            {entry.key.removeprefix(f"{root}/") for entry in store.walk(f"{root}/{folder}")} for root in (source, dest)
+        )
+        for name in sorted(names - copied):
+            copy_file(store, f"{source}/{name}", store, f"{dest}/{name}")
 
 
 def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:

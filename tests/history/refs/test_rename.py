@@ -18,6 +18,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.store import LocalStore
+from tests.backdating import DAY, age, stored
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import Rows, as_pylance, contents, context_on, entries, new_table
 
@@ -248,6 +249,37 @@ def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable)
         through(table, script).branches.rename("old", "new")
     assert ["new"] == renamed
     assert_renamed(table)
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["at once", "after a crash"])
+def test_a_collection_beside_a_renaming_takes_none_of_its_files(table: LanceTable, *, died: bool) -> None:
+    """The files of the branch are old, and so are the copies of a renaming that died long before."""
+    age(table, 30 * DAY)
+    rows, done = contents(LanceTable.open(table.uri), "old"), False
+
+    def collecting(request: Request) -> object:
+        nonlocal done
+        if request.commits and not done:
+            done = True
+            assert LanceTable.open(table.uri).maintenance.collect_garbage(2 * DAY, dry_run=False).done
+        return request.send()
+
+    def dying(request: Request) -> object:
+        if request.commits:
+            raise PlugPulledError
+        return request.send()
+
+    if died:
+        with pytest.raises(PlugPulledError):
+            through(table, dying).branches.rename("old", "new")
+        for path in Path(table.uri, "tree/new").rglob("*.*"):
+            stored(path, 30 * DAY)
+        # One of the copies was collected before; its folder stays.
+        next(Path(table.uri, "tree/new/data").glob("*.lance")).unlink()
+    through(table, collecting).branches.rename("old", "new")
+    assert done
+    assert rows == contents(table, "new")
+    assert table.maintenance.verify(deep=True).ok
 
 
 def test_names_that_cannot_be_given(table: LanceTable) -> None:
