@@ -3,7 +3,8 @@
 Rows that get cells of both sides are the only ones that are written: to a data file of their own, with their row ids.
 
 Files are copied and written before the version is committed. A crash in between leaves files that no version names,
-which garbage collection removes; the next attempt finds copied files in place and writes new deletion vectors.
+which garbage collection removes; the next attempt copies them again, or gives copies that are in place the present time
+so that a collection beside it keeps them, and writes new deletion vectors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -219,6 +219,31 @@ def test_a_branch_that_is_deleted_and_collected_while_it_is_merged_is_merged_who
     assert table.maintenance.verify(deep=True).ok
 
 
+def test_a_merge_that_is_repeated_long_after_it_died_keeps_what_it_copied_then(tmp_path: Path) -> None:
+    """Its first attempt copied a file of pylance; a collection beside the second one finds an old copy."""
+    table = made(tmp_path)
+    as_pylance(table, "run").insert(entries("p", 1))
+
+    def dying(request: Request) -> object:
+        if request.commits:
+            raise PlugPulledError
+        return request.send()
+
+    def collecting(request: Request) -> object:
+        if request.commits:
+            assert LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, dry_run=False).done
+        return request.send()
+
+    store = open_store(table.uri)
+    with pytest.raises(PlugPulledError):
+        LanceTable(context_on(ScriptedStore(store, dying))).merge("run", into="merged", strategy="source-wins")
+    age(table, 30 * DAY)
+    merging = LanceTable(context_on(ScriptedStore(store, collecting)))
+    merging.merge("run", into="merged", strategy="source-wins")
+    assert ("p", 1) in contents(LanceTable.open(table.uri), "merged")
+    assert table.maintenance.verify(deep=True).ok
+
+
 def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleting(tmp_path: Path) -> None:
     """With a grace period of zero, the report separates what expired from what is left, and the next run does that."""
     table = made(tmp_path)
