@@ -4,6 +4,10 @@ A row is identified by the branch that inserted it and the id it got there (its 
 the fork point are the parent's. A merge assigns ids of the dest to the source rows it adds, and records, for the branch
 of origin, which ids became which (`encode_aliases`). So the ids of a version are a few ranges, each a shifted copy of a
 range of some branch, and the ids of two versions are translated by comparing the origins of these ranges.
+
+The record of an origin is dropped some time after its branch was deleted, and another branch may keep it. So every
+branch that a row came through gave it a name as well: the branch, and the id the row has there. A merge records all
+names of a row, and rows are recognised by any of them.
 """
 
 import re
@@ -11,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -43,9 +48,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RowSpace:
-    """The origin of every row id of a version: pieces in order, without gaps, from 0 to the next free id."""
+    """The origin of every row id of a version: pieces in order, without gaps, from 0 to the next free id.
+
+    `names` are all names of these ids: their origins, and what branches on the way from there called the same rows.
+    """
 
     pieces: tuple[Piece, ...]
+    names: tuple[Piece, ...] = ()
 
     @property
     def end(self) -> int:
@@ -80,24 +89,14 @@ class RowSpace:
             ),
             key=lambda piece: piece.start,
         )
-        return cls(tuple(_overlaid(own, merged)))
+        return cls(tuple(_overlaid(own, merged)), (*own, *merged))
 
     def translation(self, other: "RowSpace") -> "Translation":
         """Return a translation of the row ids of this version to those of another one."""
-        # Ids are compared only within one origin: an equal id of two origins is two different rows.
-        known: dict[str, list[Piece]] = {}
-        for piece in other.pieces:
-            known.setdefault(piece.origin, []).append(piece)
-        stretches: list[tuple[int, int, int]] = []
-        for piece in self.pieces:
-            for there in known.get(piece.origin, ()):
-                first = max(piece.first, there.first)
-                end = min(piece.first + piece.end - piece.start, there.first + there.end - there.start)
-                if first < end:
-                    # The overlap is computed in ids of the origin, and both sides shift it to their own ids.
-                    start = piece.start + first - piece.first
-                    stretches.append((start, start + end - first, there.start + first - there.first))
-        return Translation(tuple(sorted(stretches)))
+        found = _in_both(self.pieces, other.pieces)
+        # Another name decides only for rows whose origins tell nothing: after a restore, a row that was merged once
+        # more has a second id, and the name on the branch itself still means the first one.
+        return found.joined(_in_both(self.names, other.names).beyond(found))
 
     def assigned_ids_of(self, other: "RowSpace") -> "tuple[RowSpace, dict[str, list[Alias]]]":
         """Assign ids of another version to the rows of this one that it does not have.
@@ -105,22 +104,21 @@ class RowSpace:
         Returns:
             The ids of the other version with these rows, and the aliases to record, by branch id.
         """
-        pieces, end = list(other.pieces), other.end
+        pieces, names, end = list(other.pieces), list(other.names), other.end
         aliases: dict[str, list[Alias]] = {}
         # Only rows without an id in the other version get one: a second merge of the same rows must not assign ids
         # again.
         for first, last in _gaps(self.translation(other), self.end):
-            for piece in self.pieces:
-                start, stop = max(first, piece.start), min(last, piece.end)
-                if start >= stop:
-                    continue
-                # The piece keeps its first origin, even when a merge added it to this version: after merges along
-                # different paths, the row still has the same origin.
-                origin = piece.first + start - piece.start
-                pieces.append(Piece(start=end, end=end + stop - start, origin=piece.origin, first=origin))
-                aliases.setdefault(piece.origin, []).append(Alias(first=origin, end=origin + stop - start, here=end))
-                end += stop - start
-        return RowSpace(tuple(pieces)), aliases
+            # The rows keep their first origins, even when a merge added them to this version: after merges along
+            # different paths, a row still has the same origin.
+            pieces += _moved(self.pieces, first, last, end)
+            new = _moved(self.names, first, last, end)
+            names += new
+            for piece in new:
+                alias = Alias(first=piece.first, end=piece.first + piece.end - piece.start, here=piece.start)
+                aliases.setdefault(piece.origin, []).append(alias)
+            end += last - first
+        return RowSpace(tuple(pieces), tuple(names)), aliases
 
 
 @dataclass(frozen=True)
@@ -139,16 +137,23 @@ class Translation:
         """The translation in the opposite direction."""
         return Translation(tuple(sorted((there, there + end - start, start) for start, end, there in self.stretches)))
 
+    def joined(self, other: "Translation") -> "Translation":
+        """Return a translation of the ids of both, which have none in common."""
+        return Translation(tuple(sorted((*self.stretches, *other.stretches)))) if other.stretches else self
+
     def beyond(self, other: "Translation") -> "Translation":
         """Return the part of this translation whose ids another translation, from the same version, does not have."""
+        taken = _covered(other.stretches)
+        ends = [last for _, last in taken]
         left: list[tuple[int, int, int]] = []
         for start, end, there in self.stretches:
             at = start
-            for first, last, _ in other.stretches:
-                if at < first < end:
+            for first, last in islice(taken, bisect_right(ends, start), None):
+                if first >= end:
+                    break
+                if at < first:
                     left.append((at, first, there + at - start))
-                if first < end and last > at:
-                    at = max(at, last)
+                at = last
             if at < end:
                 left.append((at, end, there + at - start))
         return Translation(tuple(left))
@@ -217,6 +222,49 @@ def decode_fields(text: str) -> dict[int, int]:
     """Decode the fields of a branch that have other ids; other parts are skipped."""
     found = [_FIELD.fullmatch(part) for part in text.split()]
     return {int(m[1]): int(m[2]) for m in found if m}
+
+
+def _in_both(own: Iterable[Piece], other: Iterable[Piece]) -> Translation:
+    """Translate ids by comparing pieces: an equal id of two origins is two different rows."""
+    known: dict[str, list[Piece]] = {}
+    for piece in other:
+        known.setdefault(piece.origin, []).append(piece)
+    stretches: set[tuple[int, int, int]] = set()
+    for piece in own:
+        for there in known.get(piece.origin, ()):
+            first = max(piece.first, there.first)
+            end = min(piece.first + piece.end - piece.start, there.first + there.end - there.start)
+            if first < end:
+                # The overlap is computed in ids of the origin, and both sides shift it to their own ids.
+                start = piece.start + first - piece.first
+                stretches.add((start, start + end - first, there.start + first - there.first))
+    return Translation(tuple(sorted(stretches)))
+
+
+def _covered(stretches: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Return the ids that sorted stretches contain, as disjoint ranges."""
+    found: list[tuple[int, int]] = []
+    for start, end, _ in stretches:
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _moved(pieces: Iterable[Piece], first: int, last: int, to: int) -> list[Piece]:
+    """Return the parts of pieces whose ids are in a range, with the ids from `to` on."""
+    parts = ((max(first, piece.start), min(last, piece.end), piece) for piece in pieces)
+    return [
+        Piece(
+            start=to + start - first,
+            end=to + stop - first,
+            origin=piece.origin,
+            first=piece.first + start - piece.start,
+        )
+        for start, stop, piece in parts
+        if start < stop
+    ]
 
 
 def _overlaid(own: Iterable[Piece], merged: Sequence[Piece]) -> Iterable[Piece]:

@@ -1,4 +1,4 @@
-"""Rows merged from a compacted branch were only moved, although their row versions look updated."""
+"""Rows that merges moved stay the same rows: by a compacted branch, or through branches that are gone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -85,3 +85,57 @@ def test_a_deletion_beside_a_new_column_stands(tmp_path: Path) -> None:
     compacted(table)
     table.merge("other")
     assert [(0, 0), (1, 2), (8, 16)] == sorted((row["value"], row["twice"]) for row in table.read().to_pylist())
+
+
+DELETED = 10
+"""More deleted branches than a merge keeps the records of."""
+
+
+@pytest.fixture(scope="module")
+def forgotten(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
+    """Main merged many runs and dropped their records; `work`, which has rows of its own, was synced afterwards."""
+    table = new_table(tmp_path_factory.mktemp("forgotten"), entries("a", 0))
+    table.branches.create("work")
+    table.append(entries("w", 99), branch="work")
+    for number in range(1, DELETED + 1):
+        table.branches.create(f"run/{number}")
+        table.append(entries("r", number), branch=f"run/{number}")
+        table.merge(f"run/{number}")
+        table.branches.delete(f"run/{number}")
+    table.branches.sync("work")
+    # The next merge drops the records of the runs from `work` as well.
+    table.branches.create("late")
+    table.append(entries("r", 50), branch="late")
+    table.merge("late")
+    table.branches.sync("work")
+    return table
+
+
+def forks(table: LanceTable, name: str) -> tuple[str, str]:
+    """Fork `main` and `work`, so that tests do not disturb each other."""
+    table.branches.create(f"main-{name}")
+    table.branches.create(f"work-{name}", "work")
+    return f"main-{name}", f"work-{name}"
+
+
+def test_an_update_and_a_deletion_of_a_row_of_a_deleted_run_conflict(forgotten: LanceTable) -> None:
+    """The records of the run are gone, but the row is still known by the ids that it has on the other branches."""
+    main, work = forks(forgotten, "update")
+    forgotten.update({"value": "77"}, where="value = 1", branch=work)
+    forgotten.delete("value = 1", branch=main)
+    with pytest.raises(MergeConflictError) as caught:
+        forgotten.merge(work, main)
+    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
+    forgotten.merge(work, main, strategy="source-wins")
+    assert 1 == contents(forgotten, main).count(("r", 77))
+
+
+def test_a_compaction_brings_no_row_of_a_deleted_run_back(forgotten: LanceTable) -> None:
+    """A diff finds the rows that were only moved, and a merge leaves the deleted one out."""
+    main, work = forks(forgotten, "compaction")
+    assert forgotten.maintenance.compact(branch=work) is not None
+    counts = forgotten.diff(main, work).stat()
+    assert (1, 0, 0) == (counts.added, counts.removed, counts.changed)
+    forgotten.delete("value = 1", branch=main)
+    forgotten.merge(work, main)
+    assert [0, *range(2, DELETED + 1), 50, 99] == sorted(value for _, value in contents(forgotten, main))
