@@ -48,6 +48,8 @@ from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_
 from lance_dagster.format.transaction import (
     CLAIMS,
     COMMIT_MESSAGE,
+    MERGE,
+    PICKED_FROM,
     Append,
     Delete,
     Operation,
@@ -583,9 +585,12 @@ def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
         CommitConflictError: A change since that version may have moved rows.
     """
     for change in since:
-        # Appends, deletes and overwrites add or remove rows, but never move one to another fragment; nor does a
-        # replacement, which claims its scope. An upsert claims its keys and moves the rows that it updates.
-        claimed = change.claims and all(claim.mode != UPSERT for claim in change.claims)
+        # Appends, deletes, overwrites and replacements add or remove rows, but never move one to another fragment. An
+        # upsert moves the rows that it updates. An append without partitions may stand for an update that was merged.
+        brought = change.transaction and not change.transaction.properties.keys().isdisjoint((MERGE, PICKED_FROM))
+        claimed = change.claims and all(
+            claim.mode != UPSERT and (claim.exclusive or claim.partitions or not brought) for claim in change.claims
+        )
         if claimed or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
             continue
         raise CommitConflictError(

@@ -12,7 +12,15 @@ from typing import Literal, get_args
 
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import Call, InvalidInputError
-from lance_dagster.format.transaction import CLAIMS, COMMIT_MESSAGE, MERGE, MERGED_BRANCH, SQUASHED_PREFIX
+from lance_dagster.format.transaction import (
+    CLAIMS,
+    COMMIT_MESSAGE,
+    MERGE,
+    MERGED_BRANCH,
+    SQUASHED_PREFIX,
+    Project,
+    Rewrite,
+)
 from lance_dagster.format.validation import validate_commit_info
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
@@ -26,7 +34,7 @@ from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy, parsed_strategy
-from lance_dagster.transactions.claims import Change, Claim, decode_claims, encode_claims
+from lance_dagster.transactions.claims import APPEND, Change, Claim, decode_claims, encode_claims
 
 MergeMode = Literal["merge", "ff-only", "squash"]
 """`merge` records the merge, `ff-only` refuses it when the dest has changes of its own, `squash` records no merge."""
@@ -192,13 +200,17 @@ def _records(
 
 
 def all_claims(changes: Iterable[Change]) -> list[Claim]:
-    """Return the claims of some changes, each claim once."""
-    return list(
-        dict.fromkeys(
-            claim
-            for change in changes
-            if change.transaction is not None
-            # `change.claims` knows the overwrite of a program that records no claims.
-            for claim in decode_claims(change.transaction.properties) or change.claims
-        )
-    )
+    """Return the claims of some changes, each claim once.
+
+    Beside claims of partitions, rows that another change wrote or deleted without a claim would seem to be in these
+    partitions. A claim that names none stands for such changes.
+    """
+    found = dict[Claim, None]()
+    silent = False
+    for change in changes:
+        # `change.claims` knows the overwrite of a program that records no claims.
+        properties = change.transaction.properties if change.transaction is not None else {}
+        claims = decode_claims(properties) or change.claims
+        found |= dict.fromkeys(claims)
+        silent |= not claims and not change.moves_no_row and not isinstance(change.operation, Rewrite | Project)
+    return list(found | {Claim(mode=APPEND): None}) if found and silent else list(found)

@@ -1,0 +1,59 @@
+"""The claims that versions record, and what a later merge learns from them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lance_dagster import LanceTable, MergeConflictError
+from lance_dagster.errors import CommitConflictError
+from tests.table_factory import as_pylance, contents, entries, new_table
+
+UNCLAIMED: dict[str, Callable[[LanceTable], object]] = {
+    "append": lambda table: as_pylance(table, "run").insert(entries("tue", 77)),
+    "update": lambda table: table.update({"key": "'tue'"}, where="key = 'mon'", branch="run"),
+    "delete": lambda table: table.delete("value = 2", branch="run"),
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LanceTable:
+    """Two days, and the branches `run` and `other`."""
+    made = new_table(tmp_path, entries("tue", 1, 2), entries("mon", 3))
+    made.branches.create("run")
+    made.branches.create("other")
+    return made
+
+
+@pytest.mark.parametrize("change", UNCLAIMED)
+def test_a_merge_does_not_hide_a_change_without_a_claim(table: LanceTable, change: str) -> None:
+    """The branch named the partition of one commit only; the merge of another branch still looks at its other rows."""
+    table.append(entries("wed", 50), branch="run", partitions=["wed"])
+    UNCLAIMED[change](table)
+    table.replace_where("key = 'tue'", entries("tue", 99), branch="other", partitions=["tue"])
+    table.merge("run")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("other")
+    assert ["partition tue"] == [conflict.unit for conflict in caught.value.conflicts]
+
+
+def test_a_merge_names_partitions_where_all_of_its_changes_do(table: LanceTable) -> None:
+    """A compaction moves rows only: the merge of another partition needs no look at rows."""
+    table.append(entries("wed", 50), branch="run", partitions=["wed"])
+    table.maintenance.compact(branch="run")
+    table.merge("run")
+    assert '"partitions": []' not in table.head().properties["lance_dagster.claims"]
+    table.replace_where("key = 'tue'", entries("tue", 99), branch="other", partitions=["tue"])
+    table.merge("other")
+    assert [("mon", 3), ("tue", 99), ("wed", 50)] == contents(table)
+
+
+def test_rows_that_a_merge_moved_are_not_replaced(table: LanceTable) -> None:
+    """The merge brought a claimed append and an update, which moved rows of the first attempt."""
+    first = table.append(entries("thu", 1, 2))
+    table.branches.create("later")
+    table.append(entries("wed", 50), branch="later", partitions=["wed"])
+    table.update({"value": "7"}, where="key = 'thu' and value = 1", branch="later")
+    table.merge("later")
+    with pytest.raises(CommitConflictError, match=r"cannot replace the rows of main@4: the merge of later@6 may have"):
+        table.append(entries("thu", 1, 2), replaces=first)
