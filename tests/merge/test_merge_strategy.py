@@ -41,6 +41,15 @@ def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTa
         table.cherry_pick(str(table.head()), strategy=strategy)
 
 
+def test_the_unit_of_rows_is_no_strategy(table: LanceTable) -> None:
+    """It only counts the rows; the error names the kind, which settles the conflict."""
+    (conflict,) = refused(table).conflicts
+    with pytest.raises(InvalidInputError, match=r"only counts rows .* for all of them: 'rows'"):
+        table.merge("run", strategy={conflict.unit: "source-wins"})
+    table.merge("run", strategy={conflict.kind: "source-wins"})
+    assert [("a", 10)] == contents(table)
+
+
 @pytest.mark.parametrize("unit", ["partition zz", "rows where key = 'zz'", "column zz"])
 def test_an_unknown_unit_is_refused_where_nothing_is_to_merge(table: LanceTable, unit: str) -> None:
     """A merge, its preview, a sync, a pick and a repeated revert check units also if they have nothing to do."""

@@ -31,11 +31,12 @@ KINDS: tuple[ConflictKind, ...] = get_args(ConflictKind)
 EVERYTHING = "*"
 HISTORY: Literal["history"] = "history"
 _UNIT = re.compile(
-    r"(column|partition|version|metadata of column|(config|table_metadata|schema_metadata) key|\d+ rows?) .+"
+    r"(column|partition|version|metadata of column|(config|table_metadata|schema_metadata) key) .+"
     r"|the whole table|rows (where .+|of any key)",
     re.DOTALL,
 )
-"""The units of conflicts that a strategy can settle."""
+"""The units that a strategy can be given for."""
+_ROWS_UNIT = re.compile(r"\d+ rows?( .+)?", re.DOTALL)
 _SCOPES = ("partition ", "rows where ")
 """The prefixes of units of claims."""
 _UNITS_LISTED = 5
@@ -55,9 +56,10 @@ _Key = TypeVar("_Key")
 class Conflict:
     """One reason why two sides cannot be merged: what it is about, and what both sides did.
 
-    `unit` names it within the table, and is what a strategy for it alone is given under. `table` is the URI of the
-    table, and `hint` says which strategies settle the conflict. `keys` name the first few of its rows, such as "id 7",
-    where the table declares a key or a side upserted by one; the last is "..." where there are more.
+    `unit` names it within the table, and is what a strategy for it alone is given under. That of rows only counts them,
+    so a strategy for rows is given by the kind. `table` is the URI of the table, and `hint` says which strategies
+    settle the conflict. `keys` name the first few of its rows, such as "id 7", where the table declares a key or a side
+    upserted by one; the last is "..." where there are more.
     """
 
     kind: ConflictKind
@@ -264,6 +266,8 @@ def _check_key(key: str) -> None:
     """
     if key in (*KINDS, EVERYTHING) or _UNIT.fullmatch(key):
         return
+    if _ROWS_UNIT.fullmatch(key):
+        raise InvalidInputError(f"{key!r} only counts rows of a conflict; a strategy is given for all of them: 'rows'")
     close = difflib.get_close_matches(key, KINDS, n=1)
     known = f"there are {', '.join(KINDS)}, and units such as 'column price'"
     hint = f"did you mean {close[0]!r}?" if close else known

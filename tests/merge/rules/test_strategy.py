@@ -41,10 +41,10 @@ def test_a_unit_that_no_conflict_can_have_is_refused(unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["column a b", "partition mon", "rows where day = 'x'", "the whole table", "config key 'a'", "2 rows in x"]
+    "unit", ["column a b", "partition mon", "rows where day = 'x'", "the whole table", "config key 'a'"]
 )
 def test_units_of_conflicts_are_taken(unit: str) -> None:
-    """A strategy can be given for each unit that conflicts have."""
+    """A strategy can be given for each unit that conflicts have, but for rows."""
     assert "dest-wins" == ParsedStrategy.parse({unit: "dest-wins"}).winner("rows", unit)
 
 
