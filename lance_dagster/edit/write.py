@@ -443,7 +443,7 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
 def replace_where(context: TableContext, predicate: str, rows: Rows, info: CommitInfo) -> Written:
     """Delete the rows that match a predicate and add other rows, in one commit.
 
-    When a concurrent commit changes the same fragments, the predicate is evaluated again on the new head.
+    When a concurrent commit changes the same fragments or replaces rows, the new head is searched for the predicate.
 
     Raises:
         InvalidInputError: The predicate is invalid, or a new row does not satisfy it.

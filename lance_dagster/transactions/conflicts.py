@@ -19,7 +19,7 @@ from typing import Any
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, IndexMetadata
 from lance_dagster.format.transaction import Operation, Transaction
-from lance_dagster.transactions.claims import UPSERT, decode_claims
+from lance_dagster.transactions.claims import REPLACE, UPSERT, decode_claims
 from lance_dagster.transactions.index_updates import covered_fragments
 
 
@@ -67,7 +67,9 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
         return RETRYABLE
     # Fail closed: an operation without a rule is prepared again.
     rule = _RULES.get(type(operation))
-    return RETRYABLE if rule is None else rule(operation, other)
+    found = RETRYABLE if rule is None else rule(operation, other)
+    # Stricter than pylance, which knows no claims.
+    return RETRYABLE if found in (COMPATIBLE, REBASE) and _replaces_claimed(pending, committed) else found
 
 
 def _adds_keys(pending: Transaction) -> bool:
@@ -75,6 +77,17 @@ def _adds_keys(pending: Transaction) -> bool:
     operation = pending.operation
     inserts = isinstance(operation, ops.Update) and operation.inserted_rows is not None
     return inserts or any(claim.mode == UPSERT for claim in decode_claims(pending.properties))
+
+
+def _replaces_claimed(pending: Transaction, committed: Transaction) -> bool:
+    """Return whether a replacement may be about rows that the other change claims, such as one of the same partition.
+
+    It did not see the rows that the other one added. Where both found no row to remove, no fragment tells, and the
+    partition would have the rows of both, which neither order of the two gives.
+    """
+    own = [claim for claim in decode_claims(pending.properties) if claim.mode == REPLACE]
+    other = [claim for claim in decode_claims(committed.properties) if claim.exclusive] if own else []
+    return any(claim.shared_partitions(there) != () for claim in own for there in other)
 
 
 def touched_fragments(operation: RowChange) -> frozenset[int]:

@@ -212,6 +212,36 @@ def test_a_replace_of_other_fragments_goes_on_top(table: LanceTable) -> None:
     assert [("a", 9), ("b", 3)] == contents(table)
 
 
+@pytest.mark.parametrize(
+    "other, partitions, expected",
+    [
+        (lambda table: table.replace_where("key = 'n'", entries("n", 1)), (), [2]),
+        (lambda table: table.replace_where("key = 'n'", entries("n", 1), partitions=["n"]), ("n",), [2]),
+        (lambda table: table.replace_where("key >= 'n'", entries("n", 1), partitions=["n", "o"]), ("n",), [2]),
+        (lambda table: table.upsert(entries("n", 5), on=["value"], partitions=["n"]), ("n",), [2]),
+        (lambda table: table.append(entries("n", 1), partitions=["n"]), ("n",), [1, 2]),
+    ],
+    ids=["no partitions", "same partition", "more partitions", "upsert", "append"],
+)
+def test_a_first_replacement_sees_that_of_another_writer(
+    table: LanceTable, other: Callable[[LanceTable], object], partitions: tuple[str, ...], expected: list[int]
+) -> None:
+    """Neither finds a row to remove; the second one removes what the first one added. An append may come last."""
+    stranger = through(table, intruder_at_commit(lambda: other(table)))
+    stranger.replace_where("key = 'n'", entries("n", 2), partitions=partitions)
+    assert expected == [value for key, value in contents(table) if key == "n"]
+
+
+def test_first_replacements_of_two_partitions_need_no_second_look(table: LanceTable) -> None:
+    """The names of the partitions tell that neither removed rows of the other, so none is done again."""
+    other = intruder_at_commit(lambda: table.replace_where("key = 'm'", entries("m", 1), partitions=["m"]))
+    through(table, other).replace_where("key = 'n'", entries("n", 2), partitions=["n"])
+    committed = context_on(LocalStore(table.uri)).head("main").transaction
+    assert committed is not None
+    assert 3 == committed.read_version
+    assert [("a", 1), ("b", 2), ("m", 1), ("n", 2)] == contents(table)
+
+
 def test_a_compaction_in_between_is_looked_up_again(table: LanceTable) -> None:
     """The rows to delete have moved to another fragment."""
     other = intruder_at_commit(as_pylance(table).optimize.compact_files)
