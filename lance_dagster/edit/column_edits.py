@@ -5,8 +5,8 @@ go to one additional data file per fragment. A column of nulls needs no file, be
 reads as null.
 
 Each edit is one commit. When a concurrent commit conflicts with it, the edit is made again from the new head; values
-are computed only for fragments whose data files the previous attempt did not see. The values of a new column can be
-constant nulls, SQL expressions, the result of a function, or the columns of another table matched by key.
+are computed only for fragments with data files or live rows that the previous attempt did not see. The values of a new
+column can be constant nulls, SQL expressions, the result of a function, or the columns of another table matched by key.
 """
 
 import reprlib
@@ -37,6 +37,7 @@ from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
 from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping
 from lance_dagster.history.context import TableContext
+from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
 from lance_dagster.transactions.index_updates import indices_of
 
@@ -53,30 +54,55 @@ class _Source:
     compute: Compute | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A file with the values of new columns, and the fragment of the version for whose live rows it was written."""
+
+    head: State
+    fragment: Fragment
+    file: StagedFile
+
+
 @dataclass(slots=True)
 class _Filler:
     """Computes the new columns of fragments, and keeps the staged files for later attempts of the same commit.
 
-    `done` maps the data file paths of a fragment to the file with its new values.
+    `done` maps the id and the data file paths of a fragment to the file with its new values. It is valid for `names`.
     """
 
     context: TableContext
     source: _Source
-    done: dict[tuple[str, ...], StagedFile] = field(default_factory=dict)
+    names: tuple[tuple[int, str], ...] = ()
+    done: dict[tuple[int, tuple[str, ...]], _Filled] = field(default_factory=dict)
 
     def filled(self, head: State, made: Fields) -> tuple[Fragment, ...]:
         """Return the fragments of a version, each extended by a data file for the fields in `made`."""
         dataset = self.context.dataset(head)
         where = target(self.context, self.source.columns, head)
+        # A concurrent rename may have given the name of a column that is read to another one.
+        names = tuple((own.id, own.name) for own in head.manifest.fields)
+        if names != self.names:
+            self.names, self.done = names, {}
         found: list[Fragment] = []
         for fragment in head.manifest.fragments:
             # Data files are immutable, so the same paths hold the same rows: a retry computes only new fragments.
-            # The paths are the key rather than the fragment id, since a concurrent update may replace a file.
-            known = tuple(file.path for file in fragment.files)
-            if known not in self.done and self.source.compute is not None:
-                self.done[known] = backfill(dataset, fragment, where, self.source.reads, compute=self.source.compute)
-            found.append(self._with_file(head, fragment, made, self.done[known]))
+            # Neither is enough alone: a concurrent update may replace a file, and merges may leave several fragments
+            # with one data file, each with other rows of it deleted.
+            known = fragment.id, tuple(file.path for file in fragment.files)
+            if self.source.compute is not None and not self._has_values(head, fragment, self.done.get(known)):
+                file = backfill(dataset, fragment, where, self.source.reads, compute=self.source.compute)
+                self.done[known] = _Filled(head, fragment, file)
+            found.append(self._with_file(head, fragment, made, self.done[known].file))
         return tuple(found)
+
+    def _has_values(self, head: State, fragment: Fragment, done: _Filled | None) -> bool:
+        """Tell whether a file has values for all live rows: a concurrent revert may have revived some since."""
+        if done is None:
+            return False
+        versions, before = self.context.versions, done.fragment
+        return before.deletion == fragment.deletion or (
+            deleted_offsets(versions, done.head, before) <= deleted_offsets(versions, head, fragment)
+        )
 
     def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
         # Field ids and base ids are those of this head, so the description is made for each attempt.

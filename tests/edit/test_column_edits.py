@@ -141,6 +141,38 @@ def test_rows_that_come_and_go_meanwhile_are_computed_too(table: LanceTable) -> 
     valid(table)
 
 
+def test_rows_that_are_revived_meanwhile_are_computed_too(table: LanceTable) -> None:
+    """A file with values is used again only where it has one for every live row, and not that of a neighbour."""
+    through(table, intruder_at_commit(lambda: table.revert("main@4"))).columns.add(doubled, reads=["key"])
+    assert [(key, 2 * key) for key in range(9)] == [(r["key"], r["double"]) for r in table.read().to_pylist()]
+
+
+def test_a_retry_reads_the_column_that_has_the_name_now(table: LanceTable) -> None:
+    """The values of the column that had the name before do not come back with the cast."""
+    table.columns.add({"other": "key * 10"})
+
+    def swap() -> None:
+        table.delete("key = 7")
+        table.columns.rename("key", "old")
+        table.columns.rename("other", "key")
+
+    through(table, intruder_at_commit(swap)).columns.cast("key", pa.int32())
+    assert [(key, key * 10) for key in LEFT[:-1]] == [(r["old"], r["key"]) for r in table.read().to_pylist()]
+
+
+def test_values_of_two_fragments_with_one_data_file(tmp_path: Path) -> None:
+    """A picked revert and a merge leave a data file in two fragments, each with other rows of it."""
+    table = LanceTable.create(tmp_path / "table", pa.schema([("key", pa.int64())]))
+    table.branches.create("b")
+    table.append(pa.table({"key": [10, 11, 12]}), branch="b")
+    deleted = table.delete("key = 11", branch="b")
+    table.cherry_pick(table.revert(str(deleted), branch="b"))
+    table.merge("b")
+    table.columns.cast("key", pa.int32())
+    table.columns.add(doubled, reads=["key"])
+    assert [(10, 20), (11, 22), (12, 24)] == sorted((r["key"], r["double"]) for r in table.read().to_pylist())
+
+
 @pytest.mark.parametrize(
     "columns,arguments,said",
     [
