@@ -216,6 +216,27 @@ def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTa
         table.merge("run", strategy="dest-wins")
 
 
+@pytest.mark.parametrize(
+    "source,dest,unit",
+    [
+        (pa.list_(pa.field("element", pa.string())), pa.list_(pa.field("item", pa.string())), "column new"),
+        (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())]), "column new"),
+        (pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int64()), ("b", pa.int64())]), "column new"),
+        (pa.list_(pa.struct([("a", pa.int64())])), pa.list_(pa.struct([("b", pa.int64())])), "column new.item"),
+    ],
+)
+def test_new_columns_with_other_fields_inside_are_not_put_together(
+    table: LanceTable, source: pa.DataType, dest: pa.DataType, unit: str
+) -> None:
+    """The result would have the fields of both; a list with two items could not be read."""
+    table.columns.add(pa.field("new", source), branch="run")
+    table.columns.add(pa.field("new", dest))
+    assert [unit] == [found.unit for found in table.preview_merge("run").conflicts]
+    table.columns.rename("new", "other", branch="run")
+    table.merge("run")
+    assert [dest, source] == [field.type for field in table.schema() if field.name in {"new", "other"}]
+
+
 COMING: dict[str, Callable[[LanceTable], list[str]]] = {
     "cast, merged": lambda table: [*_cast(table), str(table.merge("run"))],
     "cast, picked": lambda table: [*_cast(table), str(table.cherry_pick("run"))],

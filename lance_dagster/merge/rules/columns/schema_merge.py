@@ -304,6 +304,10 @@ class _SchemaMerge:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
+        # The result would have the fields of both inside, and a list with two items cannot be read. Where both sides
+        # took in the same versions, one of them may have added a field to a struct since.
+        if self._names_apart(field, same_named) and not (self._crosswise and field.logical_type == "struct"):
+            return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
         # Neither column has values for rows of the merge base, so both read as null there.
         if not any(filled):
@@ -314,6 +318,14 @@ class _SchemaMerge:
         return (all(filled) or self._crosswise) and (
             source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
         )
+
+    def _names_apart(self, field: Field, same_named: Field) -> set[str]:
+        """Return the names of the fields directly inside one of two new columns, and not inside the other."""
+        source, dest = (
+            {other.name for other in fields.values() if other.parent_id == around.id}
+            for fields, around in ((self._source, field), (self._dest, same_named))
+        )
+        return source ^ dest
 
     def _has_equal_values(self, field: Field, same_named: Field) -> bool:
         """Tell whether two new columns have the same values for all rows that both sides have as they were.
