@@ -30,7 +30,7 @@ from lance_dagster.datafiles import (
 from lance_dagster.edit.key_lookup import look_up
 from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, counted
-from lance_dagster.format import evolution
+from lance_dagster.format import casts, evolution
 from lance_dagster.format.evolution import Fields
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.schema import arrow_from_fields
@@ -165,8 +165,8 @@ def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: Comm
         nonlocal filler
         head = context.head(info.branch)
         manifest = head.manifest
-        fields, made = evolution.cast_column(manifest.fields, name, arrow, evolution.next_field_id(manifest))
-        if made[0].logical_type == evolution.find_field(manifest.fields, name).logical_type:
+        fields, made = casts.cast_column(manifest.fields, name, arrow, evolution.next_field_id(manifest))
+        if not made:
             return head
         _refuse_indexed(manifest, name)
         refuse_blobs(head, "cast")

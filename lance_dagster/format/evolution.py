@@ -4,7 +4,7 @@ A field is identified by its id. Renaming, moving or annotating a field keeps th
 field whose values change gets a new id. Fields are listed in depth-first order: a column is followed by its children.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -138,24 +138,6 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
         InvalidInputError: The path does not exist.
     """
     return _with(fields, replace(find_field(fields, path), nullable=nullable))
-
-
-def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tuple[Fields, Fields]:
-    """Return the fields with one column of another type at the same position, and the fields of that column alone.
-
-    Raises:
-        InvalidInputError: The path does not exist or is not a column, or the Arrow type cannot be stored.
-    """
-    field = find_field(fields, path)
-    if field.parent_id >= 0:
-        raise InvalidInputError(f"{path!r} is inside a column; only whole columns can be cast")
-    metadata: Mapping[bytes, bytes] = {key.encode(): value for key, value in field.metadata.items()}
-    column = pa.field(field.name, arrow, field.nullable, dict(metadata) or None)
-    # The fields get new ids: under the old id, values in the old files would be decoded as the new type.
-    made = renumber_fields(fields_from_arrow(pa.schema([column])), first_id)
-    old = {other.id for other in subtree(fields, field)}
-    position = next(position for position, other in enumerate(fields) if other.id == field.id)
-    return (*fields[:position], *made, *(other for other in fields[position:] if other.id not in old)), made
 
 
 def _with(fields: Fields, changed: Field) -> Fields:

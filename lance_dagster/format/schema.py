@@ -41,9 +41,9 @@ def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
     _check_unique("column", schema.names)
     found: list[Field] = []
     for column in schema:
-        _check_column_name(column.name)
+        check_column_name(column.name)
         _number(column, None, found)
-    _check_primary_key(found)
+    check_primary_key(found)
     return tuple(found)
 
 
@@ -176,7 +176,7 @@ def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> Non
         encoding=stored.encoding,
     )
     # The field goes into the list before its children: ids are numbered depth-first.
-    own = _with_metadata(plain, stored.metadata)
+    own = with_metadata(plain, stored.metadata)
     found.append(own)
     children = list(_children(stored.storage))
     _check_unique(f"in column {column.name!r}, field", [child.name for child in children])
@@ -206,7 +206,7 @@ def _check_unique(what: str, names: Sequence[str]) -> None:
         raise InvalidInputError(f"{what} names must be unique; {', '.join(map(repr, doubled))} is duplicated")
 
 
-def _check_column_name(name: str) -> None:
+def check_column_name(name: str) -> None:
     """Refuse column names that Lance cannot store or cannot address in a query."""
     rules = {
         "it cannot be empty": not name,
@@ -271,7 +271,7 @@ def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate
     if missing:
         raise InvalidInputError(f"the table has no field {missing[0]}")
     found = tuple(_described(field, updates[field.id]) if field.id in updates else field for field in fields)
-    _check_primary_key(found)
+    check_primary_key(found)
     return found
 
 
@@ -279,10 +279,10 @@ def _described(field: Field, update: MapUpdate) -> Field:
     # Values of other writers may not be UTF-8; `surrogateescape` gives the same bytes back for keys that stay.
     current = {key: value.decode("utf-8", "surrogateescape") for key, value in field.metadata.items()}
     metadata = {key: value.encode("utf-8", "surrogateescape") for key, value in update.apply_to(current).items()}
-    return _with_metadata(field, metadata)
+    return with_metadata(field, metadata)
 
 
-def _with_metadata(field: Field, metadata: Mapping[str, bytes]) -> Field:
+def with_metadata(field: Field, metadata: Mapping[str, bytes]) -> Field:
     """Return a field with metadata, and with the attributes the format duplicates from it (extension name, keys)."""
     primary, clustering = _position(metadata, _PRIMARY_KEY), _position(metadata, _CLUSTERING_KEY)
     return replace(
@@ -302,7 +302,7 @@ def _position(metadata: Mapping[str, bytes], key: str) -> int | None:
     return int(match[1]) if match and int(match[1]) < 2**32 else None
 
 
-def _check_primary_key(fields: Sequence[Field]) -> None:
+def check_primary_key(fields: Sequence[Field]) -> None:
     """Refuse a primary key for which pylance would refuse to open the table: nullable, or with child fields."""
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}

@@ -136,10 +136,12 @@ class Columns:
     ) -> Version:
         """Change the type of a column; only the values of this column are rewritten.
 
-        No value is rounded, truncated or made null: when a value does not fit the type, nothing is committed.
+        Types inside of lists, maps and structs count too, but a struct keeps its fields. No value is rounded, truncated
+        or made null: when a value does not fit the type, nothing is committed.
 
         Raises:
-            InvalidInputError: The column does not exist or has an index, or any column of the table holds blobs.
+            InvalidInputError: The column does not exist or has an index, the type has other fields in a struct, or any
+                column of the table holds blobs.
             SchemaMismatchError: A value cannot be cast to the type.
         """
         info = CommitInfo.of(branch, message, properties)

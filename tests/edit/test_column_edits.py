@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import lance
 import pyarrow as pa
@@ -284,6 +285,7 @@ def test_renamed_and_reordered(table: LanceTable) -> None:
         (lambda table: table.columns.reorder(["key"]), "has to name every column once"),
         (lambda table: table.columns.cast("place.x", pa.int64()), "only whole columns can be cast"),
         (lambda table: table.columns.cast("text", pa.int64()), "cannot become int64"),
+        (lambda table: table.columns.cast("place", pa.struct([("x", pa.int32())])), "the fields x, y, and the type x;"),
         (lambda table: table.columns.set_nullable("nothing", nullable=False), "there is no column 'nothing'"),
         (lambda table: table.columns.set_metadata("nothing", {}), "there is no column 'nothing'"),
     ],
@@ -308,6 +310,34 @@ def test_a_cast_writes_one_column(table: LanceTable) -> None:
     table.append(rows(40).set_column(0, "key", pa.array([40], pa.int16())))
     table.maintenance.compact()
     assert [*LEFT, 40] == valid(table).to_table().sort_by("key")["key"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "values,to,expected",
+    [
+        (pa.array([[1], None]), pa.list_(pa.float64()), [[1.0], None]),
+        (pa.array([[[1]], None]), pa.list_(pa.list_(pa.int32())), [[[1]], None]),
+        (pa.array([{"a": 1}, None]), pa.struct([("a", pa.float64())]), [{"a": 1.0}, None]),
+        (
+            pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+            pa.map_(pa.string(), pa.int32()),
+            [[("k", 1)], []],
+        ),
+        (pa.array([b"0" * 16, None], pa.binary(16)), pa.uuid(), [UUID(bytes=b"0" * 16), None]),
+        (pa.array([b"0" * 16, None], pa.binary(16)).cast(pa.uuid()), pa.binary(16), [b"0" * 16, None]),
+        (pa.array(["{}", None]).cast(pa.json_()), pa.string(), ["{}", None]),
+        (pa.array([1, None], pa.int8()).cast(pa.bool8()), pa.bool_(), [True, None]),
+    ],
+)
+def test_a_cast_of_what_is_inside(tmp_path: Path, values: Any, to: pa.DataType, expected: list[object]) -> None:  # noqa: ANN401
+    """The inner types count, and the extension type: it goes with the old type, unlike other metadata."""
+    table = LanceTable.create(tmp_path / "table", pa.schema([pa.field("new", values.type, metadata={"note": "kept"})]))
+    table.append(pa.table([values], schema=table.schema()))
+    table.columns.cast("new", to)
+    (field,) = table.schema()
+    assert (to, expected) == (field.type, table.read()["new"].to_pylist())
+    assert {b"note": b"kept"} == field.metadata
+    assert 2 == valid(table).count_rows()
 
 
 def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:

@@ -124,3 +124,15 @@ def test_equal_casts_without_stable_row_ids_conflict(tmp_path: Path) -> None:
     table.branches.create("run")
     cast(table, "run", "main")
     assert ["column value"] == [conflict.unit for conflict in table.preview_merge("run").conflicts]
+
+
+def test_a_cast_of_a_list_is_not_advised_on_the_other_side(tmp_path: Path) -> None:
+    """Values of lists are not compared, so two casts would be a conflict as well."""
+    table = LanceTable.create(tmp_path / "lists", pa.schema([("value", pa.list_(pa.int64()))]))
+    table.append(pa.table({"value": [[1]]}))
+    table.branches.create("run")
+    cast(table, "run", to=pa.list_(pa.float64()))
+    table.append(pa.table({"value": [[2]]}))
+    with pytest.raises(MergeConflictError, match=r"column value, column value\.item: reset run") as caught:
+        table.merge("run")
+    assert "columns.cast" not in str(caught.value.hint)

@@ -79,6 +79,10 @@ def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | N
     )
     if cast is None or there is None or cast.name != there.name or cast.parent_id >= 0 or not can_compare_columns(side):
         return None
+    # Values of lists, maps and structs are not compared.
+    both = (side, cast), (writer, there)
+    if any(field.parent_id == column.id for one, column in both for field in one.manifest.fields):
+        return None
     return f"cast it to {cast.logical_type} on {writer.branch} too (`columns.cast`), and try again"
 
 
