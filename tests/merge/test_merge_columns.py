@@ -323,6 +323,22 @@ def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -
     sound(table)
 
 
+def test_a_required_column_is_found_under_its_name_on_the_other_side(table: LanceTable) -> None:
+    """The rows are checked in the column that was renamed, and not in the one that has its name now."""
+    table.columns.set_nullable("value", nullable=False, branch="run")
+    table.columns.rename("value", "amount")
+    table.columns.rename("key", "value")
+    table.append(pa.table({"value": pa.array([None], pa.string()), "amount": [5]}))
+    table.branches.create("nulls")
+    table.append(pa.table({"value": ["n"], "amount": pa.array([None], pa.int64())}), branch="nulls")
+    table.merge("run")
+    assert not table.schema().field("amount").nullable
+    sound(table)
+    with pytest.raises(MergeConflictError, match="give column amount values on nulls") as caught:
+        table.merge("run", into="nulls")
+    assert ["column value"] == [conflict.unit for conflict in caught.value.conflicts]
+
+
 def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
     """Rows that both sides have were cast."""
     table.columns.cast("value", pa.int32(), branch="run")

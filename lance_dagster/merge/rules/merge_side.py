@@ -298,20 +298,27 @@ class MergeSide:
             found[stays] = offsets[stays] + np.uint64(changes.place.id << OFFSET_BITS)
         return found
 
-    def nulls(self, number_in_base: int, path: str) -> Rows:
+    def nulls(self, number_in_base: int) -> Rows:
         """Return the rows it inserted or gave new values that have no value in a column, by its fragments."""
         written = dict(self.written)
         for number, offsets in self._written_in_place(number_in_base).items():
             written[number] = written.get(number, BitMap()) | offsets
-        if not written:
+        path = self.path_of(number_in_base)
+        # Where it dropped the column, a strategy may keep it, and rows of the side are null there.
+        if not written or path is None:
             return written
         quoted = ".".join(f"`{name}`" for name in path.split("."))
         try:
             found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL", None)
         except InvalidInputError:
-            # The column has another name there, or its type does not support the predicate: any row may be null.
+            # The type does not support the predicate: any row may be null.
             return written
         return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
+
+    def path_of(self, number_in_base: int) -> str | None:
+        """Return the path that a column of the merge base has on the side; None where the side dropped it."""
+        own = self.columns.ids.get(number_in_base, self.cast_fields.get(number_in_base))
+        return None if own is None else paths_of(self.manifest.fields)[own]
 
     def _written_in_place(self, number: int) -> dict[int, BitMap]:
         """Return rows beside which a column may have been written anew, wherever they are."""

@@ -39,9 +39,10 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
                 yield _finding(change, writer, writer.written)
         # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
         for number, path in changer.made_required.items():
-            nulls = writer.nulls(number, path)
+            nulls = writer.nulls(number)
             if nulls:
-                filled = f"give column {path} values on {writer.branch} where it is null (`update`), and try again"
+                there = writer.path_of(number) or path
+                filled = f"give column {there} values on {writer.branch} where it is null (`update`), and try again"
                 yield _finding(_made_required(changer, number, filled), writer, nulls)
 
 
