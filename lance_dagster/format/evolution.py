@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.schema import fields_from_arrow, renumber_fields
+from lance_dagster.format.schema import check_field_name, fields_from_arrow, renumber_fields
 
 Fields = tuple[Field, ...]
 
@@ -106,13 +106,14 @@ def rename_field(fields: Fields, path: str, name: str) -> Fields:
     """Return the fields with one field renamed.
 
     Raises:
-        InvalidInputError: The path does not exist, or the new name is empty or taken.
+        InvalidInputError: The path does not exist, or the new name is empty, taken or not allowed.
     """
     field = find_field(fields, path)
     siblings = {other.name for other in fields if other.parent_id == field.parent_id and other.id != field.id}
     if not name or name in siblings:
         why = "that name is taken" if name else "a column needs a name"
         raise InvalidInputError(f"cannot rename {path!r} to {name!r}: {why}")
+    check_field_name(name, inside=field.parent_id >= 0)
     return _with(fields, replace(field, name=name))
 
 

@@ -41,7 +41,7 @@ def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
     _check_unique("column", schema.names)
     found: list[Field] = []
     for column in schema:
-        check_column_name(column.name)
+        check_field_name(column.name, inside=False)
         _number(column, None, found)
     check_primary_key(found)
     return tuple(found)
@@ -181,6 +181,7 @@ def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> Non
     children = list(_children(stored.storage))
     _check_unique(f"in column {column.name!r}, field", [child.name for child in children])
     for child in children:
+        check_field_name(child.name, inside=True)
         _number(child, own, found)
 
 
@@ -206,18 +207,22 @@ def _check_unique(what: str, names: Sequence[str]) -> None:
         raise InvalidInputError(f"{what} names must be unique; {', '.join(map(repr, doubled))} is duplicated")
 
 
-def check_column_name(name: str) -> None:
-    """Refuse column names that Lance cannot store or cannot address in a query."""
+def check_field_name(name: str, *, inside: bool) -> None:
+    """Check the name of a column, or of a field inside of a column.
+
+    Raises:
+        InvalidInputError: Lance cannot store the name, or cannot address such a column in a query.
+    """
     rules = {
-        "it cannot be empty": not name,
-        "it cannot contain '.', which separates the names of nested fields": "." in name,
-        "it cannot contain '`', which quotes names": "`" in name,
         "it cannot contain a NUL character": "\0" in name,
-        "Lance computes a column of that name": name in _RESERVED,
+        "it cannot be empty": not inside and not name,
+        "it cannot contain '.', which separates the names of nested fields": not inside and "." in name,
+        "it cannot contain '`', which quotes names": not inside and "`" in name,
+        "Lance computes a column of that name": not inside and name in _RESERVED,
     }
     broken = next((rule for rule, holds in rules.items() if holds), None)
     if broken is not None:
-        raise InvalidInputError(f"{name!r} cannot name a column: {broken}")
+        raise InvalidInputError(f"{name!r} cannot name a {'field' if inside else 'column'}: {broken}")
 
 
 def _text(metadata: Mapping[bytes, bytes] | None, what: str) -> dict[str, bytes]:

@@ -95,7 +95,7 @@ class Columns:
         """Rename a column, or a field inside a struct; indices stay.
 
         Raises:
-            InvalidInputError: The path names no field, or the name is taken.
+            InvalidInputError: The path names no field, or the name is taken, or Lance cannot read it as a column.
         """
         # Data files and indices refer to a field by id, so a rename changes the schema alone.
         info = CommitInfo.of(branch, message, properties)

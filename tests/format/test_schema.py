@@ -313,6 +313,10 @@ def test_a_name_lance_cannot_read_back_is_refused(name: str) -> None:
     """A table with such a column could be written but not read."""
     with pytest.raises(InvalidInputError, match=f"^{re.escape(repr(name))} cannot name a column: "):
         fields_from_arrow(pa.schema([(name, pa.int8())]))
+    # Inside of a column, all but one can be read.
+    if "\0" in name:
+        with pytest.raises(InvalidInputError, match="cannot name a field: it cannot contain a NUL character"):
+            fields_from_arrow(pa.schema([("column", pa.struct([(name, pa.int8())]))]))
 
 
 def test_two_fields_of_one_name_are_refused() -> None:
