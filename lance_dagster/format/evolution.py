@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.schema import check_field_name, fields_from_arrow, renumber_fields
+from lance_dagster.format.schema import check_field_name, check_primary_key, fields_from_arrow, renumber_fields
 
 Fields = tuple[Field, ...]
 
@@ -136,9 +136,17 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
     """Return the fields with one field made nullable or not nullable.
 
     Raises:
-        InvalidInputError: The path does not exist.
+        InvalidInputError: The path does not exist, or a field of the primary key would be nullable.
     """
-    return _with(fields, replace(find_field(fields, path), nullable=nullable))
+    changed = _with(fields, replace(find_field(fields, path), nullable=nullable))
+    # A table that another writer made this way can be mended.
+    if nullable:
+        try:
+            check_primary_key(changed)
+        except InvalidInputError as error:
+            why = f"{error}; take the key out of the metadata of the column first"
+            raise InvalidInputError(f"cannot allow nulls in {path!r}: {why}") from error
+    return changed
 
 
 def _with(fields: Fields, changed: Field) -> Fields:

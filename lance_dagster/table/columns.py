@@ -160,7 +160,7 @@ class Columns:
         """Make a column nullable or non-nullable.
 
         Raises:
-            InvalidInputError: The path names no field, or the column to become non-nullable contains nulls.
+            InvalidInputError: There is no such field, it has nulls and would forbid them, or is a key and would not.
         """
         info = CommitInfo.of(branch, message, properties)
         # Nullable to non-nullable reads the column: the schema must not exclude nulls that the rows have.

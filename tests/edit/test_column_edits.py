@@ -378,6 +378,20 @@ def test_nulls_are_refused_from_then_on(table: LanceTable) -> None:
     assert valid(table).schema.field("key").nullable
 
 
+def test_a_primary_key_does_not_become_nullable(table: LanceTable) -> None:
+    """No reader would open the table; a declaration that comes meanwhile counts too."""
+
+    def declare() -> None:
+        table.columns.set_metadata("key", {"lance-schema:unenforced-primary-key": "true"})
+
+    table.columns.set_nullable("key", nullable=False)
+    with pytest.raises((InvalidInputError, CommitConflictError)):
+        through(table, intruder_at_commit(declare)).columns.set_nullable("key", nullable=True)
+    with pytest.raises(InvalidInputError, match="cannot allow nulls in 'key': column 'key' cannot be a primary key"):
+        table.columns.set_nullable("key", nullable=True)
+    assert LEFT == valid(table).to_table()["key"].to_pylist()
+
+
 def test_nulls_that_come_meanwhile_are_found(table: LanceTable) -> None:
     """The check of the column covers the rows that the commit is made on."""
     with pytest.raises(InvalidInputError, match="is null in 1 row;"):

@@ -339,6 +339,26 @@ def test_a_required_column_is_found_under_its_name_on_the_other_side(table: Lanc
     assert ["column value"] == [conflict.unit for conflict in caught.value.conflicts]
 
 
+@pytest.mark.parametrize("keyed,nulled", [("run", "main"), ("main", "run")])
+def test_a_primary_key_that_may_be_null_is_a_conflict(tmp_path: Path, keyed: str, nulled: str) -> None:
+    """No reader would open the result."""
+    schema = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
+    table = LanceTable.create(tmp_path / "table", schema)
+    table.append(pa.table({"key": [1], "value": [1]}, schema=schema))
+    table.branches.create("run")
+    table.columns.set_metadata("key", {"lance-schema:unenforced-primary-key": "true"}, branch=keyed)
+    table.columns.set_nullable("key", nullable=True, branch=nulled)
+    with pytest.raises(MergeConflictError, match=f"forbid nulls in 'key' on {nulled} .*, or .* on {keyed}") as caught:
+        table.merge("run")
+    (conflict,) = caught.value.conflicts
+    of_key, of_null = (conflict.source, conflict.dest) if keyed == "run" else (conflict.dest, conflict.source)
+    assert of_key.endswith(f"({keyed}@3) made it a primary key")
+    assert of_null.endswith(f"({nulled}@3) allowed nulls in 'key'")
+    table.columns.set_nullable("key", nullable=False, branch=nulled)
+    table.merge("run")
+    sound(table)
+
+
 def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
     """Rows that both sides have were cast."""
     table.columns.cast("value", pa.int32(), branch="run")

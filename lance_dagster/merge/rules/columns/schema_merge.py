@@ -38,6 +38,7 @@ from lance_dagster.merge.rules.strategy import (
     ParsedStrategy,
     Winner,
 )
+from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,7 @@ class _SchemaMerge:
         self._check_orphans()
         ordered = _ordered(self._fields, self._order())
         self._check_names(ordered)
+        self._check_primary_key(ordered)
         return MergedSchema(
             fields=ordered,
             from_source=self._from_source,
@@ -414,6 +416,31 @@ class _SchemaMerge:
                     kind="column" if again else "schema",
                     advice=self._rename,
                 )
+
+    def _check_primary_key(self, fields: tuple[Field, ...]) -> None:
+        """Refuse a primary key that may be null, itself or around it: no reader would open the table."""
+        by_id = {field.id: field for field in fields}
+        own_ids = {new: number for number, new in self._from_source.items()}
+        for field in (one for one in fields if one.primary_key):
+            at: Field | None = field
+            while at is not None and not at.nullable:
+                at = by_id.get(at.parent_id)
+            if at is None:
+                continue
+            by_source = field.id in own_ids and self._source[own_ids[field.id]].primary_key
+            both = self._source_side, self._dest_side
+            keyed, nulled = both if by_source else both[::-1]
+            base_ids = self._dest_side.columns.base_ids
+            key_by = facet_makers(keyed, base_ids.get(field.id, NO_FIELD), "primary_key")
+            null_by = facet_makers(nulled, base_ids.get(at.id, NO_FIELD), "nullable")
+            did = f"{key_by} made it a primary key", f"{null_by} allowed nulls in {at.name!r}"
+            self._found(
+                f"column {paths_of(fields)[field.id]}",
+                did if by_source else did[::-1],
+                (),
+                advice=f"forbid nulls in {at.name!r} on {nulled.branch} (`columns.set_nullable`), or take the key out "
+                f"of the metadata on {keyed.branch}, and try again",
+            )
 
     @property
     def _rename(self) -> str:
