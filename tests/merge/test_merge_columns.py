@@ -359,6 +359,20 @@ def test_a_primary_key_that_may_be_null_is_a_conflict(tmp_path: Path, keyed: str
     sound(table)
 
 
+def test_the_order_of_a_primary_key_is_merged(tmp_path: Path) -> None:
+    """The fields have it as their metadata says, which the format repeats in them."""
+    schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("a", "b")])
+    table = LanceTable.create(tmp_path / "table", schema)
+    table.branches.create("run")
+    for name, position in (("a", "2"), ("b", "1")):
+        entry = {"lance-schema:unenforced-primary-key:position": position}
+        table.columns.set_metadata(name, entry, branch="run")
+    table.append(pa.table({"a": [1], "b": [1]}, schema=schema))
+    table.merge("run")
+    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - positions are not public
+    assert [("a", True, 2), ("b", True, 1)] == [(own.name, own.primary_key, own.primary_key_position) for own in fields]
+
+
 def test_a_cast_arrives_beside_deletions(table: LanceTable) -> None:
     """Rows that both sides have were cast."""
     table.columns.cast("value", pa.int32(), branch="run")

@@ -15,6 +15,7 @@ import numpy as np
 
 from lance_dagster.format.evolution import next_field_id, subtree
 from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.schema import with_metadata
 from lance_dagster.merge.rules.change_makers import (
     FACETS,
     added_makers,
@@ -242,7 +243,8 @@ class _SchemaMerge:
             return result
         metadata = merge_map(states, "column", by, self._strategy, unit=unit)
         self._findings += metadata.findings
-        return replace(result, metadata=metadata.values)
+        # The format repeats parts of the metadata in the field, such as the position in the primary key.
+        return with_metadata(result, metadata.values)
 
     def _faceted(self, base: Field, facet: str, values: tuple[object, object]) -> Winner | None:
         """Note that both sides changed a facet of a column, to different values."""
