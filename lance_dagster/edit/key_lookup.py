@@ -9,6 +9,7 @@ import pyarrow as pa
 from lance_dagster.datafiles import (
     Compute,
 )
+from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
 # Names of auxiliary columns in the key join. The prefix makes a collision with a column of the user unlikely.
@@ -22,7 +23,8 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     A row gets nulls when its key does not occur in the table or contains a null.
 
     Raises:
-        InvalidInputError: A key occurs twice in the table, or the table has only key columns.
+        InvalidInputError: A key occurs twice in the table, the table has only key columns, or values of a key column
+            cannot be compared.
         SchemaMismatchError: A key column is missing, or its type cannot be cast to the type in the schema.
     """
     _check_keys(table, keys, schema)
@@ -43,7 +45,9 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's
 
     def compute(rows: pa.RecordBatch) -> pa.RecordBatch:
-        asked = pa.Table.from_batches([rows]).append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
+        given = pa.Table.from_batches([rows])
+        plain = [comparable_values(given.column(name), name) for name in keys]
+        asked = pa.Table.from_arrays([*plain, pa.array(np.arange(rows.num_rows))], names=[*keys, _PLACE])
         # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
         matched = asked.join(places, list(keys), join_type="left outer").sort_by(_PLACE)
         taken = values.take(matched.column(_ROW).combine_chunks())
@@ -69,9 +73,9 @@ def _check_keys(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> None
                 raise SchemaMismatchError(f"key column {name!r} is not in {what}, which has {', '.join(known)}")
 
 
-def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.ChunkedArray[Any]":
+def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.Array[Any]":
     try:
-        return table.column(name).cast(arrow)
+        return comparable_values(table.column(name).cast(arrow), name)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         given = table.schema.field(name).type
         raise SchemaMismatchError(f"key column {name!r} is {given}, this table holds {arrow}: {error}") from error

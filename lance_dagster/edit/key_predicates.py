@@ -19,8 +19,11 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
     """Return a key column as one array of plain values.
 
     Raises:
-        InvalidInputError: The column is nested or of half-precision floats.
+        InvalidInputError: The column is nested, of half-precision floats or of JSON.
     """
+    # The table may return another text for the same JSON, such as one without spaces.
+    if getattr(column.type, "extension_name", "") == "arrow.json":
+        raise InvalidInputError(f"column {name!r} is JSON, which cannot be a key; give columns of other types")
     whole: Any = column.combine_chunks()
     # pyarrow returns a chunked array again for some types, and when there is no chunk.
     if isinstance(whole, pa.ChunkedArray):

@@ -446,7 +446,9 @@ def _whole(values: "pa.ChunkedArray[Any]") -> Any:  # noqa: ANN401  # an Arrow a
 def _struct(values: "Mapping[str, pa.Array[Any]]", there: Flags, kind: pa.StructType) -> "pa.Array[Any]":
     """Return rows of one version as structs, null where it lacks them."""
     fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
-    if not there.any() or not fields:
+    if not there.any():
+        return pa.nulls(len(there), kind)
+    if not fields:
         return pa.array([{} if has else None for has in there.tolist()], kind)
     return pa.StructArray.from_arrays(
         [_typed(values[field.name], field.type) for field in fields], fields=fields, mask=pa.array(~there)

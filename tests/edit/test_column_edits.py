@@ -114,6 +114,19 @@ def test_keys_that_are_not_found_are_null(table: LanceTable) -> None:
     assert [("one", [1]), *[(None, None)] * 4] == [(row["name"], row["n"]) for row in table.read().to_pylist()]
 
 
+def test_keys_of_extension_types_are_looked_up(tmp_path: Path) -> None:
+    """Arrow joins their stored values; JSON has no one text."""
+    ids = pa.array([b"0" * 16, b"1" * 16, None], pa.binary(16)).cast(pa.uuid())
+    given = pa.table({"id": ids, "doc": pa.array(['{"a": 1}'] * 3).cast(pa.json_())})
+    table = LanceTable.create(tmp_path / "keyed", given.schema)
+    table.append(given)
+    table.columns.add(pa.table({"id": ids[1:], "name": ["one", "none"]}), on=["id"])
+    assert [None, "one", None] == table.read()["name"].to_pylist()
+    for change in (table.upsert, table.columns.add):
+        with pytest.raises(InvalidInputError, match="column 'doc' is JSON, which cannot be a key"):
+            change(given.slice(0, 1), on=["doc"])
+
+
 def test_columns_are_added_on_a_branch(table: LanceTable) -> None:
     """Data files of the branch lie under the root, and main is not affected."""
     table.branches.create("run/1")

@@ -58,6 +58,21 @@ def test_rows_are_named_by_the_key_of_an_upsert(tmp_path: Path) -> None:
     assert ("id 0", "id 1", "id 2") == conflicts(table)[0].keys
 
 
+def test_rows_are_named_by_a_key_of_an_extension_type(tmp_path: Path) -> None:
+    """One version does not have the row: Arrow makes no array of such a type from Python values."""
+    key = pa.field("id", pa.uuid(), nullable=False, metadata=PRIMARY)
+    table = LanceTable.create(tmp_path / "uuids", pa.schema([key, pa.field("v", pa.int64())]))
+    ids = pa.array([b"0" * 16], pa.binary(16)).cast(pa.uuid())
+    table.append(pa.table([ids, pa.array([1])], schema=table.schema()))
+    table.branches.create("run")
+    table.update({"v": "2"}, where="v = 1", branch="run")
+    table.delete("v = 1")
+    (conflict,) = conflicts(table)
+    assert (f"id {ids[0].as_py()!r}",) == conflict.keys
+    (row,) = table.preview_merge("run").conflicting_rows().read_all().to_pylist()
+    assert ({"id": ids[0].as_py(), "v": 2}, None) == (row["source"], row["dest"])
+
+
 def test_both_the_committer_and_the_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run tells where to look, and the committer whom to ask."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")
