@@ -294,6 +294,36 @@ def test_what_another_tag_got_in_spite_of_its_checks_does_not_come_along(
     assert [1] == stall.published()
 
 
+@dg.asset_check(asset=ITEMS, name="gold")
+def plain_gold() -> dg.AssetCheckResult:
+    """A further check of production, which fails."""
+    return dg.AssetCheckResult(passed=False)
+
+
+@table_check(asset=ITEMS, name="gold", blocking=False)
+def table_gold(items: PinnedTable) -> bool:
+    """The same as a check that can be evaluated again."""
+    return items.count_rows("id = 7") == 0
+
+
+@pytest.mark.parametrize("gold", [plain_gold, table_gold])
+def test_the_audit_of_another_publisher_is_no_audit_of_the_checks_that_it_lacks(
+    lake: LanceResource, instance: dg.DagsterInstance, gold: dg.AssetChecksDefinition
+) -> None:
+    """Two runs that another tag got as one merge reach this tag only when its further check passes too."""
+    stall = Stall(lake, [gold, Unique("id")])
+    items, beta = stall.assets[0], build_publisher([stall.assets[0]], tag="beta")
+    stall.assets = [items, beta, build_publisher([items], checks=[gold]), *stall.assets[2:]]
+    for first, second in ((1, 2), (7, 8)):
+        stall.write(instance, first)
+        stall.write(instance, second)
+        assert stall.run(instance, selection=[*beta.keys]).success
+        result = stall.publish(instance, "main")
+        assert result.success == (gold is table_gold and first == 1)
+    assert f"{stall.table.head()} was published without the approval of the blocking checks 'gold'" in failure(result)
+    assert "blocking check 'gold' failed on" in failure(result)
+
+
 def test_of_two_evaluations_the_later_run_counts_and_in_doubt_the_failed_one(instance: dg.DagsterInstance) -> None:
     """A worker's clock that is behind does not make an older evaluation that passed the newest one."""
     log = AuditLog(instance)

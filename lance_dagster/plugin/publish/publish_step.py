@@ -40,7 +40,7 @@ from lance_dagster.plugin.publish.publication import (
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
-from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_reasons
+from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
 from lance_dagster.plugin.publish.rollback import (
     about_rollback,
     audited_behind,
@@ -414,9 +414,8 @@ class PublishStep:
     def _audit_of(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
         """Return the reasons against one version, and the publication with what was evaluated to find them."""
         version = audited_behind(one.table, version)
-        # A reason that a person ignored still counts against the version, so nobody promotes it again unawares.
-        if (recorded := recorded_reasons(version)) is not None:
-            return one, recorded
+        if recorded_audit(version):
+            return self.reaudit.audit_recorded(one, version)
         subject = Subject.of(one.candidate, version)
         if not isinstance(subject, str):
             log, chain = self.log, self.chain

@@ -53,8 +53,11 @@ from lance_dagster.plugin.publish.publication import (
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, tables_read
 from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import PREVIEWS, RunChain, is_written, preview_branch
+from lance_dagster.plugin.run_branch import PREVIEWS, RunChain, is_written, preview_branch, run_of
 from lance_dagster.table import LanceTable
+
+# The entry of a recorded audit with the plain checks that could not be evaluated again.
+_ACCEPTED = "accepted although stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +183,34 @@ class Reaudit:
             one, version, f"{one.name}: {version} contains {listed}, which its checks did not let pass"
         )
 
+    def audit_recorded(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
+        """Return the reasons against a version of `main` that this or another publisher published from a preview.
+
+        Another publisher may have other checks. When its audit lacks one of this publisher, all are evaluated.
+
+        Args:
+            one: The publication.
+            version: The version, which has a record of its audit.
+        """
+        record = recorded_audit(version)
+        # A reason that a person ignored still counts against the version, so nobody promotes it again unawares.
+        if ignored := record.get("ignored"):
+            return one, [str(reason) for reason in ignored]
+        missing = self._missing(one, record)
+        if not missing:
+            return self.audit_chosen(one, version) if one.chosen else (one, [])
+        names = ", ".join(repr(check.name) for check in missing)
+        problem = f"{one.name}: {version} was published without the approval of the blocking checks {names}"
+        # What cannot be evaluated on the version has at least to pass where the rows come from.
+        known = check_values(self.context, [one.candidate])
+        plain = [check for check in missing if check not in known]
+        reasons = [
+            reason
+            for source in (json.loads(version.properties.get(md.SOURCES, "[]")) if plain else ())
+            for reason in reasons_against(_subject_of(one, source), plain, log=self.log, chain=self.chain)
+        ]
+        return (one, [problem, *reasons]) if reasons else self.audit_main(one, version, problem)
+
     def names_read(self, found: Iterable[Publication]) -> dict[dg.AssetKey, str]:
         """Return the names in the repository of the other tables that blocking checks read, by asset."""
         # When checks read a ref other than `main`, a commit to `main` does not change what they read.
@@ -239,12 +270,16 @@ class Reaudit:
         record = recorded_audit(version)
         if record.get("ignored"):
             return True
-        # A plain check that the other publisher accepted as stale, or that saw the same rows, is in the event log.
-        missing = [check for check in checks if check.name not in record.get("checks", ())]
+        missing = self._missing(one, record)
         subject = Subject.of(one.candidate, version)
         return bool(missing) and (
             isinstance(subject, str) or bool(reasons_against(subject, missing, log=self.log, chain=self.chain))
         )
+
+    def _missing(self, one: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:
+        """Return the checks of this publisher that are not among those that a recorded audit let pass."""
+        passed = {*record.get("checks", ()), *(record.get(_ACCEPTED, ()) if self.accept_stale else ())}
+        return [check for check in self.checks if check.asset_key == one.candidate and check.name not in passed]
 
     def drop(self, publications: Iterable[Publication]) -> None:
         """Delete the preview branches of publications."""
@@ -323,7 +358,7 @@ class Reaudit:
                 passed.append(key.name)
         # Compaction and settings change no row, so what a plain check saw on the run branch holds for the merge.
         if stale and not _has_new_rows(one):
-            stale = []
+            passed, stale = [*passed, *stale], []
         if not self.accept_stale:
             reasons += [_stale_reason(one, name, version) for name in stale]
         return reasons, {
@@ -331,7 +366,7 @@ class Reaudit:
             "main": str(one.base or version),
             "checks": passed,
             **({"foreign commits": [_committed(each) for each in foreign]} if foreign else {}),
-            **({"accepted although stale": stale} if stale and self.accept_stale else {}),
+            **({_ACCEPTED: stale} if stale and self.accept_stale else {}),
         }
 
     def _outcome(
@@ -374,6 +409,12 @@ class Reaudit:
         )
 
 
+def _subject_of(one: Publication, source: str) -> Subject:
+    """Return the version of a run branch that was published, as a ref, as what its runs audited."""
+    branch, _, number = source.rpartition("@")
+    return Subject(asset=one.candidate, branch=branch, number=int(number), run_id=run_of(branch) or "")
+
+
 def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
     """Return the other tables of a step at the versions that their publications would publish."""
     return {
@@ -381,15 +422,6 @@ def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey
         for each in all_of
         if each.audited and each.candidate != one.candidate
     }
-
-
-def recorded_reasons(version: Version) -> list[str] | None:
-    """Return what was ignored when a version of `main` was published from a preview; None for any other version.
-
-    A merge commit is made only after the checks passed on its content, or when a person overrode them.
-    """
-    record = recorded_audit(version)
-    return [str(reason) for reason in record.get("ignored", ())] if record else None
 
 
 def recorded_audit(version: Version) -> dict[str, Any]:
