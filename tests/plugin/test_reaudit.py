@@ -14,6 +14,7 @@ from lance_dagster import (
     LanceIOManager,
     LanceResource,
     LanceTable,
+    NullRate,
     PinnedTable,
     RowCount,
     Unique,
@@ -192,6 +193,37 @@ def test_foreign_rows_outside_of_the_partitions_are_audited(lake: LanceResource,
     assert not result.success
     assert "'in_range_id' failed on the merge of" in failure(result)
     assert [1] == stall.published()
+
+
+@table_check(asset=ITEMS)
+def nothing_huge(items: PinnedTable) -> bool:
+    """A check of single rows that does not say so."""
+    return items.count_rows("id > 1000") == 0
+
+
+@pytest.mark.parametrize(
+    "check,foreign",
+    [(nothing_huge, 1001), (NullRate("id", 0.5), None), (RowCount(maximum=3), 2), (RowCount(minimum=1), 0)],
+)
+def test_every_check_looks_at_the_partitions_of_foreign_rows(
+    lake: LanceResource, instance: dg.DagsterInstance, check: Any, foreign: int | None
+) -> None:
+    """A check that is not row-wise finds the foreign rows of another partition too, in this partition alone."""
+    stall = Stall(lake, [check], days=True)
+    stall.ids = [1, 2]
+    assert stall.run(instance, partition_key="mon").success
+    assert stall.run(instance, partition_key="tue").success
+    stall.table.append(pa.table({"id": [5], "day": ["mon"]}))
+    assert stall.run(instance, partition_key="wed").success
+    if foreign == 0:
+        stall.table.delete("day = 'mon'")
+    else:
+        stall.table.append(pa.table({"id": pa.array([foreign] * 4, pa.int64()), "day": ["tue"] * 4}))
+    stall.ids = [9]
+    result = stall.run(instance, partition_key="wed")
+    assert not result.success
+    assert f"blocking check '{getattr(check, 'name', 'nothing_huge')}' failed on the merge of" in failure(result)
+    assert 7 == len(stall.published())
 
 
 def test_other_partitions_that_landed_meanwhile_do_not_count(lake: LanceResource, instance: dg.DagsterInstance) -> None:

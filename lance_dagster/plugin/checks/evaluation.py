@@ -5,6 +5,7 @@ calls it with the result of a planned merge.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -166,6 +167,32 @@ def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTabl
         return ()
     # The partition of the run may belong to another asset, whose partitions have other names.
     return (key,) if key in definition.get_partition_keys(dynamic_partitions_store=context.instance) else ()
+
+
+def partitions_with_rows(context: CheckContext, bound: BoundCheck, versions: Sequence[PinnedTable]) -> tuple[str, ...]:
+    """Return the partitions that have rows in one of some versions of the table of a check.
+
+    Nothing is returned when a row is in no partition, or when the asset has none: then only the whole table has all
+    rows.
+
+    Args:
+        context: The context of the current step.
+        bound: A check with the scope `partitions`.
+        versions: The versions; the first one has every column that tells the partition of a row.
+    """
+    bound, found = bound.described(context), set[str]()
+    if bound.partitions_def is None:
+        return ()
+    keys = bound.partitions_def.get_partition_keys(dynamic_partitions_store=context.instance)
+    # Each check says itself what is wrong with the partitions.
+    with suppress(InvalidInputError):
+        audit = _audit(bound, versions[0], keys, {})
+        for version in versions:
+            counts = audit.count_by_partition(of=version)
+            if sum(counts.values()) < version.count_rows():
+                return ()
+            found |= {key for key, rows in counts.items() if key is not None and rows}
+    return tuple(key for key in keys if key in found)
 
 
 def _asset_checks(

@@ -41,7 +41,7 @@ from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import partitions_of
-from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other
+from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other, partitions_with_rows
 from lance_dagster.plugin.checks.table_check import BoundCheck, CheckOutcome, describe_asset
 from lance_dagster.plugin.publish.publication import (
     Publication,
@@ -349,8 +349,7 @@ class Reaudit:
             if key not in bound:
                 stale.append(key.name)
                 continue
-            # Foreign rows may be in any partition, so a row-wise check evaluates all partitions.
-            scope = () if foreign and bound[key].check.row_wise else keys
+            scope = self._every_partition(one, version, bound[key]) if foreign else keys
             outcome = self._outcome(one, bound[key], key, version=version, keys=scope, others=others)
             if outcome.blocks:
                 reasons.append(_failed(one, key, outcome, version))
@@ -368,6 +367,18 @@ class Reaudit:
             **({"foreign commits": [_committed(each) for each in foreign]} if foreign else {}),
             **({_ACCEPTED: stale} if stale and self.accept_stale else {}),
         }
+
+    def _every_partition(self, one: Publication, version: Version, bound: BoundCheck) -> tuple[str, ...]:
+        """Return the partitions of a check whose table has foreign rows, which may be in any; none for the whole table.
+
+        They are those with rows now, or at the tag: another program may have deleted all rows of a partition.
+        """
+        if bound.check.row_wise or bound.check.scope == "table":
+            return ()
+        tag = one.previous
+        versions = [version, *([one.table.at(f"branch:{tag.ref}")] if tag is not None else [])]
+        pinned = [PinnedTable(table=one.table, version=each) for each in versions]
+        return partitions_with_rows(self.context, bound, pinned)
 
     def _outcome(
         self,
