@@ -345,6 +345,8 @@ def test_publisher_without_tables() -> None:
             build_publisher(tables)
     with pytest.raises(InvalidInputError, match=r"tables: a list such as \['shop/orders'\] is wanted, not 'orders'"):
         build_publisher("orders")
+    with pytest.raises(InvalidInputError, match="shop/customers:rows is of no table of this publisher"):
+        build_publisher([ORDERS], checks=[dg.AssetCheckKey(CUSTOMERS, "rows")])
 
 
 @pytest.mark.parametrize("tag", ["main", "published/0a1b2c3d", "run/4f2a", "two words"])

@@ -11,7 +11,7 @@ left behind.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -116,8 +116,8 @@ def build_publisher(
         name: Name of the op; `publish_<tag>` if None.
         partitions_def: The partitions of the candidates, to publish within each run of a backfill. With None, a
             table is published once in a backfill, after all runs that write it.
-        checks: Further checks that must pass: checks that are not in the publisher's code location, or not marked
-            as blocking.
+        checks: Further checks of the tables that must pass: checks that are not in the publisher's code location, or
+            not marked as blocking.
         unchecked: Whether a table that has no blocking check may be published. By default it is refused.
         **options: `pool`, the Dagster pool of the step; `lance_publish` if left out, None for no pool. Limit the pool
             to 1 in the instance's settings, so that publishers run one after the other. `resource_key`, the key of
@@ -127,7 +127,8 @@ def build_publisher(
             group of the promoted nodes; named after the tag if left out.
 
     Raises:
-        InvalidInputError: No table is given, or one is given twice; or an option is unknown.
+        InvalidInputError: No table is given, or one is given twice; a check is of another asset; or an option is
+            unknown.
         InvalidRefNameError: `tag` is `main` or not a valid tag name.
     """
     check_options(build_publisher, options, PublisherOptions)
@@ -136,7 +137,7 @@ def build_publisher(
     keys = _different_keys(specs)
     nodes = _nodes_of(specs, tag, partitions_def, options.get("group_name"))
     resource_key = options.get("resource_key", RESOURCE_KEY)
-    named = [key for check in checks for key in _check_keys(check)]
+    named = _named_checks(checks, keys)
     name = name or f"publish_{tag}"
     waits = any(node.spec.skippable for node in nodes)
 
@@ -286,5 +287,20 @@ def _nodes_of(
     return nodes
 
 
-def _check_keys(check: dg.AssetCheckKey | dg.AssetChecksDefinition) -> list[dg.AssetCheckKey]:
-    return [check] if isinstance(check, dg.AssetCheckKey) else list(check.check_keys)
+def _named_checks(
+    checks: Iterable[dg.AssetCheckKey | dg.AssetChecksDefinition], tables: Collection[dg.AssetKey]
+) -> list[dg.AssetCheckKey]:
+    """Return the keys of checks that a publisher names; refuse those of other assets, which it would never look at."""
+    named = []
+    for check in checks:
+        keys = [check] if isinstance(check, dg.AssetCheckKey) else list(check.check_keys)
+        # One definition may check several assets.
+        found = [key for key in keys if key.asset_key in tables]
+        if not found:
+            known = ", ".join(key.to_user_string() for key in tables)
+            raise InvalidInputError(
+                f"checks: {', '.join(key.to_user_string() for key in keys)} is of no table of this publisher, which "
+                f"publishes {known}, so it would never stop a publication: give the check to the publisher of its asset"
+            )
+        named += found
+    return named
