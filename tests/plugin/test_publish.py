@@ -338,6 +338,30 @@ def test_one_publisher_after_a_backfill(lake: LanceResource, instance: dg.Dagste
         assert table.head().number == 2
 
 
+@pytest.mark.parametrize("crashes", [True, False])
+def test_the_publisher_waits_for_a_check_that_it_names(
+    lake: LanceResource, instance: dg.DagsterInstance, *, crashes: bool
+) -> None:
+    """Dagster starts the publisher before a check that is not blocking and whose step has a later name."""
+
+    @dg.asset(key="sales")
+    def sales() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    @dg.asset_check(asset=sales)
+    def is_gold() -> dg.AssetCheckResult:
+        if crashes:
+            raise ValueError("the check broke")
+        return dg.AssetCheckResult(passed=True)
+
+    assets = [sales, is_gold, build_publisher([sales], checks=[is_gold])]
+    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+    result = dg.materialize(assets, instance=instance, resources=resources, raise_on_error=False)
+    assert result.success != crashes
+    if crashes:
+        assert "blocking check 'is_gold' was not run on" in failure(result, "publish_production")
+
+
 def test_publisher_without_tables() -> None:
     """A publisher needs at least one table, and each only once."""
     for tables in ([], [ORDERS, ORDERS]):

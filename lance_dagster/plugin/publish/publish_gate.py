@@ -28,6 +28,9 @@ _PARENTS_OF_A_MERGE = 2
 # How many of the newest evaluations of a check are searched for one of the version: a check that a person executes in
 # order to publish is among the last ones.
 _SEARCHED = 200
+# How often a publisher looks for a check of its own run, and after how many seconds: about 40 minutes in all.
+_LOOKS = 60
+_LONGEST_WAIT = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,43 @@ def reasons_against(
             newest = alone
         reasons += _failed(check, subject, newest)
     return reasons
+
+
+def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.AssetCheckKey]) -> None:
+    """Request a retry of the step while its run has yet to evaluate some checks; return after the last retry.
+
+    Dagster orders the publisher behind blocking checks, and knows nothing of the others that a publisher names.
+
+    Args:
+        context: The context of the publisher's step.
+        checks: The checks.
+    """
+    late = _to_evaluate(context) & set(checks) if checks else set()
+    if late and context.retry_number < _LOOKS:
+        names = ", ".join(sorted(check.to_user_string() for check in late))
+        context.log.info("this run has yet to evaluate %s; looking again later", names)
+        seconds = min(context.retry_number + 1.0, _LONGEST_WAIT)
+        raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=seconds)
+
+
+def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
+    """Return the checks that the current run has yet to evaluate."""
+    planning = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED
+    evaluating = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    kinds = {planning, evaluating, dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_SKIPPED}
+    planned, evaluated, over = set[dg.AssetCheckKey](), set[dg.AssetCheckKey](), set[str]()
+    for record in context.instance.get_records_for_run(context.run.run_id, of_type=kinds).records:
+        event = record.event_log_entry.get_dagster_event()
+        if event.event_type == planning:
+            planned.add(event.asset_check_planned_data.asset_check_key)
+        elif event.event_type == evaluating:
+            evaluated.add(event.asset_check_evaluation_data.asset_check_key)
+        else:
+            # The step of a graph's op is named after the graph.
+            over.add((event.step_key or "").split(".")[0])
+    graph = context.job_def.asset_layer.asset_graph
+    # A check whose step failed or was skipped is not evaluated any more; the gate refuses without it.
+    return {check for check in planned - evaluated if graph.assets_def_for_key(check).node_def.name not in over}
 
 
 def tables_read(

@@ -117,7 +117,7 @@ def build_publisher(
         partitions_def: The partitions of the candidates, to publish within each run of a backfill. With None, a
             table is published once in a backfill, after all runs that write it.
         checks: Further checks of the tables that must pass: checks that are not in the publisher's code location, or
-            not marked as blocking.
+            not marked as blocking. The publisher waits for those that its own run evaluates.
         unchecked: Whether a table that has no blocking check may be published. By default it is refused.
         **options: `pool`, the Dagster pool of the step; `lance_publish` if left out, None for no pool. Limit the pool
             to 1 in the instance's settings, so that publishers run one after the other. `resource_key`, the key of
@@ -153,8 +153,10 @@ def build_publisher(
     def publisher(context: dg.AssetExecutionContext, config: PublishConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         # These are imported in a run only: loading a code location needs neither the format nor the merge.
         from lance_dagster.plugin.checks.evaluation import blocking_checks
+        from lance_dagster.plugin.publish.publish_gate import wait_for_checks
         from lance_dagster.plugin.publish.publish_step import PublishStep
 
+        wait_for_checks(context, named)
         selected = [node for node in nodes if node.promoted in context.selected_asset_keys]
         step = PublishStep(
             context=context,
