@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 EPHEMERAL_RUN_ID = "__EPHEMERAL_RUN_ID"
 BRANCH_TAG = "lance/branch"
 BACKFILL_TAG = "dagster/backfill"
+# The partition of a run, or the first and the last one of its range.
+_PARTITION_TAGS = ("dagster/partition", "dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+# On the runs of a backfill that re-executes another one: the first backfill of that chain.
+_ROOT_BACKFILL_TAG = "dagster/root_backfill_id"
 ROOT_RUN_TAG = "dagster/root_run_id"
 _PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
 PREVIEWS = "preview/"
@@ -410,13 +414,36 @@ def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterat
 
 
 def backfill_of(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> str | None:
-    """Return the backfill that a run belongs to, also when a person re-executed a run of it."""
-    # Dagster drops the tag of the backfill when a run is re-executed by hand, so its root run is looked up.
-    own, root_id = run.tags.get(BACKFILL_TAG), run.root_run_id or run.tags.get(ROOT_RUN_TAG)
+    """Return the backfill that a run belongs to, also when a person re-executed a run of it, or the backfill itself.
+
+    The re-execution of a backfill from its failure runs only what the first one lacks, so the two count as one.
+    """
+    # Dagster drops the tags of the backfill when a run is re-executed by hand, so its root run is looked up.
+    own, root_id = _backfill_tag(run), run.root_run_id or run.tags.get(ROOT_RUN_TAG)
     if own is not None or root_id in (None, run.run_id) or instance is None:
         return own
     root = instance.get_run_by_id(root_id)
-    return root.tags.get(BACKFILL_TAG) if root is not None else None
+    return _backfill_tag(root) if root is not None else None
+
+
+def rest_of_backfill(run_id: str, instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """Return the runs by which a re-execution of its backfill did the rest of a run that failed, oldest first.
+
+    These are runs of the same partition. Dagster does not record that they continue the run.
+    """
+    run = instance.get_run_by_id(run_id)
+    backfill_id = None if run is None or run.is_success else backfill_of(run, instance)
+    if run is None or backfill_id is None:
+        return ()
+    again = dg.RunsFilter(tags={_ROOT_BACKFILL_TAG: backfill_id})
+    later = instance.get_run_records(again, cursor=run_id, ascending=True)
+    wanted = tuple(map(run.tags.get, _PARTITION_TAGS))
+    runs = (record.dagster_run for record in later)
+    return tuple(found.run_id for found in runs if tuple(map(found.tags.get, _PARTITION_TAGS)) == wanted)
+
+
+def _backfill_tag(run: dg.DagsterRun) -> str | None:
+    return run.tags.get(_ROOT_BACKFILL_TAG) or run.tags.get(BACKFILL_TAG)
 
 
 def _continues_parent(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> bool:

@@ -43,6 +43,7 @@ class Store:
     def __init__(self, lake: LanceResource, instance: dg.DagsterInstance, **options: Any) -> None:
         self.lake, self.instance = lake, instance
         self.price, self.amounts = 1, {"mon": 10, "tue": 20, "wed": 30}
+        self.broken = ""
         day_column = {"lance/partition_expr": "day"}
 
         @dg.asset(key_prefix=PREFIX)
@@ -60,6 +61,8 @@ class Store:
             key_prefix=PREFIX, ins={"orders": dg.AssetIn([PREFIX, "orders"])}, partitions_def=DAYS, metadata=day_column
         )
         def totals(context: dg.AssetExecutionContext, orders: pd.DataFrame) -> pd.DataFrame:
+            if context.partition_key == self.broken:
+                raise ValueError("broken")
             return pd.DataFrame({"day": [context.partition_key], "total": [int(orders["paid"].sum())]})
 
         @dg.asset(key_prefix=PREFIX, ins={"orders": dg.AssetIn([PREFIX, "orders"])})
@@ -225,6 +228,26 @@ def test_a_run_of_another_backfill_reads_what_is_published(store: Store) -> None
         assert [10] == table.read(branch, filter="day = 'mon'")["paid"].to_pylist()
     made = store.run("orders", partition_key="tue")
     assert [40] == table.read(f"run/{made.run_id}", filter="day = 'tue'")["paid"].to_pylist()
+
+
+def test_a_backfill_that_is_re_executed_from_its_failure_counts_as_one(store: Store) -> None:
+    """Dagster starts another backfill for the rest, which reads and publishes what the first one wrote."""
+    store.price = 2
+    assert store.run("prices").success
+    assert store.run("orders", "totals", partition_key="mon").success
+    store.broken, amount = "tue", store.amounts.pop("wed")
+    for day in ("tue", "wed"):
+        assert not store.run("orders", "totals", partition_key=day).success
+    store.broken, store.amounts["wed"] = "", amount
+    again = {"dagster/backfill": "b2", "dagster/parent_backfill_id": "b1", "dagster/root_backfill_id": "b1"}
+    assert store.run("totals", tags=again, partition_key="tue").success
+    assert store.run("orders", "totals", tags=again, partition_key="wed").success
+    assert store.run("report", tags=again).success
+    published = store.publish(again)
+    assert published.success, failure(published)
+    assert [20, 40, 60] == [row["paid"] for row in store.production("orders")]
+    assert [20, 40, 60] == [row["total"] for row in store.production("totals")]
+    assert store.production("report") == [{"days": 3, "paid": 120}]
 
 
 def test_a_day_reads_the_day_before_of_the_same_backfill(lake: LanceResource, instance: dg.DagsterInstance) -> None:

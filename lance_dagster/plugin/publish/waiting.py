@@ -29,6 +29,7 @@ from lance_dagster.plugin.run_branch import (
     family_of,
     is_over,
     is_written,
+    rest_of_backfill,
     run_of,
     started_at,
 )
@@ -71,7 +72,9 @@ class Candidate:
         # The chain is newest first: its last run is the one that all others continue.
         first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
         # A run whose record was deleted is known only by its branch.
-        return cls(run_ids=family_of(first[0], instance, (run_id,)) or (run_id,), nodes=tuple(nodes))
+        family = family_of(first[0], instance, (run_id,)) or (run_id,)
+        rest = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
+        return cls(run_ids=(*family, *rest), nodes=tuple(nodes))
 
     def reasons(self, look: Callable[[PromotedNode, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
         """Return the reasons against each table, by the key of its asset.
