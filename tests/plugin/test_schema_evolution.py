@@ -7,7 +7,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, SchemaMismatchError
+from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    RowCount,
+    SchemaMismatchError,
+    build_publisher,
+    build_table_checks,
+)
 
 ITEMS = dg.AssetKey(["shop", "items"])
 
@@ -263,3 +272,34 @@ def test_refused_output_leaves_no_commit(lake: LanceResource) -> None:
     with pytest.raises(InvalidInputError, match="not in the partitions"):
         dg.materialize([items], resources=resources, tags=tags, partition_key="a")
     assert before == lake.table(ITEMS).head("dev")
+
+
+@pytest.mark.slow
+def test_a_partition_that_adds_a_column_is_not_the_whole_table(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """It supersedes no other partition that waits, and its rows are counted by themselves."""
+    days = {"mon": (1, []), "tue": (1, []), "wed": (1, ["tax"]), "thu": (0, ["note"])}
+    settings = {"lance/partition_expr": "day", "lance/schema_evolution": "add_columns"}
+
+    @dg.asset(key=ITEMS, partitions_def=dg.StaticPartitionsDefinition(list(days)), metadata=settings)
+    def items(context: dg.AssetExecutionContext) -> pa.Table:
+        rows, added = days[context.partition_key]
+        columns = {"day": pa.array([context.partition_key] * rows, pa.string())}
+        return pa.table({**columns, **{name: pa.array([5] * rows, pa.int64()) for name in added}})
+
+    candidate = [items, *build_table_checks(items, [RowCount(minimum=1)])]
+    publisher = build_publisher([items])
+
+    def run(*nodes: Any, **options: Any) -> bool:
+        resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
+        return dg.materialize(nodes, instance=instance, resources=resources, raise_on_error=False, **options).success
+
+    assert run(*candidate, publisher, partition_key="mon")
+    assert run(*candidate, partition_key="tue")
+    assert run(*candidate, partition_key="wed")
+    assert not run(*candidate, partition_key="thu")
+    assert run(*candidate, publisher, selection=list(publisher.keys))
+    assert {("mon", None), ("tue", None), ("wed", 5)} == {
+        (row["day"], row["tax"]) for row in lake.table(ITEMS).read("production").to_pylist()
+    }

@@ -165,16 +165,16 @@ class _Output:
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
-        # These commits have only the run id: a retried append undoes the newest commit that names its step and its
-        # asset, which must be the one with the rows.
-        owner = {key: value for key, value in write.properties.items() if key == md.RUN_ID}
+        # These commits do not name the step and the asset: a retried append undoes the newest commit that does, which
+        # must be the one with the rows. They name the partitions: otherwise the branch would count as the whole table.
+        owner = {key: value for key, value in write.properties.items() if key in (md.RUN_ID, md.PARTITION_KEYS)}
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
         edits = change.apply(table, name, owner)
         # An overwrite brings its columns itself. Any other mode needs a table that has the new ones.
         if change.replaced and write.mode != "overwrite":
             empty = change.schema.empty_table()
-            edits = [table.overwrite(empty, branch=name, message="columns", properties=owner)]
+            edits = [table.overwrite(empty, branch=name, message="columns", properties=owner, partitions=write.keys)]
         elif not change.replaced:
             describe_columns(table, name, columns, owner)
         if edits and isinstance(rows, StagedUpsert):
