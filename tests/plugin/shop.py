@@ -64,6 +64,8 @@ class Shop:
     def definitions(self) -> dg.Definitions:
         """All definitions, with jobs that run in one process or in several, for all nodes or for some."""
         short = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)
+        candidates = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
+        candidates |= dg.AssetSelection.checks_for_assets(ORDERS, CUSTOMERS)
         one_promoted = dg.AssetSelection.assets(ORDERS, CUSTOMERS, PRODUCTION_ORDERS)
         return dg.Definitions(
             assets=[one for one in self.assets if not isinstance(one, dg.AssetChecksDefinition)],
@@ -73,6 +75,7 @@ class Shop:
                 dg.define_asset_job("everything", selection="*", executor_def=dg.in_process_executor),
                 dg.define_asset_job("everything_in_processes", selection="*", executor_def=MANY),
                 dg.define_asset_job("in_processes", selection=short, executor_def=MANY),
+                dg.define_asset_job("candidates", selection=candidates, executor_def=dg.in_process_executor),
                 dg.define_asset_job("one_promoted", selection=one_promoted, executor_def=dg.in_process_executor),
             ],
         )

@@ -158,6 +158,38 @@ def test_waiting_branch_is_never_deleted(shop: Shop, stored_instance: dg.Dagster
     assert [] == sweep(shop, stored_instance, waiting="alert").asset_events
 
 
+@pytest.mark.slow
+def test_rows_that_wait_behind_a_hold_are_kept(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A run that fails because the tag is held wrote rows that wait; they are requested after the release."""
+    shop.play(orders=[1])
+    assert shop.execute(stored_instance).success
+    assert shop.publish(stored_instance, hold=True, reason="audit").success
+    shop.play(orders=[2])
+    run_id = shop.execute(stored_instance).run_id
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW, **AT_ONCE}
+    held = sweep(shop, stored_instance, **options)
+    assert [] == held.run_requests
+    assert f"nothing to delete; waiting to be published: 2 branches: shop/orders run/{run_id[:8]}" in held.skip_message
+    assert shop.publish(stored_instance, release=True, reason="audited").success
+    (request,) = sweep(shop, stored_instance, **options).run_requests
+    assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
+    assert [2] == shop.ids("production")
+
+
+@pytest.mark.slow
+def test_what_a_successful_run_continues_is_kept(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A run failed after its first table, and a re-execution wrote the other one: both branches wait."""
+    shop.play(customers_fail=True)
+    first = shop.execute(stored_instance, job="candidates").run_id
+    shop.play()
+    options = dg.ReexecutionOptions.from_failure(first, stored_instance)
+    second = shop.execute(stored_instance, options, job="candidates").run_id
+    said = text(shop, stored_instance, **AT_ONCE)
+    both = f"shop/orders run/{first[:8]}, shop/customers run/{second[:8]}"
+    assert f"nothing to delete; waiting to be published: 2 branches: {both}" == said
+
+
 def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:
     """The check warns on the candidate's page that a successful run is not published, and blocks nothing."""
 

@@ -47,7 +47,8 @@ def decided(instance: dg.DagsterInstance, ended: timedelta, ahead: timedelta, *,
     )
     runs = RunsOfBranches(records={"a": record}, unfinished=(), instance=instance)
     keep = KeepFor(failed=7 * DAY, unknown=None)
-    return decide("run/a", "a", runs, keep=keep, is_merged=False, created_at=start + ahead)
+    options: dict[str, Any] = {"is_merged": False, "created_at": start + ahead, "ended_with": lambda: None}
+    return decide("run/a", runs, keep=keep, **options)
 
 
 @AHEAD

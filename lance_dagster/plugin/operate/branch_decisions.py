@@ -1,18 +1,19 @@
 """Decide whether a run branch is deleted, kept, or reported as waiting for its publication.
 
-A branch is deleted only when its rows are on `main`, or when its run ended without success some time ago. Before that
-time people re-execute the run from its failure, and the re-execution reads the branch. While any run of the same root
+A branch is deleted only when its rows are on `main`, or when its run ended without success some time ago and its rows
+may not be published (`waiting_candidates`). Before that time people re-execute the run from its failure, and the
+re-execution reads the branch. While any run of the same root
 is unfinished, no branch of that root is deleted: a re-execution may read the branches of all runs that it continues.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 import dagster as dg
 
-from lance_dagster.plugin.run_branch import BRANCH_TAG, repeated_by
+from lance_dagster.plugin.run_branch import BRANCH_TAG, repeated_by, run_of
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 # A status that Dagster may add counts as unfinished, so that its branches are kept.
@@ -34,7 +35,7 @@ class BranchDecision:
     """The action of the sweeper on a branch, and its reason.
 
     For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
-    `ended` is the end of the run that succeeded, for a branch that waits.
+    `ended` is the end of the run that completed the rows, for a branch that waits.
     """
 
     action: Action
@@ -86,20 +87,26 @@ class RunsOfBranches:
 
 
 def decide(
-    branch: str, run_id: str, runs: RunsOfBranches, *, keep: KeepFor, is_merged: bool, created_at: datetime
+    branch: str,
+    runs: RunsOfBranches,
+    *,
+    keep: KeepFor,
+    is_merged: bool,
+    created_at: datetime,
+    ended_with: Callable[[], dg.RunRecord | None],
 ) -> BranchDecision:
     """Decide what to do with the branch of a run.
 
     Args:
-        branch: The name of the branch.
-        run_id: The run it is named after.
+        branch: The name of the branch, which is named after its run.
         runs: The records of the runs.
         keep: How long branches are kept.
         is_merged: Whether `main` contains the branch.
         created_at: When the branch was forked.
+        ended_with: Returns the run with which a candidate was complete that a run without success began, or None.
     """
     # A reader comes before every other rule: a run that continues this one reads its branch even after the merge.
-    record = runs.records.get(run_id)
+    record = runs.records.get(run_of(branch) or "")
     reader = runs.reader_of(branch, record.dagster_run if record else None)
     if reader is not None:
         return BranchDecision(Action.KEEP, f"run {short(reader.run_id)} is {_status(reader)}")
@@ -111,14 +118,18 @@ def decide(
         return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
     # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
     waits = BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
-    found = waits if run.is_success else _decide_failed(record, runs, keep)
+    found = waits if run.is_success else _decide_failed(record, runs, keep, ended_with)
     return BranchDecision(Action.DELETE, "main contains it", found.action) if is_merged else found
 
 
-def _decide_failed(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:
+def _decide_failed(
+    record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor, ended_with: Callable[[], dg.RunRecord | None]
+) -> BranchDecision:
     run = record.dagster_run
     if repeated_by(run.run_id, runs.instance) is not None:
         return BranchDecision(Action.DELETE, f"the run {_past(run)}, and a full re-execution of it succeeded")
+    if (complete := ended_with()) is not None:
+        return BranchDecision(Action.WAITING, f"the run {_past(run)}, its rows passed", ended=_ended(complete))
     age = datetime.now(UTC) - _ended(record)
     ended = f"the run {_past(run)} {_days(age)} ago"
     if age < keep.failed:

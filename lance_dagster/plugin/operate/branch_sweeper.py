@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 import dagster as dg
@@ -29,6 +30,7 @@ from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTa
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_files import Branch
+    from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
     from lance_dagster.table import LanceTable
 
 WaitingPolicy = Literal["keep", "alert", "publish"]
@@ -82,19 +84,20 @@ def build_branch_sweeper(
 
     It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed` ago,
     and branches of failed runs whose full re-execution succeeded. It never deletes a branch while its run, or a
-    re-execution with the same root run, is unfinished or about to be retried, nor a branch of a successful run that was
-    not published, nor a branch that a tag or another branch needs. With a repository a run is one candidate: a branch
-    that `main` contains stays as long as another table of the run waits or may be re-executed. Previews are deleted
-    after a day. The text of each tick says what was deleted and why, and which branches wait to be published.
+    re-execution with the same root run, is unfinished or about to be retried, nor a branch that a tag or another branch
+    needs, nor a branch that waits to be published: its run, or one that continues it, succeeded, or all tables of the
+    run were written and passed their checks before a later step failed. With a repository a run is one candidate: a
+    branch that `main` contains stays as long as another table of the run waits or may be re-executed. Previews are
+    deleted after a day. The text of each tick says what was deleted and why, and which branches wait to be published.
 
     Args:
         name: The sensor's name.
         tables: The candidates, as definitions or keys.
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
-        waiting: What happens to a branch whose run succeeded, but which was not published: nothing (`keep`); the
-            tick logs an error and records an observation of the candidate, once (`alert`); or a run of the
-            publisher is requested for all tables of the run, once (`publish`). The text of the tick names such
-            branches in each case.
+        waiting: What happens to a branch that waits to be published: nothing (`keep`); the tick logs an error and
+            records an observation of the candidate, once (`alert`); or a run of the publisher is requested for all
+            tables of the run, once (`publish`), unless the tag is held. The text of the tick names such branches in
+            each case.
         publisher: The result of `build_publisher`, for the policy `publish`.
         resource_key: The key of the `LanceResource`.
         options: See `SweeperOptions`.
@@ -120,10 +123,23 @@ def build_branch_sweeper(
         asset_selection=list(promoted.values()) or None,
     )
     def branch_sweeper(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        # Imported only in a tick, as all modules are that loading a code location does not need.
+        from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
+
         lance: LanceResource = getattr(context.resources, resource_key)
         cursor = _Cursor.of(context.cursor)
-        sweep = _Sweep(lance=lance, instance=context.instance, keep=keep, options=options, cursor=cursor)
-        sweep.run(watched)
+        sweep = _Sweep(
+            lance=lance,
+            instance=context.instance,
+            keep=keep,
+            options=options,
+            cursor=cursor,
+            watched=watched,
+            candidates=WaitingCandidates(lance=lance, instance=context.instance, watched=watched),
+            # A publication of a held tag would fail, and its run key would keep Dagster from another one.
+            tag=next((key.path[0] for key in promoted.values()), None),
+        )
+        sweep.run()
         for problem in sweep.problems:
             context.log.error(problem)
         text = sweep.text(len(watched))
@@ -187,6 +203,9 @@ class _Sweep:
     keep: KeepFor
     options: SweeperOptions
     cursor: _Cursor
+    watched: Sequence[WatchedTable]
+    candidates: "WaitingCandidates"
+    tag: str | None
     deleted: list[_Swept] = field(default_factory=list)
     waiting: list[_Swept] = field(default_factory=list)
     late: list[_Swept] = field(default_factory=list)
@@ -194,12 +213,11 @@ class _Sweep:
     counts: dict[Action, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     visited: int = 0
-    watched: Sequence[WatchedTable] = ()
     # For each branch, a table with rows on that branch that `main` lacks.
     unmerged: dict[str, str | None] = field(default_factory=dict)
 
-    def run(self, watched: Sequence[WatchedTable]) -> None:
-        self.watched = watched
+    def run(self) -> None:
+        watched = self.watched
         until = time.monotonic() + _BUDGET_SECONDS
         # The modulo is needed because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
@@ -237,7 +255,14 @@ class _Sweep:
         except RefNotFoundError:  # a publisher deleted the branch since it was listed
             return
         run_id = run_of(branch.name) or ""
-        made = decide(branch.name, run_id, runs, keep=self.keep, is_merged=is_merged, created_at=branch.created_at)
+        made = decide(
+            branch.name,
+            runs,
+            keep=self.keep,
+            is_merged=is_merged,
+            created_at=branch.created_at,
+            ended_with=partial(self.candidates.ended_with, run_id, one),
+        )
         action = made.action
         if made.unmerged in (Action.WAITING, Action.KEEP) and self._is_needed_elsewhere(one, branch.name):
             action = Action.WITH_OTHERS
@@ -248,7 +273,8 @@ class _Sweep:
         if made.action is Action.WAITING:
             swept = _Swept(one, branch.name, str(head), made.reason)
             self.waiting.append(swept)
-            if made.waits_since(self.options.get("waiting_after", timedelta(hours=1))):
+            is_late = made.waits_since(self.options.get("waiting_after", timedelta(hours=1)))
+            if is_late and not (self.tag and _is_held(table, self.tag)):
                 self.late.append(swept)
 
     def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:
@@ -356,6 +382,13 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
     return found
 
 
+def _is_held(table: "LanceTable", name: str) -> bool:
+    from lance_dagster.plugin.publish.publication import find_tag
+
+    tag = find_tag(table, name)
+    return tag is not None and tag.hold is not None
+
+
 def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
     return [dep.asset_key for dep in spec.deps]
 
@@ -389,7 +422,7 @@ def _digest(found: Iterable[_Swept]) -> str:
 
 
 def _observation(found: _Swept) -> dg.AssetObservation:
-    text = f"{found.version} was written by a successful run and waits to be published"
+    text = f"{found.version} passed its checks or was written by a successful run, and waits to be published"
     return dg.AssetObservation(found.table.key, description=text, metadata={md.WAITING: found.version})
 
 

@@ -7,6 +7,7 @@ it is executed; it never blocks, and reads no rows.
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 import dagster as dg
 
@@ -30,7 +31,9 @@ def build_waiting_checks(
     automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None" = None,
     resource_key: str = RESOURCE_KEY,
 ) -> list[dg.AssetChecksDefinition]:
-    """Build a check `published_in_time` of each candidate, which warns when a successful run is not published.
+    """Build a check `published_in_time` of each candidate, which warns when a run is not published.
+
+    These are runs that succeeded, and runs that failed later although everything that they wrote passed its checks.
 
     The check says which versions wait and for how long. Its severity is WARN and it does not block, so it stops no
     publisher. It reports versions that wait when it is executed: give it a condition, or put it into a job with a
@@ -51,11 +54,12 @@ def build_waiting_checks(
         raise InvalidInputError("build_waiting_checks needs at least one table")
     require_duration("after", after)
     watched = [WatchedTable.of(table) for table in tables]
-    return [_check(one, after, automation_condition, resource_key) for one in watched]
+    return [_check(one, watched, after, automation_condition, resource_key) for one in watched]
 
 
 def _check(
     one: WatchedTable,
+    watched: Sequence[WatchedTable],
     after: timedelta,
     automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None",
     resource_key: str,
@@ -63,13 +67,13 @@ def _check(
     @dg.asset_check(
         asset=one.key,
         name=NAME,
-        description=f"The tables of a successful run are published within {after}.",
+        description=f"What a run wrote is published within {after}.",
         required_resource_keys={resource_key},
         automation_condition=automation_condition,
     )
     def published_in_time(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         lance: LanceResource = getattr(context.resources, resource_key)
-        late = _waiting(one, lance, context.instance, after)
+        late = _waiting(one, watched, lance, context.instance, after)
         shown = [*late[:_SHOWN], *([f"and {len(late) - _SHOWN} more"] if len(late) > _SHOWN else [])]
         return dg.AssetCheckResult(
             passed=not late,
@@ -81,8 +85,16 @@ def _check(
     return published_in_time
 
 
-def _waiting(one: WatchedTable, lance: LanceResource, instance: dg.DagsterInstance, after: timedelta) -> list[str]:
+def _waiting(
+    one: WatchedTable,
+    watched: Sequence[WatchedTable],
+    lance: LanceResource,
+    instance: dg.DagsterInstance,
+    after: timedelta,
+) -> list[str]:
     """Return the versions that wait longer than a time, oldest first, each with its age."""
+    from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
+
     try:
         table = lance.table(one.key, one.metadata)
     except TableNotFoundError:
@@ -90,8 +102,9 @@ def _waiting(one: WatchedTable, lance: LanceResource, instance: dg.DagsterInstan
         return []
     branches = sorted(table.branches.list("run/*").values(), key=lambda branch: branch.created_at)
     runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in branches), instance)
-    # How long failed runs are kept does not matter: they do not wait.
+    # How long failed runs are kept does not matter: where their rows may not be published, they do not wait.
     keep = KeepFor(failed=timedelta(0), unknown=None)
+    candidates = WaitingCandidates(lance=lance, instance=instance, watched=watched)
     late = []
     for branch in branches:
         try:
@@ -101,7 +114,14 @@ def _waiting(one: WatchedTable, lance: LanceResource, instance: dg.DagsterInstan
             # A publisher deleted it since the branches were listed.
             continue
         run_id = run_of(branch.name) or ""
-        made = decide(branch.name, run_id, runs, keep=keep, is_merged=is_merged, created_at=branch.created_at)
+        made = decide(
+            branch.name,
+            runs,
+            keep=keep,
+            is_merged=is_merged,
+            created_at=branch.created_at,
+            ended_with=partial(candidates.ended_with, run_id, one),
+        )
         if made.ended is not None and made.waits_since(after):
             late.append(f"{head}, whose run ended {age_text(made.ended)} ago")
     return late

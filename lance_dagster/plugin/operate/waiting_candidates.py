@@ -1,0 +1,103 @@
+"""Decide whether the rows of a run without success wait to be published, as those of a run that succeeded do.
+
+They do in two cases. A re-execution continued the run and succeeded: then both branches are parts of one candidate. Or
+every table of the run was written and passed its checks, and only a later step failed: the publisher, such as while the
+tag is held, or a step downstream. Rows that conflict with what is published do not wait, since they cannot be merged.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from lance_dagster.errors import NotFoundError
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
+from lance_dagster.plugin.publish.waiting import Candidate
+from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.table_asset import WatchedTable
+
+_PLANNED = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED
+_EVALUATED = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingCandidates:
+    """Look up the candidates of runs, each once.
+
+    Attributes:
+        lance: The resource.
+        instance: The Dagster instance.
+        watched: The tables that are published together.
+    """
+
+    lance: LanceResource
+    instance: dg.DagsterInstance
+    watched: Sequence[WatchedTable]
+    log: AuditLog = field(init=False)
+    _runs: dict[str, tuple[str, ...]] = field(init=False, default_factory=dict)
+    _passed: dict[tuple[str, tuple[str, ...]], bool] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Read no event before it is needed."""
+        self.log = AuditLog(self.instance)
+
+    def runs_of(self, run_id: str) -> tuple[str, ...]:
+        """Return a run and those that it continues or that continue it, oldest first."""
+        if run_id not in self._runs:
+            self._runs[run_id] = Candidate.of(run_id, self.instance, ()).run_ids
+        return self._runs[run_id]
+
+    def ended_with(self, run_id: str, one: WatchedTable) -> dg.RunRecord | None:
+        """Return the run with which the candidate of a run was complete, or None when it may not be published.
+
+        Args:
+            run_id: A run without success.
+            one: The table of its branch.
+        """
+        runs = self.runs_of(run_id)
+        found = self.instance.get_run_records(dg.RunsFilter(run_ids=list(runs)))
+        records = {record.dagster_run.run_id: record for record in found}
+        newest_first = [records[run] for run in reversed(runs) if run in records]
+        succeeded = next((record for record in newest_first if record.dagster_run.is_success), None)
+        # Without a repository each table is published by itself.
+        tables = self.watched if self.lance.repository else (one,)
+        if succeeded is not None or not newest_first:
+            return succeeded
+        # The table of the branch comes first: the other tables may not have been written by these runs.
+        written = self._has_passed(one, runs) and all(
+            self._has_passed(each, runs) for each in tables if any(self.log.plans([each.key], run) for run in runs)
+        )
+        return newest_first[0] if written else None
+
+    def _has_passed(self, one: WatchedTable, runs: tuple[str, ...]) -> bool:
+        key = (one.name, runs)
+        if key not in self._passed:
+            self._passed[key] = not self.log.unwritten([one.key], runs) and not self._reasons_against(one, runs)
+        return self._passed[key]
+
+    def _reasons_against(self, one: WatchedTable, runs: Sequence[str]) -> list[str]:
+        """Return the reasons against the newest branch of some runs in a table; none when it was published."""
+        with suppress(NotFoundError):
+            table = self.lance.table(one.key, one.metadata)
+            head = RunBranch(table=table, chain=RunChain(run_ids=tuple(reversed(runs)))).written()
+            subject = None if head is None else Subject.of(one.key, head)
+            if head is not None and isinstance(subject, Subject):
+                # The sensor does not know which checks are blocking, but the runs planned them.
+                checks = self._checks(one.key, runs)
+                against = reasons_against(subject, checks, log=self.log, chain=RunChain(), unchecked=True)
+                return against or [str(conflict) for conflict in table.preview_merge(head).conflicts]
+        return []
+
+    def _checks(self, asset: dg.AssetKey, runs: Sequence[str]) -> list[dg.AssetCheckKey]:
+        """Return the checks of an asset that some runs planned, without those whose evaluation was not blocking."""
+        planned, free = set[dg.AssetCheckKey](), set[dg.AssetCheckKey]()
+        for run_id in runs:
+            for record in self.instance.get_records_for_run(run_id, of_type={_PLANNED, _EVALUATED}).records:
+                event = record.event_log_entry.dagster_event
+                if event is not None and event.event_type == _PLANNED:
+                    planned.add(event.asset_check_planned_data.asset_check_key)
+                elif event is not None and not event.asset_check_evaluation_data.blocking:
+                    free.add(event.asset_check_evaluation_data.asset_check_key)
+        return sorted((check for check in planned - free if check.asset_key == asset), key=lambda check: check.name)
