@@ -179,7 +179,7 @@ def test_rows_that_wait_behind_a_hold_are_kept(shop: Shop, stored_instance: dg.D
 
 @pytest.mark.slow
 def test_what_a_successful_run_continues_is_kept(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """A run failed after its first table, and a re-execution wrote the other one: both branches wait."""
+    """A run failed after its first table, and a re-execution wrote the other one: one request publishes both."""
     shop.play(customers_fail=True)
     first = shop.execute(stored_instance, job="candidates").run_id
     shop.play()
@@ -188,6 +188,13 @@ def test_what_a_successful_run_continues_is_kept(shop: Shop, stored_instance: dg
     said = text(shop, stored_instance, **AT_ONCE)
     both = f"shop/orders run/{first[:8]}, shop/customers run/{second[:8]}"
     assert f"nothing to delete; waiting to be published: 2 branches: {both}" == said
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    publishing: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
+    (request,) = sweep(shop, stored_instance, **publishing).run_requests
+    assert request.run_key.startswith(f"lance:publish:run/{second}:")
+    assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
+    assert ([1, 2, 3], [10, 20]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
+    assert [] == branches(shop)
 
 
 def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:

@@ -11,7 +11,7 @@ at the same time, do no harm. A tick has a time budget; the next tick starts wit
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -148,7 +148,11 @@ def build_branch_sweeper(
         for found in late:
             context.log.error("%s waits to be published: its run succeeded", found)
         # They are requested in each tick while versions wait; the run key keeps Dagster from a second run.
-        requests = _publications(sweep.late, promoted, publisher) if publisher is not None and promoted else []
+        requests = (
+            _publications(sweep.late, promoted, publisher, sweep.candidates.newest_run)
+            if publisher is not None and promoted
+            else []
+        )
         return dg.SensorResult(
             asset_events=[_observation(found) for found in late],
             run_requests=requests or None,
@@ -394,20 +398,30 @@ def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
 
 
 def _publications(
-    late: Iterable[_Swept], promoted: Mapping[str, dg.AssetKey], publisher: dg.AssetsDefinition
+    late: Iterable[_Swept],
+    promoted: Mapping[str, dg.AssetKey],
+    publisher: dg.AssetsDefinition,
+    newest_run: Callable[[str], str],
 ) -> list[dg.RunRequest]:
-    """Request a run of the publisher for each run that waits, with all its tables, which are published together.
+    """Request a run of the publisher for each candidate that waits, with all its tables, which are published together.
 
     The run key allows one request for each state of these tables, so a re-execution that writes more is published too.
+
+    Args:
+        late: The branches that wait.
+        promoted: The promoted nodes, by the names of the tables.
+        publisher: The publisher.
+        newest_run: Returns the newest run that continues the run with this id, or the run itself.
     """
+    # A run that continues others stands for the branches of all of them.
     by_branch: dict[str, list[_Swept]] = {}
     for found in late:
-        by_branch.setdefault(found.branch, []).append(found)
+        by_branch.setdefault(branch_of(newest_run(run_of(found.branch) or "")), []).append(found)
     return [
         dg.RunRequest(
             run_key=f"lance:publish:{branch}:{_digest(tables)}",
             # All tables of the publisher are selected: the tick may have ended before it visited some tables of this
-            # run. The publisher leaves out those that the run did not write.
+            # candidate. The publisher leaves out those that its runs did not write.
             asset_selection=list(promoted.values()),
             run_config={"ops": {publisher.node_def.name: {"config": {"ref": branch}}}},
         )

@@ -40,7 +40,7 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, run_of, started_at
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, branch_of, is_written, run_of, started_at
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
@@ -208,11 +208,15 @@ def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
 def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInstance) -> Publication:
     """Return the publication of a ref expression: a branch to merge, or a version of `main` to promote.
 
+    A run that continues others stands for what it and these runs wrote: it has no branch in a table that only they did.
+
     Raises:
         RefNotFoundError: The ref does not exist, and the log of `main` has no merge of a run branch of this name.
     """
     table = publication.table
     run_id = run_of(ref)
+    if run_id is not None and (continued := _continued(publication, run_id, instance)) is not None:
+        return continued
     if run_id is not None and not table.branches.list(ref):
         since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
         landed = landed_as(table, {md.RUN_ID: _run_ids_like(table, run_id)}, since)
@@ -223,6 +227,18 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     if version.branch == MAIN:
         return replace(publication, landed=version, chosen=True)
     return replace(publication, sources=(version,))
+
+
+def _continued(publication: Publication, run_id: str, instance: dg.DagsterInstance) -> Publication | None:
+    """Return the publication of what a run continues in a table that it did not write itself, or None."""
+    head = publication.table.branches.newest(branch_of(run_id))
+    chain = replace(RunChain.of(instance.get_run_by_id(run_id), instance), branch_tag=None)
+    if len(chain.run_ids) <= 1 or (head is not None and is_written(head)):
+        return None
+    written = RunBranch(table=publication.table, chain=chain).written()
+    found = find_by_run(publication, chain, head=written, instance=instance)
+    # What the older runs published is left alone: their tags may have moved on since.
+    return found if found.sources else None
 
 
 def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
