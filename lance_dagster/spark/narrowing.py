@@ -15,7 +15,7 @@ not what this module expects, a frame is returned as it is.
 
 import json
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,13 +164,17 @@ class _Narrowing:
         # The n-th row of a task gets the n-th random number of the task, whatever columns an action uses.
         self._keeps_tasks = not plan.java.deterministic() or any(node.kind == "Sample" for node in plan.walk())
         self._has_joins = any(node.kind == "Join" for node in plan.walk())
+        analyzed: Any = self._df._jdf.queryExecution().analyzed()  # noqa: SLF001
+        copied = _copied([leaf for leaf, _ in leaves], analyzed)
         for leaf, above in leaves:
+            if leaf.function in copied:
+                continue
             columns = self._parsed(leaf.java.output())
             use = self._use(leaf, columns, above)
             (key, *_) = ids = [_ids(column.fields)[0] for column in columns]
             self._columns[key] = ids
             self._uses[key] = self._uses[key].merged(use) if key in self._uses else use
-        replaced = self._replaced(self._df._jdf.queryExecution().analyzed())  # noqa: SLF001
+        replaced = self._replaced(analyzed)
         if not self._changed:
             return self._df
         session: Any = self._spark._jsparkSession  # noqa: SLF001
@@ -227,7 +231,7 @@ class _Narrowing:
         """
         kind = plan.nodeName()
         if kind == _LEAF:
-            key = plan.output().apply(0).exprId().id()
+            key = _key(plan)
             return plan if key not in self._uses else self._part(plan, key, named)
         if kind == "Aggregate":
             counted = self._counted(plan)
@@ -342,6 +346,23 @@ class _Narrowing:
 def _optimised(df: ClassicDataFrame) -> _PlanNode:
     execution: Any = df._jdf.queryExecution()  # noqa: SLF001
     return _PlanNode.of(execution.optimizedPlan())
+
+
+def _key(leaf: Any) -> int:  # noqa: ANN401 - a Java object
+    """Return the expression id of the first column of a read."""
+    found: int = leaf.output().apply(0).exprId().id()
+    return found
+
+
+def _copied(leaves: Sequence[_PlanNode], analyzed: Any) -> set[str]:  # noqa: ANN401 - a Java object
+    """Return the names of the scans that the optimiser copied, as it does for a common table expression used twice.
+
+    The copies have expression ids of their own, so what they use is not known of the read in the analysed plan that
+    all of them come from.
+    """
+    found = Counter((leaf.function, _key(leaf.java)) for leaf in leaves)
+    known = Counter((leaf.function, _key(leaf.java)) for leaf, _ in _leaves(_PlanNode.of(analyzed), ()))
+    return {function for function, _ in found - known}
 
 
 def _leaves(node: _PlanNode, above: tuple[_PlanNode, ...]) -> Iterator[tuple[_PlanNode, tuple[_PlanNode, ...]]]:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,28 @@ def test_a_frame_in_subqueries_caches_and_sql(spark: SparkSession, numbers: Lanc
         cached.unpersist()
     assert 3 == len(df.where("id < 3").toPandas()) == df.where("id < 3").toArrow().num_rows
     assert 3 == df.where("id < 3").rdd.count()
+
+
+def test_each_use_of_a_common_table_expression_gets_its_rows(spark: SparkSession, numbers: LanceTable) -> None:
+    """Spark optimises each use on its own; a table that is used once is narrowed beside one that is used twice."""
+    df = read_table(spark, numbers)
+    table_view(spark, numbers, "main", "numbers")
+    table_view(spark, numbers, "main", "others")
+    spark.createDataFrame(df.collect(), df.schema).createOrReplaceTempView("plain")
+    for query, columns in [
+        ("SELECT id, s FROM c WHERE id < 3 UNION ALL SELECT id, s FROM c WHERE id > 97", None),
+        ("SELECT a.id, b.s FROM c a JOIN c b ON a.id = b.k WHERE a.id < 3", None),
+        ("SELECT sum(id) FROM c UNION ALL SELECT count(*) FROM c UNION ALL SELECT max(x) FROM c WHERE k = 1", None),
+        ("SELECT c.id, o.id FROM c JOIN c d ON c.id = d.id JOIN others o ON c.id = o.k", [*["id"] * 2, "k"]),
+        ("SELECT k FROM c WHERE id < 3", ["id", "k"]),
+        ("SELECT id FROM c WHERE id IN (SELECT k FROM c WHERE id > 50)", None),
+    ]:
+        whole = f"WITH c AS (FROM numbers) {query}"
+        found, plain = narrow(spark.sql(whole)), spark.sql(re.sub("numbers|others", "plain", whole))
+        assert sorted(plain.collect()) == sorted(found.collect()), query
+        assert columns is None or columns[-1:] == reads(found)[-1][-1:], query
+    for view in ("numbers", "others", "plain"):
+        spark.catalog.dropTempView(view)
 
 
 def test_limits_give_as_many_rows(spark: SparkSession, numbers: LanceTable, capsys: pytest.CaptureFixture[str]) -> None:
