@@ -13,6 +13,7 @@ This works on Spark's own plans, which only classic sessions have. With Spark Co
 not what this module expects, a frame is returned as it is.
 """
 
+import itertools
 import json
 import uuid
 from collections import Counter, OrderedDict
@@ -192,9 +193,14 @@ class _Narrowing:
         rest = list(above)
         condition, used = None, set[int]()
         if rest and rest[-1].kind == "Filter":
-            (parsed,) = self._parsed(rest.pop().java.expressions())
-            used.update(_ids([node.fields for node in parsed.walk()]))
-            condition = self._translator(columns, scan).condition(parsed)
+            parts = [*_conjuncts(rest.pop().java.condition())]
+            parsed = self._parsed(self._sequence(parts))
+            used.update(_ids([node.fields for part in parsed for node in part.walk()]))
+            # What a random number or the like is drawn for depends on the parts before it alone, in Spark's order.
+            first = itertools.takewhile(lambda pair: pair[0].deterministic(), zip(parts, parsed, strict=True))
+            translator = self._translator(columns, scan)
+            found = [one for _, part in first if (one := translator.condition(part)) is not None]
+            condition = " AND ".join(found) or None
         limit = None if condition is not None or len(rest) < len(above) else self._limit(rest)
         # Spark puts a projection above each leaf of which it does not use all columns.
         if not rest or rest[-1].kind not in ("Project", "Aggregate"):
@@ -346,6 +352,15 @@ class _Narrowing:
 def _optimised(df: ClassicDataFrame) -> _PlanNode:
     execution: Any = df._jdf.queryExecution()  # noqa: SLF001
     return _PlanNode.of(execution.optimizedPlan())
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:  # noqa: ANN401 - Java objects
+    """Yield the parts of a condition that must all be true, in their order."""
+    if condition.nodeName() == "And":
+        yield from _conjuncts(condition.left())
+        yield from _conjuncts(condition.right())
+    else:
+        yield condition
 
 
 def _key(leaf: Any) -> int:  # noqa: ANN401 - a Java object

@@ -312,6 +312,15 @@ def test_random_columns_do_not_depend_on_the_columns_that_are_read(wide: DataFra
     assert [4, 1] == [part.rdd.getNumPartitions() for part in (df, df.select("id"))]
 
 
+def test_no_row_is_left_out_before_a_condition_that_counts_rows(spark: SparkSession, numbers: LanceTable) -> None:
+    """A part of a filter behind such a condition is left to Spark, and one before it is not."""
+    df = read_table(spark, numbers)
+    table_view(spark, numbers, "main", "numbers")
+    for condition in ("monotonically_increasing_id() % 2 = 0 AND k = 1", "k = 1 AND rand(7) < 0.5"):
+        assert ids(spark.table("numbers").where(condition)) == ids(df.where(condition))
+    spark.catalog.dropTempView("numbers")
+
+
 def test_a_filter_has_the_time_zone_of_the_session_of_its_frame(spark: SparkSession, tmp_table_uri: str) -> None:
     """Another session, which may be the active one, has another zone."""
     hours = pa.array([hour * 3_600_000_000 for hour in range(48)], pa.timestamp("us", "UTC"))
