@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
+from lance_dagster.store import uri_text
 
 PREFIX = "lance+"
 _REF, _TABLE = "ref", "table"
@@ -44,7 +45,7 @@ class VersionUri:
 
 def is_table_uri(uri: str | os.PathLike[str]) -> bool:
     """Tell whether a text is the URI of a version, and not the URI of a table alone."""
-    return os.fspath(uri).lower().startswith(PREFIX)
+    return uri_text(uri).lower().startswith(PREFIX)
 
 
 def parse_version_uri(text: str) -> VersionUri:
@@ -101,7 +102,7 @@ def split_table_uri(uri: str | os.PathLike[str]) -> tuple[str, str]:
     Raises:
         InvalidInputError: The URI of a version cannot be read, or carries something other than a ref.
     """
-    return parse_table_uri(os.fspath(uri)) if is_table_uri(uri) else (os.fspath(uri), MAIN)
+    return parse_table_uri(uri_text(uri)) if is_table_uri(uri) else (uri_text(uri), MAIN)
 
 
 def table_uri(uri: str, ref: str) -> str:

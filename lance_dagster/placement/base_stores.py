@@ -21,7 +21,7 @@ from lance_dagster.errors import (
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Transaction, UpdateBases
-from lance_dagster.format.validation import validate_commit_info
+from lance_dagster.format.validation import check_flag, check_string, validate_commit_info
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_protected_branch
@@ -117,6 +117,8 @@ def allow(context: TableContext, path: str, base_id: int) -> None:
 
 def _checked(context: TableContext, wanted: NewBase) -> BasePath:
     uri = canonical_uri(wanted.uri)
+    check_string("the name of a base path", wanted.name)
+    check_flag("is_dataset_root", wanted.is_dataset_root)
     if not wanted.name or wanted.name == ROOT_BASE:
         raise InvalidInputError(f"a base path cannot be called {wanted.name!r}; {ROOT_BASE!r} is the table itself")
     inside = uri.startswith(f"{context.uri}/")

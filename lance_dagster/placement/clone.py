@@ -34,14 +34,14 @@ from lance_dagster.errors import (
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
-from lance_dagster.format.validation import check_options
+from lance_dagster.format.validation import check_flag, check_options
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import allow, base_store
-from lance_dagster.store import Store, canonical_uri, copy_file, copy_folder, table_options
+from lance_dagster.store import Store, canonical_uri, check_mapping, copy_file, copy_folder, table_options
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import FileReferences, deep_clone, file_references, shallow_clone
 
@@ -88,12 +88,15 @@ def clone(
         VersionNotFoundError: The version was collected meanwhile.
     """
     check_options(clone, options, CloneOptions)
+    check_flag("shallow", shallow)
+    if (given := options.get("storage_options")) is not None:
+        check_mapping(given)
     source_uri = context.versions.branch_uri(source.branch)
     if shallow:
         manifest = shallow_clone(source.manifest, source_uri=source_uri, name=str(source))
     else:
         manifest = deep_clone(source.manifest)
-    made = open_context(uri, _options(context, manifest, uri, options.get("storage_options")))
+    made = open_context(uri, _options(context, manifest, uri, given))
     _refuse_nested(context.uri, made.uri)
     write_clone(context, source, made, manifest, properties=properties, progress=options.get("progress"))
     return made

@@ -35,6 +35,7 @@ from lance_dagster.format.layout import (
 )
 from lance_dagster.format.model import BasePath
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Clone, Transaction, UpdateBases
+from lance_dagster.format.validation import check_flag
 from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
@@ -103,6 +104,11 @@ class How:
     dry_run: bool = False
     progress: Progress | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse text such as "no", which would count as True."""
+        check_flag("check", self.check)
+        check_flag("dry_run", self.dry_run)
 
     def tell(self, done: int, total: int) -> None:
         """Report the number of branches and tags processed, and their total."""

@@ -19,6 +19,7 @@ from lance_dagster.store.options import (
     allowed_base_paths,
     base_options,
     canonical_uri,
+    check_mapping,
     file_checks,
     is_durable,
     is_secret_option,
@@ -28,6 +29,7 @@ from lance_dagster.store.options import (
     resolve_location,
     supported_uri,
     table_options,
+    uri_text,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ __all__ = [
     "allowed_base_paths",
     "base_options",
     "canonical_uri",
+    "check_mapping",
     "copy_file",
     "copy_folder",
     "file_checks",
@@ -68,6 +71,7 @@ __all__ = [
     "sync_path",
     "table_options",
     "together",
+    "uri_text",
 ]
 
 _HOME_OF = {
@@ -102,9 +106,9 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
             "shapes". `record_digests` states whether the digests of written data files are recorded.
 
     Raises:
-        InvalidInputError: The scheme is not supported, or an option is unknown.
+        InvalidInputError: The scheme is not supported, or an option is unknown or no text.
     """
-    location = resolve_location(uri, storage_options or {})
+    location = resolve_location(uri, {} if storage_options is None else storage_options)
     match location.scheme:
         case "s3":
             from lance_dagster.store.s3 import S3Store

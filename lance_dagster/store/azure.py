@@ -24,8 +24,8 @@ from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, 
 from lance_dagster.store.vocabulary import (
     AZURE,
     Timeouts,
+    check_endpoint,
     is_true,
-    refuse_plain_http,
     retry_seconds,
     timeouts,
     translated,
@@ -53,7 +53,7 @@ class AzureStore(PrefixStore):
         self._options = translated(AZURE, storage_options)
         self._seconds = retry_seconds(self._options)
         self._timeouts = timeouts(self._options, _TIMEOUTS)
-        refuse_plain_http(self._options)
+        check_endpoint(self._options.get("endpoint", ""), allow_http=is_true(self._options.get("allow_http")))
         account = host.partition(".")[0]
         if account and self._options.setdefault("account_name", account) != account:
             raise InvalidInputError(

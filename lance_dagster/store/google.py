@@ -28,8 +28,8 @@ from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, 
 from lance_dagster.store.vocabulary import (
     GOOGLE,
     Timeouts,
+    check_endpoint,
     is_true,
-    refuse_plain_http,
     retry_seconds,
     timeouts,
     translated,
@@ -71,7 +71,7 @@ class GoogleStore(PrefixStore):
         self._options = translated(GOOGLE, storage_options)
         self._seconds = retry_seconds(self._options)
         self._timeouts = timeouts(self._options, _TIMEOUTS)
-        refuse_plain_http(self._options)
+        check_endpoint(self._options.get("endpoint", ""), allow_http=is_true(self._options.get("allow_http")))
         self._connected: _Connection | None = None
 
     @property
@@ -302,19 +302,20 @@ def _credentials(options: Mapping[str, str]) -> tuple[Any, str]:
         return user.Credentials(options["token"]), base
     try:
         if "service_account_key" in options or "service_account" in options:
-            key = options.get("service_account_key") or Path(options["service_account"]).read_text()
-            info = json.loads(key)
-            base = info.get("gcs_base_url", base)
+            info = json.loads(options.get("service_account_key") or Path(options["service_account"]).read_text())
             # As in pylance, this is the key of an emulator, which asks for no signature.
+            base = info.get("gcs_base_url", base)
             if info.get("disable_oauth"):
                 return credentials.AnonymousCredentials(), base
             return service_account.Credentials.from_service_account_info(info, scopes=[_SCOPE]), base
         if "application_credentials" in options:
             return google.auth.load_credentials_from_file(options["application_credentials"], scopes=[_SCOPE])[0], base
         return google.auth.default(scopes=[_SCOPE])[0], base
-    except (ValueError, OSError) as error:
-        # The text of a JSON error quotes the key.
-        raise InvalidInputError(f"the service account of Google cannot be read: {type(error).__name__}") from None
+    # Text that was quoted twice is JSON as well, and no object. The text of a JSON error quotes the key.
+    except (AttributeError, ValueError, OSError) as error:
+        raise InvalidInputError(
+            f"the service account of Google cannot be read: {type(error).__name__}; its key file holds a JSON object"
+        ) from None
     except exceptions.GoogleAuthError as error:
         raise StoreError(f"no credentials of Google: {error}") from error
 

@@ -11,13 +11,22 @@ import difflib
 import importlib.metadata
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.store.vocabulary import AZURE, GOOGLE, Timeouts, check_option, retry_seconds, timeouts
+from lance_dagster.store.vocabulary import (
+    AZURE,
+    GOOGLE,
+    Timeouts,
+    check_endpoint,
+    check_option,
+    retry_seconds,
+    timeouts,
+)
 
 FileChecks = Literal["none", "deletions", "shapes"]
 SCHEMES = ("", "s3", "az", "abfss", "gs")
@@ -74,9 +83,10 @@ def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, 
     """Return the canonical location of a table, with the storage options that apply to the table itself.
 
     Raises:
-        InvalidInputError: No store has such a URI, or the option `durability` has an unknown value.
+        InvalidInputError: No store has such a URI, the options are no mapping, or `durability` has an unknown value.
     """
     canonical = supported_uri(uri)
+    check_mapping(storage_options)
     options = table_options(storage_options)
     return Location(
         uri=canonical,
@@ -84,6 +94,19 @@ def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, 
         access={key: value for key, value in options.items() if key not in _OWN},
         durable=is_durable(options),
     )
+
+
+def check_mapping(storage_options: object) -> None:
+    """Refuse storage options that are not a mapping of names.
+
+    Raises:
+        InvalidInputError: The message does not show the values, which may be secret.
+    """
+    if not isinstance(storage_options, Mapping) or not all(isinstance(name, str) for name in storage_options):
+        raise InvalidInputError(
+            "storage options have to be a mapping of text to text such as {'region': 'eu-central-1'}, not "
+            f"{type(storage_options).__name__}"
+        )
 
 
 def supported_uri(uri: str | os.PathLike[str]) -> str:
@@ -112,7 +135,7 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     Raises:
         InvalidInputError: The URI is empty or percent-encoded, or carries credentials, a query or a fragment.
     """
-    text = os.fspath(uri)
+    text = uri_text(uri)
     if not text.strip():
         raise InvalidInputError("a table URI cannot be empty; give a local path or s3://bucket/path")
     if "\0" in text or "%00" in text:
@@ -124,7 +147,7 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
         # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
     parts = urlsplit(text)
-    _refuse_credentials(text, "a table URI")
+    _refuse_credentials(text)
     if not parts.netloc:
         raise InvalidInputError(f"a table URI is scheme://bucket/path: {text!r}")
     # Hadoop spells the same storage s3a and s3n; pylance accepts only s3.
@@ -142,7 +165,23 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
 
 
-def _refuse_credentials(uri: str, what: str) -> None:
+def uri_text(uri: str | os.PathLike[str]) -> str:
+    """Return a URI as text.
+
+    Raises:
+        InvalidInputError: It is neither text nor a path, or a path that was a URI: pathlib removes one of two slashes.
+    """
+    given: object = uri
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    if not isinstance(text, str):
+        raise InvalidInputError(f"a table URI has to be text or a path, not {reprlib.repr(uri)}")
+    if re.match(r"(s3[an]?|az|abfss|gs|file):/(?!/)", text, re.IGNORECASE):
+        scheme = text.partition(":")[0]
+        raise InvalidInputError(f"{text!r} lacks a slash; give a URI {scheme}:// as text, since pathlib changes it")
+    return text
+
+
+def _refuse_credentials(uri: str) -> None:
     """Refuse a URI that may carry credentials: URIs are shown in logs, errors and on Dagster's pages.
 
     Raises:
@@ -151,9 +190,9 @@ def _refuse_credentials(uri: str, what: str) -> None:
     place = re.split(r"[?#]", uri, maxsplit=1)[0]
     # Azure's own spelling has the container there, which is not a credential and cannot hold a password.
     if "@" in place.partition("://")[2].partition("/")[0] and not re.match(_CONTAINER, place):
-        raise InvalidInputError(f"{what} cannot contain a user before '@'; give credentials as storage options")
+        raise InvalidInputError("a table URI cannot contain a user before '@'; give credentials as storage options")
     if place != uri:
-        raise InvalidInputError(f"{what} cannot contain '?' or '#': what follows {place!r} may be a signature")
+        raise InvalidInputError(f"a table URI cannot contain '?' or '#': what follows {place!r} may be a signature")
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -307,10 +346,8 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
         else:
             (client if place == _CLIENT else top)[name] = value
     endpoint = client.get("endpoint_url", "")
-    _refuse_credentials(endpoint, "the endpoint")
-    if endpoint.startswith("http://") and not flags.get("allow_http"):
-        raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")
-    _refuse_plain_environment(flags, endpoint)
+    check_endpoint(endpoint, allow_http=flags.get("allow_http", False))
+    _check_environment(flags, endpoint)
     wait = timeouts({**_timeouts_of_environment(), **_plain_names(storage_options)}, _S3_TIMEOUTS)
     # Servers other than AWS rarely resolve bucket names as host names.
     style = "virtual" if flags.get("virtual_hosted_style_request") else "path" if endpoint else "auto"
@@ -353,12 +390,15 @@ def _timeouts_of_environment() -> dict[str, str]:
     return {name: os.environ[f"AWS_{name.upper()}"] for name in names if f"AWS_{name.upper()}" in os.environ}
 
 
-def _refuse_plain_environment(flags: Mapping[str, bool], endpoint: str) -> None:
-    """Refuse an endpoint of the environment that botocore takes, and pylance only where plain http is allowed."""
+def _check_environment(flags: Mapping[str, bool], endpoint: str) -> None:
+    """Refuse an endpoint of the environment that is no URL, or that pylance takes only where plain http is allowed."""
     names = () if endpoint else ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     name = next((name for name in names if os.environ.get(name)), "")
     allowed = flags.get("allow_http", os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE)
-    if os.environ.get(name, "").startswith("http://") and not allowed:
+    given = os.environ.get(name, "")
+    if given and not given.startswith(("http://", "https://")):
+        raise InvalidInputError(f"{name} in the environment is no URL: it begins with https:// or http://")
+    if given.startswith("http://") and not allowed:
         raise InvalidInputError(
             f"{name} in the environment uses plain http; set AWS_ALLOW_HTTP to 'true' there, or the storage option "
             "allow_http"

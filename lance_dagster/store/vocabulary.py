@@ -185,14 +185,15 @@ def _seconds(name: str, options: Mapping[str, str], usual: float) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def refuse_plain_http(options: Mapping[str, str]) -> None:
-    """Refuse an endpoint without encryption, unless it is asked for, and one that carries credentials.
+def check_endpoint(endpoint: str, *, allow_http: bool) -> None:
+    """Refuse an endpoint that carries credentials, is no URL, or is not encrypted where that was not asked for.
 
     Raises:
-        InvalidInputError: The endpoint is plain http, or has a user, a query or a fragment.
+        InvalidInputError: The message does not show an endpoint with a user, a query or a fragment.
     """
-    endpoint = options.get("endpoint", "")
     if any(mark in endpoint for mark in "@?#"):
         raise InvalidInputError("the endpoint cannot contain '@', '?' or '#'; give credentials as storage options")
-    if endpoint.lower().startswith("http://") and not is_true(options.get("allow_http")):
+    if endpoint and not endpoint.lower().startswith(("http://", "https://")):
+        raise InvalidInputError(f"the endpoint {endpoint!r} is no URL: it begins with https:// or http://")
+    if endpoint.lower().startswith("http://") and not allow_http:
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")

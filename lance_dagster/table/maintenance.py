@@ -25,6 +25,7 @@ from lance_dagster.placement import base_stores, clone, relocate
 from lance_dagster.placement.base_stores import NewBase
 from lance_dagster.placement.clone import CloneOptions
 from lance_dagster.placement.relocate import How, RelocateOptions, Relocation, migrate_manifest_names
+from lance_dagster.store import uri_text
 from lance_dagster.verify import verify as verification
 from lance_dagster.verify.verify import VerifyReport
 from lance_dagster.verify.version_checks import Progress
@@ -58,6 +59,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             NotFoundError: There is no such branch, tag, version or commit id.
         """
+        check_flag("deep", deep)
         # A `Version` goes in as its ref, which is resolved again: the verified manifest is that in the store.
         return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
 
@@ -116,7 +118,7 @@ class Maintenance(Generic[TableT]):
         """
         wanted = NewBase(
             name=name,
-            uri=os.fspath(uri),
+            uri=uri_text(uri),
             is_dataset_root=is_dataset_root,
             message=message,
             properties=properties or {},
@@ -137,7 +139,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             StoreError: The place cannot be written. Readers can allow it with the storage option `allowed_base_paths`.
         """
-        place = os.fspath(uri)
+        place = uri_text(uri)
         known = next((base.id for base in self._context.at(MAIN).manifest.base_paths if base.path == place), 0)
         self._context.versions.bases.allow_everyone(place, known)
 
@@ -169,7 +171,7 @@ class Maintenance(Generic[TableT]):
         info = CommitInfo.of(MAIN, message, properties)
         check_options(self.move_base, options, RelocateOptions)
         how = How(**options, properties=info.as_properties())
-        return relocate.move_base(self._context, name, os.fspath(uri), how)
+        return relocate.move_base(self._context, name, uri_text(uri), how)
 
     def relocate(
         self,
@@ -201,7 +203,7 @@ class Maintenance(Generic[TableT]):
         info = CommitInfo.of(MAIN, message, properties)
         check_options(self.relocate, options, RelocateOptions)
         how = How(**options, properties=info.as_properties())
-        return relocate.relocate(self._context, None if old_uri is None else os.fspath(old_uri), how)
+        return relocate.relocate(self._context, None if old_uri is None else uri_text(old_uri), how)
 
     def clone(
         self,
@@ -238,7 +240,7 @@ class Maintenance(Generic[TableT]):
         made = clone.clone(
             self._context,
             self._context.at(at, fresh=True),
-            os.fspath(uri),
+            uri_text(uri),
             shallow=shallow,
             properties=CommitInfo.of(MAIN, message, properties).as_properties(),
             **options,

@@ -1,6 +1,7 @@
 """Base paths: rows outside the table's own folder, also after such a place was moved."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -273,3 +274,25 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: P
     with pytest.raises(InvalidInputError, match="column 'other' is not in the table"):
         table.stage(pa.table({"other": [1]}), base="cold")
     assert before == files_below(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "call,said",
+    [
+        (lambda table: table.clone("place", shallow="no"), "shallow has to be True or False, not 'no'"),
+        (lambda table: table.clone("place", storage_options="x"), "storage options have to be a mapping"),
+        (lambda table: table.verify(deep="no"), "deep has to be True or False, not 'no'"),
+        (lambda table: table.add_base(3, "place"), "the name of a base path has to be a string, not 3"),
+        (lambda table: table.add_base("x", "place", is_dataset_root="no"), "is_dataset_root has to be True or False"),
+        (lambda table: table.relocate(dry_run="no"), "dry_run has to be True or False, not 'no'"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., object], said: str
+) -> None:
+    """Text such as "no" would count as True, and an error of Python would come from the inside."""
+    monkeypatch.chdir(tmp_path)
+    table = new_table(tmp_path / "lake")
+    with pytest.raises(InvalidInputError, match=said):
+        call(table.maintenance)
+    assert not (tmp_path / "place").exists()

@@ -2,9 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store import canonical_uri, open_store, options
 from lance_dagster.store.options import base_options, s3fs_options, table_options
@@ -56,14 +58,23 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         ("s3://bucket/t#x", "cannot contain '[?]' or '#'"),
         ("s3:///t", "scheme://bucket/path"),
         ("s3://bucket/a/../b", r"cannot contain '\.'"),
+        (None, "has to be text or a path, not None"),
+        (Path("s3://bucket/t"), "'s3:/bucket/t' lacks a slash; give a URI s3:// as text"),
         ("s3://bucket/a%20b/t", "not percent-encoded.*write 's3://bucket/a b/t'"),
         ("gs://bucket/a%2fb", "not percent-encoded.*write 'gs://bucket/a/b'"),
     ],
 )
-def test_a_uri_that_is_none_is_refused(given: str, said: str) -> None:
+def test_a_uri_that_is_none_is_refused(given: Any, said: str) -> None:  # noqa: ANN401 - what a caller may give
     """An invalid URI is refused, and the error says what is wrong."""
     with pytest.raises(InvalidInputError, match=said):
         canonical_uri(given)
+
+
+@pytest.mark.parametrize("given", [["a"], "a=b", {1: "a"}])
+def test_storage_options_are_a_mapping(given: Any) -> None:  # noqa: ANN401 - what a caller may give
+    """The error shows the form of one, and not what was given: it may be secret."""
+    with pytest.raises(InvalidInputError, match="storage options have to be a mapping of text to text such as"):
+        LanceTable.open("s3://bucket/t", given)
 
 
 @pytest.mark.parametrize("scheme", ["hdfs", "abfs", "memory", "http"])
@@ -115,6 +126,7 @@ def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], styl
         ({"endpoint": "http://e"}, "the endpoint uses plain http; set the storage option allow_http to 'true'"),
         ({"endpoint": "http://e", "allow_http": "false"}, "set the storage option allow_http"),
         ({"region": 3}, "storage option 'region' must be a string, not int"),
+        ({"endpoint": "localhost:9000"}, "the endpoint 'localhost:9000' is no URL: it begins with https:// or http://"),
     ],
 )
 def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said: str) -> None:

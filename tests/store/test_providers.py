@@ -389,7 +389,9 @@ def test_no_text_of_a_store_shows_a_secret(tmp_path: Path) -> None:
     for uri, options in (("az://c/t", {"account_name": "a", "account_key": SECRET}), ("az://c/t", signed)):
         assert "canary" not in repr(open_store(uri, options)) + str(open_store(uri, options))
     (tmp_path / "key.json").write_text(f'{{"private_key": "{SECRET}"}}')
-    store = open_store("gs://b/t", {"google_service_account": str(tmp_path / "key.json")})
-    with pytest.raises(InvalidInputError) as caught:
-        store.get("a")
-    assert SECRET not in str(caught.value) + repr(store)
+    twice = json.dumps(f'{{"private_key": "{SECRET}"}}')
+    for given in ({"google_service_account": str(tmp_path / "key.json")}, {"service_account_key": twice}):
+        store = open_store("gs://b/t", given)
+        with pytest.raises(InvalidInputError, match="its key file holds a JSON object") as caught:
+            store.get("a")
+        assert SECRET not in str(caught.value) + repr(store)
