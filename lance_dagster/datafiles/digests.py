@@ -74,10 +74,14 @@ def record_digest(store: Store, key: str, size: int = 0) -> bool:
 
 
 def digested_files(store: Store, key: str, *, blobs: bool) -> tuple[str, ...]:
-    """Return the keys of the files with digests of their own: a data file, and its blob files if it may have any."""
+    """Return the keys of the files with digests of their own: a data file, and its blob files if it may have any.
+
+    A blob file that is missing is among them where its digest is recorded.
+    """
     folder = key.removesuffix(".lance")
-    beside = [name for name in store.list(folder) if layout.parse_digest_file(name) is None] if blobs else []
-    return (key, *(f"{folder}/{name}" for name in beside))
+    names = store.list(folder) if blobs else []
+    beside = recorded_digests(names).keys() | {name for name in names if layout.parse_digest_file(name) is None}
+    return (key, *(f"{folder}/{name}" for name in sorted(beside)))
 
 
 def record_written(data_uri: str, name: str, storage_options: Mapping[str, str], *, blobs: bool = False) -> None:

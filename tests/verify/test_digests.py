@@ -76,11 +76,16 @@ def test_blob_files_have_digests(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), blob_field("blob")])
     table = LanceTable.create(tmp_path / "blobs", schema, storage_options=RECORDING)
     table.append(pa.table({"id": [1], "blob": lance.blob_array([b"x" * 5_000_000])}, schema))
-    flip(only_file(table, "data/*/*.blob"), b"xxx")
+    blob = only_file(table, "data/*/*.blob")
+    flip(blob, b"xxx")
     report = table.maintenance.verify(deep=True)
     (problem,) = report.problems
     assert 2 == report.digests_compared
     assert re.fullmatch(r"data/[^/]+/[^/]+\.blob", problem.path or "")
+    blob.unlink()
+    report = table.maintenance.verify(deep=True)
+    (missing,) = report.problems
+    assert (1, problem.path, "it is missing") == (report.digests_compared, missing.path, missing.what)
 
 
 def test_digests_go_with_their_files(tmp_path: Path) -> None:
