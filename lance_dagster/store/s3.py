@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from lance_dagster.errors import (
     ConditionalPutUnsupportedError,
+    InvalidInputError,
     MissingExtraError,
     PermissionRefusedError,
     Remedy,
@@ -39,6 +40,8 @@ _CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
+# The ends of the names of directory buckets and of their access points, which AWS reserves.
+_DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
 # How many clients are kept: one for each process, its options, and each state of the environment.
 _CLIENTS = 32
 _NO_BUCKET = Remedy("create the bucket, or correct its name")
@@ -52,8 +55,17 @@ class S3Store(PrefixStore):
     """A prefix of a bucket."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
-        """Take a canonical `s3://` URI; the server is not contacted."""
+        """Take a canonical `s3://` URI; the server is not contacted.
+
+        Raises:
+            InvalidInputError: An option is wrong, or the bucket is a directory bucket.
+        """
         super().__init__(uri)
+        if self._bucket.endswith(_DIRECTORY_BUCKETS):
+            raise InvalidInputError(
+                f"{uri} is in a directory bucket of S3 Express, which lists objects in no order, so that the newest "
+                "version would not be found; use a general purpose bucket"
+            )
         self._options = s3fs_options(storage_options)
         self._seconds = s3_retry_seconds(storage_options)
         self._filesystem: tuple[int, Any] | None = None

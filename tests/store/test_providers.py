@@ -181,6 +181,7 @@ def test_a_timeout_without_its_unit_is_refused(uri: str, name: str, value: str) 
         ("abfss://c@acc.dfs.core.windows.net/t", {"account_name": "other"}, "names the storage account 'acc'"),
         ("abfss://c:pw@acc.dfs.core.windows.net/t", {}, "cannot contain a user before '@'"),
         ("az://c@acc/t", {}, "cannot contain a user before '@'"),
+        ("s3://lake--use1-az4--x-s3/t", {}, "a directory bucket of S3 Express.*use a general purpose bucket"),
         ("hdfs://h/t", {}, "use a local path, s3://, az://, abfss:// or gs://"),
     ],
 )
