@@ -38,6 +38,7 @@ _COPY_PAUSE = 0.2
 _MISSING, _CONFLICT, _FAILED, _BAD_RANGE, _REFUSED, _UNSUPPORTED = 404, 409, 412, 416, 403, 501
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SHOWN = 3
+_FOLDER = "hdi_isfolder"
 _TIMEOUTS = Timeouts(connect=10.0, read=60.0)
 
 Answered = TypeVar("Answered")
@@ -208,7 +209,8 @@ class AzureStore(PrefixStore):
         return self._ask(what, send)
 
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
-        options = {"name_starts_with": prefix, "results_per_page": min(limit or _PAGE, _PAGE)}
+        # An account with hierarchical namespaces lists folders among the blobs; only their metadata tells them apart.
+        options = {"name_starts_with": prefix, "results_per_page": min(limit or _PAGE, _PAGE), "include": ["metadata"]}
         listing = self._client.walk_blobs(delimiter=delimiter, **options) if delimiter else None
         pages = (listing or self._client.list_blobs(**options)).by_page()
         while True:
@@ -220,7 +222,7 @@ class AzureStore(PrefixStore):
             objects = tuple(
                 ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp())
                 for blob in page
-                if hasattr(blob, "size") and blob.size is not None
+                if hasattr(blob, "size") and blob.size is not None and _FOLDER not in (blob.metadata or {})
             )
             yield ListedPage(objects, tuple(blob.name for blob in page if not hasattr(blob, "size")))
 

@@ -7,9 +7,11 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import lance
@@ -155,6 +157,40 @@ def test_azure_does_not_wait_for_a_response_that_is_late() -> None:
         store = open_store("az://c/t", options | {"timeout": "200ms", "client_retry_timeout": "1"})
         with pytest.raises(StoreError, match=r"cannot read az://c/t/a: .*0[.]2.*gave up after 1 s of retries"):
             store.get("a")
+
+
+LISTED = """<?xml version="1.0" encoding="utf-8"?>
+<EnumerationResults ServiceEndpoint="http://localhost/a/" ContainerName="c"><Blobs>
+<Blob><Name>t/data</Name><Properties><Last-Modified>Thu, 26 Nov 2026 17:00:00 GMT</Last-Modified>
+<Content-Length>0</Content-Length><BlobType>BlockBlob</BlobType></Properties>
+<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata></Blob>
+<Blob><Name>t/data/x.lance</Name><Properties><Last-Modified>Thu, 26 Nov 2026 17:00:00 GMT</Last-Modified>
+<Content-Length>3</Content-Length><BlobType>BlockBlob</BlobType></Properties></Blob>
+</Blobs><NextMarker /></EnumerationResults>"""
+
+
+class HierarchicalAccount(BaseHTTPRequestHandler):
+    """Answers every listing as an account with hierarchical namespaces does, which Azurite has none of."""
+
+    def do_GET(self) -> None:
+        """Send the folder `t/data`, with its metadata if asked for, and the file in it."""
+        text = LISTED if "include=metadata" in self.path else LISTED.replace("<hdi_isfolder>true</hdi_isfolder>", "")
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def test_a_folder_of_azure_is_no_object() -> None:
+    """An account with hierarchical namespaces lists its folders among the blobs."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), HierarchicalAccount) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}/a"
+        options = {"account_name": "a", "skip_signature": "true", "endpoint": endpoint, "allow_http": "true"}
+        found = [(entry.key, entry.size) for entry in open_store("az://c/t", options).walk("")]
+        server.shutdown()
+    assert [("data/x.lance", 3)] == found
 
 
 @pytest.mark.parametrize("uri", ["s3://b/t", "az://c/t", "gs://b/t"])
