@@ -298,7 +298,7 @@ def _finish(
     _sync(versions, folder, put, transaction)
     if fence is not None:
         fence.check_after_put(branch_id, put, transaction, versions.manifest_path(put.branch, put.number))
-    _write_hint(versions, folder, put.number)
+    write_hint(versions, folder, put.number)
 
 
 def _pause(attempts: int, since: float) -> None:
@@ -355,7 +355,7 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
         return None
     folder = layout.versions_folder(branch)
     _sync(versions, folder, put, ready.staged.transaction)
-    _write_hint(versions, folder, put.number)
+    write_hint(versions, folder, put.number)
     return put
 
 
@@ -443,7 +443,7 @@ def _with_committer(transaction: Transaction) -> Transaction:
     return transaction if who is None else replace(transaction, properties={**transaction.properties, COMMITTER: who})
 
 
-def _write_hint(versions: Versions, folder: str, number: int) -> None:
+def write_hint(versions: Versions, folder: str, number: int) -> None:
     """Write the version hint: pylance starts there to look for newer versions where listings are unordered."""
     if versions.store.ordered_listing:
         return

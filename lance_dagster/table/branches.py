@@ -179,8 +179,8 @@ class Branches:
 
         The branch file is written anew from the first version, and missing versions are restored from the copies that
         garbage collection has not deleted yet, except those that a reset dropped. Where the branch file was lost, its
-        own metadata is lost too. A branch that has its file and versions is returned unchanged. Files that another
-        program put into the folder of the branch are not restored, and versions that name them cannot be read. A slow
+        own metadata is lost too. A branch that has its file and versions is returned unchanged. The files that the
+        versions name stay as long as the copies; those that another program deletes earlier are not restored. A slow
         deletion that began earlier may delete the restored versions; its process then restores them. If that process
         dies first and the branch has no version, call this again; older versions may then be missing. A commit that was
         under way when the branch was deleted may be on it afterwards, where it raised a `CommitStateUnknownError`.

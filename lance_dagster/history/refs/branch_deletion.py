@@ -12,10 +12,11 @@ branch *id*, however late it arrives:
 4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
    above them, which keeps late commits out of it (`refs.branch_fence`). It is removed when a branch of any name is
    created at least a day later, when no commit can be in flight any more, if the creator may delete it.
-5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight.
-6. The keys in the folder are listed, and the branch is read again: while its file says "deleting", no other branch
-   can have written what was listed. Exactly these keys are deleted. They are never used again: a manifest's number is
-   below the next branch's first one, and other files have random names.
+5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight, and for `branches.recover`. The
+   files that they name stay in the folder of the branch as long as the copies; a collection deletes them.
+6. The keys of its manifests and transactions are listed, and the branch is read again: while its file says "deleting",
+   no other branch can have written what was listed. Exactly these keys are deleted. They are never used again: a
+   manifest's number is below the next branch's first one, and transactions have random names.
 7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
    a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
 8. Where the file changed after step 6, the branch is read again: another process may have finished the deletion and a
@@ -56,7 +57,10 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import put_once
 
-BRANCH_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA)
+VERSION_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS)
+"""The folders of a branch that its deletion empties; what the manifests name stays until a collection."""
+ALL_FOLDERS = (*VERSION_FOLDERS, layout.DELETIONS, layout.INDICES, layout.DATA)
+"""All folders of a branch: a rename empties them, since it has copied the files."""
 # This is far longer than a commit takes, which gives up after minutes.
 FENCE_SECONDS = 24 * 60 * 60
 _ATTEMPTS = 5
@@ -237,23 +241,31 @@ def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
         finish_deleting(_with_right(found, own, refs), refs, versions)
 
 
-def finish_deleting(branch: Branch, refs: Refs, versions: Versions) -> None:
+def finish_deleting(branch: Branch, refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS) -> None:
     """Delete the versions of a branch in state "deleting", and its file.
+
+    Args:
+        branch: The branch.
+        refs: The branches of the table.
+        versions: The versions of the table.
+        folders: The folders of the branch that are emptied.
 
     Raises:
         ConflictError: It is being reset meanwhile.
     """
-    finish_deleting_many([branch], refs, versions)
+    finish_deleting_many([branch], refs, versions, folders)
 
 
-def finish_deleting_many(branches: Sequence[Branch], refs: Refs, versions: Versions) -> None:
-    """Delete the versions of branches in state "deleting", and their files.
+def finish_deleting_many(
+    branches: Sequence[Branch], refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS
+) -> None:
+    """Delete the versions of branches in state "deleting", and their files; arguments as for `finish_deleting`.
 
     Raises:
         ConflictError: One of them is being reset meanwhile.
     """
     for branch in branches:
-        emptied = empty_branch(branch, refs, versions)
+        emptied = empty_branch(branch, refs, versions, folders)
         if emptied is None:
             continue
         try:
@@ -274,8 +286,13 @@ class EmptiedBranch:
     numbers: Collection[int]
 
 
-def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranch | None:
+def empty_branch(
+    branch: Branch, refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS
+) -> EmptiedBranch | None:
     """Delete the versions of a branch in state "deleting", after recording how far their numbers went.
+
+    The files that they name stay in the folder of the branch, until a collection finds that no manifest and no copy of
+    one names them: a merge may be reading them, and a recovery needs them.
 
     Returns:
         What was deleted; None when another process finished the deletion.
@@ -287,7 +304,7 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranc
         put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
         # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
         listed = (entry.key for entry in store.walk(root))
-        keys = [key for key in listed if key.removeprefix(f"{root}/").partition("/")[0] in BRANCH_FOLDERS]
+        keys = [key for key in listed if key.removeprefix(f"{root}/").partition("/")[0] in folders]
         found = refs.read_deleting(branch)
         if found is None:
             return None
@@ -307,7 +324,7 @@ def empty_branch(branch: Branch, refs: Refs, versions: Versions) -> EmptiedBranc
         store.sync_folder(f"{root}/{layout.VERSIONS}")
     if keys:
         store.delete_many([*ordered, *sorted(set(keys) - set(ordered))])
-    for folder in BRANCH_FOLDERS:
+    for folder in ALL_FOLDERS:
         store.prune(f"{root}/{folder}")
     return EmptiedBranch(*found, numbers)
 

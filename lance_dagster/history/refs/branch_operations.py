@@ -37,6 +37,7 @@ from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.refs.branch_deletion import (
+    ALL_FOLDERS,
     Closing,
     abandon_creation,
     close_branch,
@@ -249,7 +250,7 @@ def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete the old branch at the end of a rename, unless another process did."""
     closing = Closing(do="rename", rename_id=branch.metadata.get(RENAME_ID))
     with suppress(RefMovedError):
-        finish_deleting(close_branch(branch, closing, refs, versions), refs, versions)
+        finish_deleting(close_branch(branch, closing, refs, versions), refs, versions, ALL_FOLDERS)
 
 
 def branch_of_name(name: str, refs: Refs, versions: Versions) -> Branch | None:

@@ -33,6 +33,7 @@ from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id, decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
+from lance_dagster.history.commit import write_hint
 from lance_dagster.history.inventory import EXPIRED, newest_copies_of, owner_digest, parsed_copies
 from lance_dagster.history.refs.branch_deletion import abandon_creation, fences, put_back, restore_version
 from lance_dagster.history.refs.branch_fence import WITHDRAWN, delete_manifest
@@ -297,6 +298,7 @@ def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) 
     for number, data in restored.items():
         restore_version(branch.name, number, data, versions, late=True)
     versions.forget()
+    write_hint(versions, layout.versions_folder(branch.name), max(series.versions))
 
     def ready(current: Branch) -> Branch:
         if current.state == READY:

@@ -39,6 +39,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
+from lance_dagster.history.commit import write_hint
 from lance_dagster.history.refs import branch_deletion, branch_operations
 from lance_dagster.history.refs.protection import refuse_protected_branch, refuse_protected_tag
 from lance_dagster.history.refs.ref_files import (
@@ -214,10 +215,8 @@ def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:
         for number in fresh:
             _copy_version(branch.name, number, target.name, versions)
         done.update(fresh)
-    # As after a commit: pylance begins its search for the newest version at the hint.
-    if done and not versions.store.ordered_listing:
-        hint = layout.join(layout.branch_root(target.name), layout.VERSION_HINT)
-        versions.store.put_hint(hint, b'{"version":%d}' % max(done))
+    if done:
+        write_hint(versions, layout.versions_folder(target.name), max(done))
 
 
 def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:

@@ -12,9 +12,10 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
 from lance_dagster.history.refs.branch_operations import delete_up_to
 from lance_dagster.store import LocalStore
+from tests.backdating import DAY, age, files
 from tests.history.refs.schedule_tables import assert_free, copied, made_template
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import context_on, entries, sorted_rows
+from tests.table_factory import as_pylance, contents, context_on, entries, new_table, sorted_rows
 
 OWN_FILE = "_refs/branches/run.json"
 OLD_ROWS = [("a", 1), ("b", 2), ("old", 1), ("old", 2)]
@@ -56,6 +57,30 @@ def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
     assert rows.num_rows == lance.dataset(table.uri).checkout_version(("run", None)).count_rows()
     assert found == table.branches.recover("run")
     assert_free(table, "run")
+
+
+def test_a_branch_with_deleted_rows_is_recovered(tmp_path: Path) -> None:
+    """Its deletion files, and the files that pylance put into its folder, stay as long as the copies of manifests."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    table.branches.create("run")
+    table.delete("value = 2", branch="run")
+    as_pylance(table, "run").insert(entries("p", 1))
+    rows = contents(table, "run")
+    table.branches.delete("run")
+    table.branches.recover("run")
+    assert rows == contents(LanceTable.open(table.uri), "run")
+    assert Path(table.uri, "tree/run/_versions/latest_version_hint.json").exists()
+    table.merge("run")
+    # A new branch of the name has nothing of it, and a collection two days later deletes the files.
+    table.branches.delete("run")
+    table.branches.create("run", "main@2")
+    table.delete("value = 1", branch="run")
+    age(table, 2 * DAY)
+    assert LanceTable.open(table.uri).maintenance.collect_garbage(DAY, dry_run=False).done
+    assert [("a", 2), ("a", 3)] == contents(LanceTable.open(table.uri), "run")
+    assert rows == contents(LanceTable.open(table.uri))
+    assert (1, 0) == tuple(len(files(table, f"tree/run/{folder}")) for folder in ("_deletions", "data"))
+    assert [] == errors_of(table)
 
 
 def test_a_branch_that_lost_its_versions_is_recovered(template: LanceTable) -> None:
