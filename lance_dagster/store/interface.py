@@ -225,11 +225,11 @@ def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
 
 
 def copy_folder(source: Store, folder: str, dest: Store, key: str) -> bool:
-    """Copy the objects of a folder; return whether the source has any."""
+    """Copy the objects of a folder and of those below it; return whether the source has any."""
     source.refuse_links(below=[folder])
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{folder}", key)
-    names = source.list(folder)
-    for name in names:
-        copy_file(source, f"{folder}/{name}", dest, f"{key}/{name}")
-    return bool(names)
+    found = [entry.key for entry in source.walk(folder)]
+    for source_key in found:
+        copy_file(source, source_key, dest, f"{key}/{source_key.removeprefix(f'{folder}/')}")
+    return bool(found)

@@ -36,12 +36,14 @@ def test_a_file_is_copied_whole(stores: tuple[Store, Store]) -> None:
 
 @pytest.mark.parametrize("stores", PAIRS, indirect=True)
 def test_a_folder_is_copied_file_by_file(stores: tuple[Store, Store]) -> None:
-    """A folder is copied file by file, under the same names."""
+    """A folder is copied file by file, under the same names, with the folders in it."""
     source, dest = stores
     source.put("x/1.blob", b"1")
     source.put("x/2.blob", b"2")
+    source.put("x/below/deeper/3.blob", b"3")
     assert copy_folder(source, "x", dest, "y")
     assert {"1.blob": 1, "2.blob": 1} == dest.sizes("y")
+    assert b"3" == dest.get("y/below/deeper/3.blob")
     assert not copy_folder(source, "none", dest, "z")
 
 
