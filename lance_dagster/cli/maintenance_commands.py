@@ -308,8 +308,8 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
 def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Sequence[str], *, shallow: bool) -> None:
     """Create a table at URI from one version of TABLE.
 
-    A shallow clone is readable as long as the files of TABLE exist: tag the version that is cloned. History, branches
-    and tags are not cloned.
+    A shallow clone is readable as long as the files of TABLE exist; a tag that the clone leaves there keeps them.
+    History, branches and tags are not cloned.
     """
     # An empty mapping would mean no options at all; None means those of TABLE.
     options = storage_options_from(to_options) or None

@@ -3,6 +3,7 @@
 A shallow clone is one manifest that references the files of the source through a base path. It can be read as long as
 those files exist. Garbage collection of the source does not know the clone, so the clone leaves a tag on the cloned
 version, named `clone-<digest>`, with the URI of the clone in its metadata. Delete the tag when the clone is deleted.
+A clone of a shallow clone leaves such a tag in each table whose files it references.
 
 A deep clone copies the files of the version and is independent of the source. In both cases the manifest is written
 last, so a table exists at the new place only when it is complete. Idempotent: repeat an interrupted clone by the same
@@ -27,6 +28,7 @@ from lance_dagster.datafiles import recorded_digests
 from lance_dagster.errors import (
     AlreadyExistsError,
     CorruptFileError,
+    FormatError,
     InvalidInputError,
     StoreError,
     VersionNotFoundError,
@@ -39,6 +41,7 @@ from lance_dagster.gc.collect import Progress
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import allow, base_store
 from lance_dagster.store import Store, canonical_uri, check_mapping, copy_file, copy_folder, table_options
@@ -140,6 +143,7 @@ def write_clone(
         # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
             _pin(context, source, made.uri)
+            _pin_origins(context, source, made.uri)
             _allow(context, source, made, manifest)
         else:
             _copy_files(context, source, made.store, progress)
@@ -147,38 +151,58 @@ def write_clone(
 
 
 def _pin(context: TableContext, source: State, uri: str) -> None:
-    """Tag the cloned version, so that garbage collection keeps the files the clone references."""
-    # The name depends on source and target alone, so a repeated call finds the tag of the first one.
-    digest = hashlib.sha256(f"{source} {source.id} {uri}".encode()).hexdigest()[:16]
+    """Tag the cloned version, so that garbage collection keeps the files the clone references.
+
+    Raises:
+        VersionNotFoundError: The version was collected before the tag was there.
+    """
     size = context.versions.manifest_size(source)
-    tag = Tag(
-        name=f"clone-{digest}",
-        branch=source.branch,
-        version=source.number,
-        metadata={CLONE: uri},
-        manifest_size=size,
-    )
+    first = Tag(name="", branch=source.branch, version=source.number, metadata={CLONE: uri}, manifest_size=size)
+    made = _add_pin(first, f"{source} {source.id} {uri}", context.refs)
+    # A collection that did not see the tag may have taken the version away.
+    if made is not None and not context.versions.is_stored(source):
+        context.refs.remove_tag(made)
+        raise VersionNotFoundError(f"{source} of {context.uri} was collected before its clone was made")
+
+
+def _pin_origins(context: TableContext, source: State, uri: str) -> None:
+    """Where the source is a shallow clone itself, keep the files of the tables that it was cloned from.
+
+    Their tags for the source are repeated for the clone: whoever deletes the source deletes its tags too.
+    """
+    for base in source.manifest.base_paths:
+        if context.versions.bases.is_inside(base.path) or not base.is_dataset_root:
+            continue
+        refs = Refs(base_store(context, base))
+        try:
+            held = [tag for tag in refs.tags().values() if tag.metadata.get(CLONE) == context.uri]
+        except (FormatError, StoreError) as error:
+            _log.warning("nothing keeps the files of %s for the clone of %s: %s", base.path, source, error)
+            continue
+        for tag in held:
+            _add_pin(replace(tag, metadata={CLONE: uri}), f"{tag.name} {uri}", refs)
+
+
+def _add_pin(tag: Tag, digested: str, refs: Refs) -> Tag | None:
+    """Add a tag that keeps a version for a clone; return None where it exists, or cannot be written."""
+    # The name depends on source and target alone, so a repeated call finds the tag of the first one.
+    tag = replace(tag, name=f"clone-{hashlib.sha256(digested.encode()).hexdigest()[:16]}")
     problem: AlreadyExistsError | StoreError | None = None
     for _ in range(_PINS):
         try:
-            made = context.refs.add_tag(tag)
-            break
+            return refs.add_tag(tag)
         except AlreadyExistsError as error:
             # An interrupted call for the same clone has left the tag; a refusal alone does not prove that it is there.
-            if context.refs.tag(tag.name) is not None:
-                return
+            if refs.tag(tag.name) is not None:
+                return None
             problem = error
         except StoreError as error:
             # A single failed request must not leave the files of the clone unprotected.
             problem = error
-    else:
-        # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
-        _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", source, problem)
-        return
-    # A collection that did not see the tag may have taken the version away.
-    if not context.versions.is_stored(source):
-        context.refs.remove_tag(made)
-        raise VersionNotFoundError(f"{source} of {context.uri} was collected before its clone was made")
+    # A caller with read access only can clone the table, but cannot leave a tag; that deserves only a warning.
+    shown = f"{tag.ref} of {refs.store.uri}"
+    _log.warning("nothing keeps the files of %s for its clone: no tag can be left there: %s", shown, problem)
+    return None
 
 
 def _allow(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:

@@ -218,7 +218,8 @@ class Maintenance(Generic[TableT]):
         """Clone one version to a new table, and return the new table.
 
         A shallow clone is one manifest that references the files of this table, and can be read as long as they exist.
-        A tag `clone-<digest>` on the cloned version keeps them; delete it when the clone is deleted. A deep clone
+        A tag `clone-<digest>` on the cloned version keeps them; delete it when the clone is deleted. Where this table
+        is a shallow clone itself, the tables that it was cloned from get such a tag for the new one. A deep clone
         copies the files of the version, on the server when both tables are in one object store; repeat an interrupted
         call to copy the rest. History, branches and tags are not cloned.
 

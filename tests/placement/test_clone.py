@@ -10,9 +10,10 @@ import pytest
 
 from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable
 from lance_dagster.history.context import TableContext
-from lance_dagster.placement.clone import write_clone
+from lance_dagster.placement.clone import CLONE, write_clone
 from lance_dagster.store import open_store
 from lance_dagster.transactions.base_paths import deep_clone
+from tests.backdating import DAY, age
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
 from tests.store.scripted import PlugPulledError, ScriptedStore, intruder_at_commit, obedient, plug_pulled_before_write
@@ -152,6 +153,24 @@ def test_a_clone_can_be_cloned(tmp_path: Path, kind: str) -> None:
     second.merge("root-less")
     assert_sound(as_pylance(second), sorted([*rows, ("z", 1)]))
     assert len(second.maintenance.bases()) == len({base.name for base in second.maintenance.bases()})
+
+
+def test_a_clone_of_a_clone_stays_when_the_one_between_is_deleted(tmp_path: Path) -> None:
+    """Each table whose files it has keeps them by a tag for it."""
+    root = new_table(tmp_path, entries("a", 1, 2))
+    middle = cloned(root, tmp_path / "middle", SHALLOW)
+    last = cloned(middle, tmp_path / "last", SHALLOW)
+    shutil.rmtree(middle.uri)
+    for name, tag in root.tags.list().items():
+        if tag.metadata[CLONE] == middle.uri:
+            root.tags.delete(name)
+    root.overwrite(entries("b", 1))
+    age(root, 30 * DAY)
+    for _ in range(2):
+        LanceTable.open(root.uri).maintenance.collect_garbage(DAY, dry_run=False)
+        age(root, 2 * DAY)
+    assert [("a", 1), ("a", 2)] == contents(LanceTable.open(last.uri, {"allowed_base_paths": middle.uri}))
+    assert [last.uri] == [tag.metadata[CLONE] for tag in root.tags.list().values()]
 
 
 @BOTH
