@@ -156,7 +156,7 @@ def _facts(version: "Version") -> list[tuple[str, str]]:
 
 def _claim_lines(version: "Version") -> Iterator[str]:
     """Return each claim of a version in words: the rows that its write added or replaced."""
-    from lance_dagster.transactions.claims import decode_claims
+    from lance_dagster.transactions.claims import UPSERT, decode_claims
 
     # `decode_claims` returns none for a text that it cannot read, so both are needed.
     text = version.properties.get(CLAIMS)
@@ -166,6 +166,8 @@ def _claim_lines(version: "Version") -> Iterator[str]:
         yield printable(text)
     for claim in claims:
         rows = f"rows where {claim.predicate}" if claim.predicate else "all rows"
+        if claim.mode == UPSERT and not claim.exclusive:
+            rows = f"by {', '.join(claim.on)}"
         if claim.partitions:
             rows = f"partition{'s' * (len(claim.partitions) > 1)} {', '.join(claim.partitions)}"
         yield printable(f"{claim.mode} {rows}")

@@ -11,7 +11,7 @@ the new head and updates the row of the first. A merge of two branches that both
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
@@ -50,7 +50,7 @@ from lance_dagster.format.transaction import Update
 from lance_dagster.format.validation import check_names, check_string, string_list
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
-from lance_dagster.transactions.claims import UPSERT
+from lance_dagster.transactions.claims import NO_KEYS, UPSERT
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
@@ -296,10 +296,11 @@ def submit_upsert(
     added: pa.Table | None,
 ) -> State:
     """Commit an upsert, which claims the keys of the inserted rows."""
-    # Only inserts are claimed: concurrent updates of one row conflict by their deletion vectors.
-    if added is None:
-        return submit(context, head, operation, info.as_properties())
-    return submit(context, head, operation, info.as_properties(UPSERT, predicate_of(added, on), on=on))
+    if added is not None:
+        return submit(context, head, operation, info.as_properties(UPSERT, predicate_of(added, on), on=on))
+    # Updates are not claimed, since concurrent ones of a row conflict by their deletion vectors. The key columns are
+    # recorded: new values must not be combined with another key that the row got on the other side of a merge.
+    return submit(context, head, operation, replace(info, partitions=()).as_properties(UPSERT, NO_KEYS, on=on))
 
 
 class _UpsertAttempt:

@@ -33,6 +33,8 @@ APPEND: Literal["append"] = "append"
 REPLACE: Literal["replace"] = "replace"
 OVERWRITE: Literal["overwrite"] = "overwrite"
 UPSERT: Literal["upsert"] = "upsert"
+NO_KEYS = "false"
+"""The predicate of an upsert that inserted no row: it claims no keys, and records the columns it found rows by."""
 _MODES: Mapping[object, ClaimMode] = {APPEND: APPEND, REPLACE: REPLACE, OVERWRITE: OVERWRITE, UPSERT: UPSERT}
 
 
@@ -51,7 +53,7 @@ class Claim:
     @property
     def exclusive(self) -> bool:
         """Whether the commit claims to provide all rows of its scope."""
-        return self.mode != APPEND
+        return self.mode != APPEND and not (self.mode == UPSERT and self.predicate == NO_KEYS)
 
     def shared_partitions(self, other: "Claim") -> tuple[str, ...] | None:
         """Return the partitions that both claim; None when either does not name its partitions."""

@@ -76,7 +76,7 @@ def _adds_keys(pending: Transaction) -> bool:
     """Return whether a change inserted rows because their keys were missing: an upsert."""
     operation = pending.operation
     inserts = isinstance(operation, ops.Update) and operation.inserted_rows is not None
-    return inserts or any(claim.mode == UPSERT for claim in decode_claims(pending.properties))
+    return inserts or any(claim.mode == UPSERT and claim.exclusive for claim in decode_claims(pending.properties))
 
 
 def _replaces_claimed(pending: Transaction, committed: Transaction) -> bool:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable, MergeConflictError
 from lance_dagster.errors import CommitConflictError
+from lance_dagster.transactions.claims import decode_claims
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 UNCLAIMED: dict[str, Callable[[LanceTable], object]] = {
@@ -57,3 +59,31 @@ def test_rows_that_a_merge_moved_are_not_replaced(table: LanceTable) -> None:
     table.merge("later")
     with pytest.raises(CommitConflictError, match=r"cannot replace the rows of main@4: the merge of later@6 may have"):
         table.append(entries("thu", 1, 2), replaces=first)
+
+
+def keyed(value: int, *ids: int) -> pa.Table:
+    """Rows with keys, all of one value."""
+    return pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([value] * len(ids), pa.int64())})
+
+
+def test_values_of_an_upsert_are_not_combined_with_another_key(tmp_path: Path) -> None:
+    """The upsert found the row by its key and inserted nothing; the other side gave the row another key."""
+    table = LanceTable.create(tmp_path / "keyed", keyed(0).schema)
+    table.append(keyed(50, 5, 6))
+    table.branches.create("run")
+    table.upsert(keyed(99, 5), on=["id"], branch="run")
+    table.update({"id": "7"}, where="id = 5")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
+
+
+def test_an_upsert_that_only_updates_claims_no_key(table: LanceTable) -> None:
+    """Its claim only names the key columns: a row that the other side inserted with its key is no conflict."""
+    done = table.upsert(entries("mon", 4), on=["key"], branch="run")
+    assert [("false", ("key",), False)] == [
+        (claim.predicate, claim.on, claim.exclusive) for claim in decode_claims(done.properties)
+    ]
+    table.append(entries("mon", 9))
+    table.merge("run")
+    assert [("mon", 4), ("mon", 9), ("tue", 1), ("tue", 2)] == contents(table)

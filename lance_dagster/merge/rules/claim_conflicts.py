@@ -39,7 +39,7 @@ from lance_dagster.merge.rules.strategy import (
     made_after_reset,
     made_again,
 )
-from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
+from lance_dagster.transactions.claims import APPEND, NO_KEYS, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,8 @@ def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
             columns = ClaimedColumns.of(side, change)
             if claim.predicate is None or not columns.ids.keys() >= set(claim.on):
                 return None
-            ids = {*columns.named_in(claim.predicate).values(), *(columns.ids[name] for name in claim.on)}
+            named = columns.named_in(claim.predicate).values() if claim.exclusive else ()
+            ids = {*named, *(columns.ids[name] for name in claim.on)}
             found.update(names[number] for number in ids)
     return frozenset(found)
 
@@ -189,7 +190,7 @@ def claim_units(claims: Iterable[Claim]) -> Iterator[str]:
         yield from (f"partition {name}" for name in claim.partitions)
         if claim.partitions:
             yield f"partition {', '.join(claim.partitions)}"
-        if claim.predicate is not None:
+        if claim.predicate is not None and claim.exclusive:
             yield f"rows where {claim.predicate}"
 
 
@@ -246,6 +247,8 @@ def settled_apart(source: MergeSide, dest: MergeSide) -> Iterator[Finding]:
     for merge, own in product(source.history.settled, dest.history.settled):
         for claim, other in product(merge.claims, own.claims):
             if not (claim.exclusive or other.exclusive) or claim.shared_partitions(other) == ():
+                continue
+            if NO_KEYS in (claim.predicate, other.predicate):
                 continue
             stronger = claim if claim.exclusive else other
             done, before = (f"{each.author} settled a conflict about it in {each.version}" for each in (merge, own))
@@ -391,6 +394,8 @@ class ClaimComparison:
         """Compare what one side claims with the rows that the other one wrote or took out."""
         other = self.dest if side.is_source else self.source
         for change, claim in side.claims:
+            if not claim.exclusive:
+                continue
             keys, scope = self._keys(side, change, claim), ClaimScope.of(side, change, claim)
             if keys is not None:
                 if any(keys.source.values()):
