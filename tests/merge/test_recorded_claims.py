@@ -87,3 +87,19 @@ def test_an_upsert_that_only_updates_claims_no_key(table: LanceTable) -> None:
     table.append(entries("mon", 9))
     table.merge("run")
     assert [("mon", 4), ("mon", 9), ("tue", 1), ("tue", 2)] == contents(table)
+
+
+def test_a_field_that_got_the_name_of_another_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    """The condition is about the field that is called `day` now, and `d` is another one."""
+    table = LanceTable.create(tmp_path / "nested", pa.schema([("s", pa.struct([("d", "string"), ("e", "string")]))]))
+    table.append(pa.table({"s": [{"d": "mon", "e": "x"}, {"d": "tue", "e": "x"}]}))
+    table.branches.create("run")
+    table.replace_where("s.d = 'tue'", pa.table({"s": [{"d": "tue", "e": "y"}]}), branch="run")
+    table.columns.rename("s.d", "day")
+    table.columns.rename("s.e", "d")
+    table.append(pa.table({"s": [{"day": "tue", "d": "z"}]}))
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run")
+    assert ["rows where s.d = 'tue'"] == [conflict.unit for conflict in caught.value.conflicts]
+    table.merge("run", strategy="dest-wins")
+    assert ["x", "x", "z"] == [row["s"]["d"] for row in table.read().to_pylist()]

@@ -8,7 +8,8 @@ settles a scope, the rows that the loser wrote there are dropped, and the rows t
 
 A claim names columns as they were called when it was made. The other side, or the same one later, may have renamed
 them, and may have given their old names to other columns. So a condition is kept with the columns of the merge base
-that it is about, and is evaluated with the names they had.
+that it is about, and is evaluated with the names they had. Where a field inside of such a column has another name, the
+condition is not evaluated, and all rows that were written or removed may be in the scope.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from itertools import product
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.model import Manifest
+from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
 from lance_dagster.merge.rules.change_makers import row_makers, schema_makers
 from lance_dagster.merge.rules.merge_input import SharedKeys
@@ -44,9 +45,13 @@ from lance_dagster.transactions.claims import APPEND, NO_KEYS, OVERWRITE, REPLAC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedColumns:
-    """The columns that a claim may name: their ids in the merge base, by their names when the claim was made."""
+    """The columns that a claim may name: their ids in the merge base, by their names when the claim was made.
+
+    `inner` are the names of the fields inside of columns, by their ids in the merge base, each with its column.
+    """
 
     ids: Mapping[str, int]
+    inner: Mapping[int, tuple[int, str]]
 
     @classmethod
     def of(cls, claimer: MergeSide, change: Change) -> "ClaimedColumns":
@@ -54,13 +59,17 @@ class ClaimedColumns:
         # A merge repeats claims of other branches, which may have called a column as the merge base does.
         ids = {one.name: one.id for one in claimer.base.fields if one.parent_id < 0}
         base_ids = claimer.columns.base_ids
+        inner = {one.id: (column, one.name) for one, column in _inner_fields(claimer.base)}
         made = change.after or change.before or claimer.manifest
         for own in made.fields:
             if own.parent_id < 0:
                 ids.pop(own.name, None)
                 if own.id in base_ids:
                     ids[own.name] = base_ids[own.id]
-        return cls(ids=ids)
+        for own, column in _inner_fields(made):
+            if own.id in base_ids and column in base_ids:
+                inner[base_ids[own.id]] = base_ids[column], own.name
+        return cls(ids=ids, inner=inner)
 
     def named_in(self, predicate: str) -> dict[str, int]:
         """Return the columns whose names occur in a predicate."""
@@ -68,10 +77,25 @@ class ClaimedColumns:
         text = predicate.lower()
         return {name: number for name, number in self.ids.items() if name.lower() in text}
 
+    def inner_named_in(self, predicate: str) -> dict[int, str]:
+        """Return the fields inside of the columns that a predicate may name, if it may name them too."""
+        columns = set(self.named_in(predicate).values())
+        inner = {number: name for number, (column, name) in self.inner.items() if column in columns}
+        return {number: name for number, name in inner.items() if name.lower() in predicate.lower()}
+
+
+def _inner_fields(manifest: Manifest) -> Iterator[tuple[Field, int]]:
+    """Return the fields that are inside of columns, each with the id of its column."""
+    columns: dict[int, int] = {}
+    for one in manifest.fields:
+        columns[one.id] = one.id if one.parent_id < 0 else columns.get(one.parent_id, one.parent_id)
+        if one.parent_id >= 0:
+            yield one, columns[one.id]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedColumns:
-    """A side or the merge base: its manifest, and what the columns of the merge base are called in it."""
+    """A side or the merge base: its manifest, and what the fields of the merge base are called in it."""
 
     manifest: Manifest
     names: Mapping[int, str]
@@ -79,15 +103,14 @@ class NamedColumns:
     @classmethod
     def of_side(cls, side: MergeSide) -> "NamedColumns":
         """Return the columns of a side."""
-        now = {one.id: one.name for one in side.manifest.fields if one.parent_id < 0}
+        now = {one.id: one.name for one in side.manifest.fields}
         names = {number: now[own] for number, own in side.columns.ids.items() if own in now}
         return cls(manifest=side.manifest, names=names)
 
     @classmethod
     def of_base(cls, side: MergeSide) -> "NamedColumns":
         """Return the columns of the merge base of a side."""
-        names = {one.id: one.name for one in side.base.fields if one.parent_id < 0}
-        return cls(manifest=side.base, names=names)
+        return cls(manifest=side.base, names={one.id: one.name for one in side.base.fields})
 
     def renamed(self, columns: Mapping[str, int]) -> dict[str, str] | None:
         """Return the names of columns here, by their names in a claim; None where all have the same names.
@@ -125,12 +148,16 @@ class ClaimScope:
             of_base: Whether the rows are given by fragments of the merge base.
 
         Raises:
-            InvalidInputError: A condition is about a column that the version does not have.
+            InvalidInputError: A condition is about a column that the version does not have, or about a field inside
+                of one that has another name there.
         """
         if not self.conditions or not rows:
             return rows
         version = NamedColumns.of_base(side) if of_base else NamedColumns.of_side(side)
         for predicate, columns in self.conditions:
+            for number, name in columns.inner_named_in(predicate).items():
+                if version.names.get(number) != name:
+                    raise InvalidInputError(f"{predicate} is about a field {name!r}, which has another name here")
             names = version.renamed(columns.named_in(predicate))
             found = side.lookups.matching(version.manifest, rows, predicate, names)
             rows = {number: rows[number] & offsets for number, offsets in found.items()}
@@ -276,10 +303,10 @@ def _settle(
     try:
         _lose(loser, loss, found, claimed=found.by_source == loser.is_source)
     except InvalidInputError:
-        # The predicate is about columns that the loser's rows do not have, so which of them match is unknown.
-        return replace(
-            finding, options=(), advice=made_after_reset("the drop of columns of the condition", loser.branch)
-        )
+        # The predicate is about columns or fields that the loser's rows do not have by these names, so which of them
+        # match is unknown.
+        change = "a column of the condition was dropped, or a field inside of one renamed"
+        return replace(finding, options=(), advice=made_after_reset(change, loser.branch))
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
     # Any of the dropped rows may be the new copy of a row that the loser rewrote, which would then be lost altogether.
     rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
