@@ -228,3 +228,19 @@ def test_without_stable_row_ids_rows_updated_twice_over_a_compaction_are_followe
     table.delete("id = 1")
     with pytest.raises(MergeConflictError):
         table.merge("run")
+
+
+@pytest.mark.parametrize("other", ["main", "run"])
+def test_a_column_written_without_names_of_rows_does_not_bring_a_deleted_row_back(
+    table: LanceTable, other: str
+) -> None:
+    """With stable row ids the write is one of the column: it is no update that a deletion would contradict."""
+    writer = "run" if other == "main" else "main"
+    dataset = as_pylance(table, writer)
+    given = pa.table({"id": [1, 3], "a": [7, 7]})
+    fragment, fields = dataset.get_fragments()[0].update_columns(given, left_on="id", right_on="id")
+    operation = lance.LanceOperation.Update(updated_fragments=[fragment], fields_modified=fields)
+    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+    table.delete("id = 1", branch=other)
+    table.merge("run")
+    assert {1: (), 3: (7, 0)} == values_of(table)
