@@ -444,6 +444,25 @@ def test_an_index_still_answers_right(table: LanceTable) -> None:
     sound(table)
 
 
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_an_index_that_the_source_dropped(tmp_path: Path, *, rebuilt: bool) -> None:
+    """It goes from the dest too, unless the dest dropped it as well and made another one of its name since."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    as_pylance(table).create_scalar_index("value", "BTREE", name="by value")
+    table.branches.create("run")
+    table.maintenance.drop_index("by value", branch="run")
+    table.append(entries("n", 5), branch="run")
+    if rebuilt:
+        table.maintenance.drop_index("by value")
+        as_pylance(table).create_scalar_index("value", "BITMAP", name="by value")
+    else:
+        table.append(entries("m", 6))
+        as_pylance(table).optimize.optimize_indices()
+    table.merge("run")
+    assert (["Bitmap"] if rebuilt else []) == [index.kind for index in table.maintenance.indices()]
+    sound(table)
+
+
 # Strategies.
 
 

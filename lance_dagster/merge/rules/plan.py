@@ -349,9 +349,13 @@ class _Build:
         for number, (_, columns) in edits.columns.items():
             # An index on columns that the merge replaces here still has the old values of these rows.
             manifest = uncover_fields(manifest, columns, [number])
-        source = self.sides[0]
-        before, after = ({index.name for index in indices_of(state)} for state in (source.base, source.manifest))
-        return drop_indices(manifest, before - after)
+        source, dest = self.sides
+        dropped = _index_names(source.base) - _index_names(source.manifest)
+        if dropped:
+            # An index that the dest dropped too is not the one it has under that name now.
+            kept_by_dest = (_index_names(change.after) for change in dest.history.since if change.after is not None)
+            dropped = dropped.intersection(*kept_by_dest)
+        return drop_indices(manifest, dropped)
 
     def _updated_without_columns(self) -> Iterator[tuple[int, int]]:
         """Return new columns of one side, and how many rows that the other side updated are null there."""
@@ -409,6 +413,10 @@ class _Build:
                 schema.paths[number]: rows for number, rows in sorted(lacking.items()) if number in schema.paths
             },
         )
+
+
+def _index_names(manifest: Manifest) -> set[str]:
+    return {index.name for index in indices_of(manifest)}
 
 
 def _free_fragment_id(manifest: Manifest) -> int:
