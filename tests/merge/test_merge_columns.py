@@ -339,6 +339,16 @@ def test_a_required_column_is_found_under_its_name_on_the_other_side(table: Lanc
     assert ["column value"] == [conflict.unit for conflict in caught.value.conflicts]
 
 
+def test_a_column_that_both_added_has_the_metadata_of_both(table: LanceTable) -> None:
+    """It is merged key by key, as for a column of the merge base."""
+    table.columns.add(pa.field("note", pa.string(), metadata={"unit": "m", "source": "1"}), branch="run")
+    table.columns.add(pa.field("note", pa.string(), metadata={"unit": "ft", "dest": "2"}))
+    (conflict,) = table.preview_merge("run").conflicts
+    assert ("metadata of column note", True) == (conflict.unit, conflict.source.endswith("set key 'unit'"))
+    table.merge("run", strategy={conflict.unit: "source-wins"})
+    assert {b"unit": b"m", b"source": b"1", b"dest": b"2"} == table.schema().field("note").metadata
+
+
 @pytest.mark.parametrize("keyed,nulled", [("run", "main"), ("main", "run")])
 def test_a_primary_key_that_may_be_null_is_a_conflict(tmp_path: Path, keyed: str, nulled: str) -> None:
     """No reader would open the result."""

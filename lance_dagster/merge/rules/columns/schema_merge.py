@@ -269,10 +269,10 @@ class _SchemaMerge:
         )
         if same_named is not None and self._is_same(field, same_named):
             # A third branch was merged into both, or both added it for rows to come.
-            self._from_source[field.id] = same_named.id
+            self._put_together(field, same_named)
             return None
         if same_named is not None and self._has_equal_values(field, same_named):
-            self._from_source[field.id] = same_named.id
+            self._put_together(field, same_named)
             self._equal.add(same_named.id)
             return None
         # A merge may have brought the column to the dest, where it was renamed. Without this check the result would
@@ -297,6 +297,23 @@ class _SchemaMerge:
         self._from_source[field.id] = number
         self._fields[number] = replace(field, id=number, parent_id=parent)
         return number
+
+    def _put_together(self, field: Field, same_named: Field) -> None:
+        """Take two new columns for one, with the metadata of both."""
+        self._from_source[field.id] = same_named.id
+        if field.metadata == same_named.metadata:
+            return
+        cast = self._source_side.cast_of(field.id)
+        before = next((one.metadata for one in self._base.fields if one.id == cast), {})
+        by = (
+            lambda _: added_makers(self._source_side, field.id),
+            lambda _: added_makers(self._dest_side, same_named.id),
+        )
+        unit = f"metadata of column {paths_of(self._source_side.manifest.fields)[field.id]}"
+        states = (before, field.metadata, same_named.metadata)
+        merged = merge_map(states, "column", by, self._strategy, unit=unit)
+        self._findings += merged.findings
+        self._fields[same_named.id] = with_metadata(same_named, merged.values)
 
     def _is_same(self, field: Field, same_named: Field) -> bool:
         """Tell whether two new columns are one: of one name and type, with the same values for rows of the merge base.
