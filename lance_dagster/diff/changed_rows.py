@@ -18,6 +18,7 @@ from lance_dagster.datafiles import (
 from lance_dagster.diff.manifest_diff import Comparison
 from lance_dagster.diff.row_comparison import RowDifferences, parts_of
 from lance_dagster.diff.versioned_rows import RowOffsets, VersionedRows
+from lance_dagster.errors import InvalidInputError
 
 CHANGE_TYPE, CHANGE_ID = "_change_type", "_change_id"
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
@@ -53,8 +54,18 @@ class ChangedRows:
         return _read_version(self._before, changes.removed, self._names[0])
 
     def feed(self, changes: RowDifferences) -> pa.RecordBatchReader:
-        """Read rows of every kind as a change feed; a preimage is followed by its postimage."""
+        """Read rows of every kind as a change feed; a preimage is followed by its postimage.
+
+        Raises:
+            InvalidInputError: The table has a column with the name of one of the feed.
+        """
         shown = self._shown()
+        doubled = {CHANGE_TYPE, CHANGE_ID} & {one.column.name for one in shown}
+        if doubled:
+            raise InvalidInputError(
+                f"the feed has a column {min(doubled)!r} of its own, and so has the table; name the columns to read "
+                "without it (`columns`), or rename it"
+            )
         marks: list[pa.Field[Any]] = [
             pa.field(CHANGE_TYPE, pa.string(), nullable=False),
             pa.field(CHANGE_ID, pa.int64(), nullable=False),

@@ -136,7 +136,8 @@ class Diff:
             columns: The columns to compare and to read; None for all.
 
         Raises:
-            InvalidInputError: The kind or a column does not exist, or two rows have the same key.
+            InvalidInputError: The kind or a column does not exist, two rows have the same key, or the table has a
+                column with the name of one of these two.
         """
         # The kind is checked before any row is read, so that a typo is found at once.
         if kind is not None and kind not in _KINDS:

@@ -593,3 +593,14 @@ def test_a_key_that_was_renamed_is_told(tmp_path: Path) -> None:
     table.columns.rename("customer", "client")
     with pytest.raises(InvalidInputError, match="have in common id, client; customer is called client in main@2"):
         table.diff("main@1", "main", on=["customer"])
+
+
+def test_a_column_with_the_name_of_one_of_the_feed_is_refused(tmp_path: Path) -> None:
+    """The feed would have two columns of one name, of which readers by name see one."""
+    rows = pa.table({"id": [1], "_change_type": ["x"]})
+    table = LanceTable.create(tmp_path / "t", rows.schema)
+    table.append(rows)
+    diff = table.diff("main~1", "main")
+    with pytest.raises(InvalidInputError, match="the feed has a column '_change_type' of its own"):
+        diff.rows()
+    assert [("insert", {"id": 1})] == feed(diff, columns=["id"])
