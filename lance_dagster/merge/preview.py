@@ -37,7 +37,7 @@ from lance_dagster.merge.merge_commit import (
     merge,
 )
 from lance_dagster.merge.propose_merge import call_with, check_unused_strategy, naming_damaged_manifests, remedy_for
-from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, plan_merge
+from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, parsed_strategy, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
 PREVIEW_OF = "preview_of"
@@ -236,6 +236,8 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     if merged is not None:
         check_unused_strategy(options.strategy, merged, source, head)
         return replace(made, already_merged=True)
+    # A preview that is refused before it is planned checks its strategy here, as a merge does.
+    parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
     refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
     with naming_damaged_manifests(context, source, head):
         plan = (

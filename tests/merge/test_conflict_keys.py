@@ -90,6 +90,9 @@ def test_a_strategy_for_a_column_that_neither_side_has_is_refused(tmp_path: Path
     for unit in ("column w", "column v, w", "metadata of column w"):
         with pytest.raises(InvalidInputError, match=r"neither side has the column of .*column.* id"):
             table.merge("run", strategy={unit: "dest-wins"})
+    # Whether the merge gets as far as the columns does not matter.
+    with pytest.raises(InvalidInputError, match="neither side has"):
+        table.preview_merge("run", mode="ff-only", strategy={"column w": "dest-wins"})
     table.merge("run", strategy={"column v": "dest-wins", "column id, v": "source-wins", "rows": "dest-wins"})
     with pytest.raises(InvalidInputError, match="neither side has"):
         table.merge("run", strategy={"column w": "dest-wins"})
