@@ -251,6 +251,31 @@ def test_graph_asset(lake: LanceResource, inner: dict[str, Any] | None) -> None:
     assert seen == [ROWS.slice(1)]
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_graph_asset_with_checks_of_its_own_is_published(
+    lake: LanceResource, instance: dg.DagsterInstance, *, passes: bool
+) -> None:
+    """A check that the graph evaluates itself counts, though no function stands behind it."""
+
+    @dg.op
+    def make() -> pa.Table:
+        return ROWS
+
+    @dg.op(ins={"made": dg.In(dg.Nothing)})
+    def verify() -> Any:
+        return dg.AssetCheckResult(passed=passes, asset_key="orders", check_name="fine")
+
+    @dg.graph_asset(key=dg.AssetKey("orders"), check_specs=[dg.AssetCheckSpec("fine", asset="orders", blocking=True)])
+    def orders() -> Any:
+        made = make()
+        return {"result": made, "orders_fine": verify(made)}
+
+    assets = [orders, build_publisher([orders])]
+    result = dg.materialize(assets, resources=resources(lake), instance=instance, raise_on_error=False)
+    assert passes == result.success
+    assert passes == bool(lake.table("orders").tags.list("production"))
+
+
 def test_graph_asset_with_partitions(lake: LanceResource) -> None:
     """The asset's partition column is a setting of the graph asset; inner tables belong to the run."""
     key = dg.AssetKey(["shop", "orders"])

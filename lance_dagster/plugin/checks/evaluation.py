@@ -211,8 +211,8 @@ def _asset_checks(
 
 
 def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
-    # Checks that Dagster builds itself may have a plain function, without a decorated one behind it.
-    function = getattr(definition.op.compute_fn, "decorated_fn", None)
+    # The node of a graph has no function, and checks that Dagster builds itself have one that is not decorated.
+    function = getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
     found = getattr(function, LANCE_CHECK, None)
     return found if isinstance(found, BoundCheck) else None
 
