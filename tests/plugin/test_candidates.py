@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from lance_dagster import InRange, LanceTable, build_table_checks
-from tests.plugin.shop import failure
+from tests.plugin.shop import Shop, failure
 from tests.plugin.test_repository_default import KEYS, Location
 
 
@@ -66,6 +66,18 @@ def test_a_run_that_died_before_a_table_keeps_the_others(strict: Strict) -> None
     assert not strict.run(2).success
     assert strict.act().success
     assert ([1], [1]) == production(strict)
+
+
+def test_a_step_that_is_executed_again_does_not_make_a_run_whole(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """A table that a run was to write stays missing when a re-execution of another step succeeds."""
+    shop.play(customers_fail=True)
+    failed = shop.execute(stored_instance)
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=["shop__orders_row_count"])
+    assert shop.execute(stored_instance, options).success
+    assert shop.publish(stored_instance).success
+    assert {} == shop.table().tags.list()
 
 
 def test_other_runs_are_published_meanwhile(strict: Strict) -> None:

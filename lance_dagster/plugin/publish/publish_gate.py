@@ -95,7 +95,9 @@ class AuditLog:
         self.instance = instance
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._events: dict[str, dict[dg.AssetKey, list[AuditEvent]]] = {}
-        self._planned: dict[str, set[dg.AssetKey]] = {}
+        # By run, the step that was to materialize each asset, and the steps that succeeded.
+        self._planned: dict[str, dict[dg.AssetKey, str | None]] = {}
+        self._succeeded: dict[str, set[str | None]] = {}
         self._repeated: dict[str, str | None] = {}
 
     def repeated_by(self, run_id: str) -> str | None:
@@ -130,17 +132,22 @@ class AuditLog:
 
     def plans(self, assets: Iterable[dg.AssetKey], run_id: str) -> bool:
         """Return whether a run was to materialize any of some assets when it was launched."""
-        return not self._planned_by(run_id).isdisjoint(assets)
+        return not self._planned_by(run_id).keys().isdisjoint(assets)
 
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
-        """Return the assets that runs planned to materialize but did not; none when the newest run succeeded."""
-        # A run that succeeded left out an output on purpose; Dagster plans optional outputs too.
-        newest = self.instance.get_run_by_id(family[-1])
-        if newest is None or newest.is_success:
-            return []
-        made = {asset for run_id in family for asset in assets if self.was_materialized(asset, run_id)}
-        planned = set().union(*(self._planned_by(run_id) for run_id in family))
-        return [asset for asset in assets if asset in planned - made]
+        """Return the assets that runs planned to materialize and did not, unless they left them out on purpose."""
+        missing: set[dg.AssetKey] = set()
+        left_out: set[dg.AssetKey] = set()
+        for run_id in family:
+            planned, succeeded = self._planned_by(run_id), self._succeeded[run_id]
+            run = self.instance.get_run_by_id(run_id)
+            missing |= planned.keys()
+            # Dagster plans optional outputs too. A step that succeeded without one left it out on purpose, and in a run
+            # that succeeded so did a step that was skipped. The record of a run may be deleted.
+            is_good = run is None or run.is_success
+            left_out |= {asset for asset, step in planned.items() if is_good or step in succeeded}
+            left_out |= {asset for asset in planned if self.was_materialized(asset, run_id)}
+        return [asset for asset in assets if asset in missing - left_out]
 
     def is_later(self, one: AuditEvent, other: AuditEvent) -> bool:
         """Return whether an evaluation counts instead of another one, of another run, because it came later.
@@ -158,23 +165,26 @@ class AuditLog:
         by_run = numbers[one.run_id] > numbers[other.run_id]
         return by_run if by_run == by_time else not one.passed
 
-    def _planned_by(self, run_id: str) -> set[dg.AssetKey]:
+    def _planned_by(self, run_id: str) -> Mapping[dg.AssetKey, str | None]:
         self._of_run(run_id)
         return self._planned[run_id]
 
     def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[AuditEvent]]:
         if run_id not in self._events:
             planning = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-            kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION, planning}
+            succeeding = dg.DagsterEventType.STEP_SUCCESS
+            audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
             found: dict[dg.AssetKey, list[AuditEvent]] = {}
-            planned = self._planned.setdefault(run_id, set())
-            for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
-                entry = record.event_log_entry
-                if entry.dagster_event and entry.dagster_event.event_type == planning:
-                    planned.add(entry.dagster_event.asset_materialization_planned_data.asset_key)
-                    continue
-                event = entry.dagster_event and _event_of((0, record.storage_id), entry.timestamp, entry.dagster_event)
-                if event:
+            planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, set())
+            wanted = {*audited, planning, succeeding}
+            for record in self.instance.get_records_for_run(run_id, of_type=wanted).records:
+                entry, made = record.event_log_entry, record.event_log_entry.get_dagster_event()
+                if made.event_type == planning:
+                    planned[made.asset_materialization_planned_data.asset_key] = made.step_key
+                elif made.event_type == succeeding:
+                    succeeded.add(made.step_key)
+                else:
+                    event = _event_of((0, record.storage_id), entry.timestamp, made)
                     found.setdefault(event.asset, []).append(event)
             self._events[run_id] = found
         return self._events[run_id]
@@ -314,14 +324,14 @@ def _evaluated_alone(
             continue
         found = _event_of((0, 0), entry.timestamp, event)
         # A publisher's evaluation read other tables at the versions that readers would have got; these may have moved.
-        if found is None or md.PUBLISHED_BY in found.metadata:
+        if md.PUBLISHED_BY in found.metadata:
             continue
         if md.audited_version(found.metadata) == (subject.branch, subject.number):
             return replace(found, run_id=record.run_id)
     return None
 
 
-def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent | None:
+def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
     if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
         made = event.step_materialization_data.materialization
         return AuditEvent(order, at, made.asset_key, None, made.metadata)

@@ -88,7 +88,7 @@ class Candidate:
         missing = log.unwritten(needed, self.run_ids)
         newest = self.run_ids[-1]
         why = f"run {newest} " + (
-            "failed before it wrote it" if is_over(newest, log.instance) else "has yet to write it"
+            "ended before it wrote it" if is_over(newest, log.instance) else "has yet to write it"
         )
         found = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
