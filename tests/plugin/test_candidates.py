@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
-from lance_dagster import InRange, LanceTable, build_table_checks
+from lance_dagster import InRange, LanceIOManager, LanceResource, LanceTable, build_publisher, build_table_checks
 from tests.plugin.shop import Shop, failure
 from tests.plugin.test_repository_default import KEYS, Location
 
@@ -78,6 +79,31 @@ def test_a_step_that_is_executed_again_does_not_make_a_run_whole(
     assert shop.execute(stored_instance, options).success
     assert shop.publish(stored_instance).success
     assert {} == shop.table().tags.list()
+
+
+def test_a_partition_that_came_along_is_materialized(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The node of a table that is published with the selected one has an event for the partition of the run."""
+    days = dg.StaticPartitionsDefinition(["mon", "tue"])
+
+    def table(name: str) -> dg.AssetsDefinition:
+        @dg.asset(key=name, partitions_def=days, metadata={"lance/partition_expr": "day"})
+        def rows(context: dg.AssetExecutionContext) -> pa.Table:
+            return pa.table({"day": [context.partition_key]})
+
+        return rows
+
+    made = [table("a"), table("b")]
+    assets = [*made, build_publisher(made, partitions_def=days, unchecked=True)]
+    manager = LanceIOManager(lance=lake)
+    options: Any = {"resources": {"lance": lake, "io_manager": manager}, "instance": instance}
+    assert dg.materialize(made, partition_key="mon", **options).success
+    a, b = (dg.AssetKey(["production", name]) for name in "ab")
+    assert dg.materialize(assets, selection=[a], partition_key="mon", **options).success
+    assert {"mon"} == instance.get_materialized_partitions(b)
+    # A version that a person chooses is also reported for a partition whose event names no partition, or is missing.
+    ref = {"ops": {"publish_production": {"config": {"ref": "main"}}}}
+    assert dg.materialize(assets, selection=[b], partition_key="tue", run_config=ref, **options).success
+    assert {"mon", "tue"} == instance.get_materialized_partitions(b)
 
 
 def test_other_runs_are_published_meanwhile(strict: Strict) -> None:

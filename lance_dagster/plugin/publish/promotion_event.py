@@ -52,14 +52,35 @@ def promoted_result(
     )
 
 
-def as_event(result: dg.MaterializeResult, version: Version) -> dg.AssetMaterialization:  # type: ignore[type-arg]
-    """Return the event that a result stands for: Dagster takes no results of nodes that are not selected in the run."""
+def as_event(
+    result: dg.MaterializeResult,  # type: ignore[type-arg]
+    version: Version,
+    partition: str | None,
+) -> dg.AssetMaterialization:
+    """Return the event that a result stands for: Dagster takes no results of nodes that are not selected in the run.
+
+    Args:
+        result: The result.
+        version: The version that it is about.
+        partition: The partition of the node, if it has partitions.
+    """
     return dg.AssetMaterialization(
         # The result of a promoted node has both.
         asset_key=result.asset_key or "",
         metadata=dict(result.metadata or {}),
+        partition=partition,
         tags=md.data_version_tags(version),
     )
+
+
+def is_reported(one: Publication, partitions: Sequence[str], instance: dg.DagsterInstance) -> bool:
+    """Return whether the newest event of a promoted node names its version, and some partitions have an event each."""
+    # A publisher that was killed after it moved the tag left no event.
+    event = instance.get_latest_materialization_event(one.promoted)
+    made = event.asset_materialization if event else None
+    if made is None or md.text(made.metadata, md.MOVED_TO) != str(one.promoted_to):
+        return False
+    return not partitions or set(partitions) <= instance.get_materialized_partitions(one.promoted)
 
 
 def _links(one: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:

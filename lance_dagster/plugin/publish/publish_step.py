@@ -24,7 +24,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import describe_asset
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.promotion_event import as_event, promoted_result
+from lance_dagster.plugin.publish.promotion_event import as_event, is_reported, promoted_result
 from lance_dagster.plugin.publish.publication import (
     Opened,
     Publication,
@@ -159,8 +159,9 @@ class PublishStep:
                 if one.promoted in self.context.selected_asset_keys:
                     yield result
                 else:
-                    # The same run wrote this table, or a publication of it died: it came along.
-                    self.context.log_event(as_event(result, one.promoted_to or one.version))
+                    # It came along: the same run wrote it, or its publication died, perhaps that of other partitions.
+                    for key in (one.sources and self._partition_keys) or (None,):
+                        self.context.log_event(as_event(result, one.promoted_to or one.version, key))
         self._clean_up(merged)
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
@@ -344,9 +345,7 @@ class PublishStep:
         # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
         if not self._is_alone:
             return one
-        has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
-        within = tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
-        return find_waiting(empty, audit, log=self.log, within=within, beside=beside)
+        return find_waiting(empty, audit, log=self.log, within=self._partition_keys, beside=beside)
 
     def _others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
         """Yield the other tables of the publisher, which are published with this one or not at all."""
@@ -354,6 +353,11 @@ class PublishStep:
             with suppress(TableNotFoundError):
                 if node.candidate != one.candidate:
                     yield node.candidate.to_user_string(), self._table(node)
+
+    @property
+    def _partition_keys(self) -> tuple[str, ...]:
+        has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
+        return tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
 
     @property
     def _rolls_back_all(self) -> bool:
@@ -552,10 +556,7 @@ class PublishStep:
         # The readers of a re-executed run wait for this step, though an earlier attempt moved the tag.
         if not self.config.ref and set(runs_of(one.version)) & set(self.chain.run_ids):
             return False
-        # A publisher that was killed after it moved the tag left no event.
-        event = self.instance.get_latest_materialization_event(one.promoted)
-        made = event.asset_materialization if event else None
-        return made is not None and md.text(made.metadata, md.MOVED_TO) == str(one.promoted_to)
+        return is_reported(one, self._partition_keys, self.instance)
 
     def _table(self, node: PromotedNode) -> LanceTable:
         # A table of the repository caches what it read, so the commit does not read again what this step has read. In
