@@ -394,6 +394,21 @@ def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
     return None
 
 
+def earlier_runs(chain: RunChain, instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """Return the other runs that a run continues or repeats: its ancestors, and the re-executions of the same run."""
+    own, root = chain.run_id, chain.root_run_id
+    if own is None or root in (None, own):
+        return chain.run_ids[1:]
+    found = [*chain.run_ids, root]
+    run = instance.get_run_by_id(own)
+    # A re-execution from Python lacks the tag of the root run.
+    while run is not None and run.parent_run_id is not None:
+        found.append(run.parent_run_id)
+        run = instance.get_run_by_id(run.parent_run_id)
+    found += [one.run_id for one in instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_TAG: root}))]
+    return tuple(one for one in dict.fromkeys(found) if one != own)
+
+
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
     """Return a time before which none of some runs can have committed, or None when no run is recorded."""
     created = [record.create_timestamp for record in instance.get_run_records(runs)]

@@ -187,6 +187,25 @@ def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.Dagste
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
 
 
+def test_full_reexecution_of_a_run_that_was_published(
+    shop: Shop, stored_instance: dg.DagsterInstance, job: str
+) -> None:
+    """A run that repeats a published append is refused, until the publication is rolled back."""
+    shop.play(mode="append")
+    assert shop.execute(stored_instance, job=job).success
+    shop.play(mode="append", orders=[4], mart_fails=True)
+    failed = shop.execute(stored_instance, job=job)
+    shop.play(mode="append", orders=[4])
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), job)
+    said = f"run {failed.run_id}, which this run repeats, appended to shop/orders and published it as main@3"
+    assert said in failure(again, "shop__orders")
+    assert "re-execute that run from its failure, or start a new run" in failure(again, "shop__orders")
+    assert shop.publish(stored_instance, ref="production~1", reason="wrong").success
+    assert shop.ids("production") == [1, 2, 3]
+    assert shop.execute(stored_instance, dg.ReexecutionOptions(again.run_id), job).success
+    assert shop.ids("production") == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("behind", [timedelta(hours=23), -timedelta(days=2)], ids=str)
 def test_repeated_step_that_a_machine_with_another_clock_published(
     shop: Shop, stored_instance: dg.DagsterInstance, behind: timedelta

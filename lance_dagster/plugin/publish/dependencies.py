@@ -17,7 +17,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.publication import Publication, landed_as, sources_of
+from lance_dagster.plugin.publish.publication import Publication, is_withdrawn, landed_as, sources_of
 from lance_dagster.plugin.run_branch import run_of, started_at
 from lance_dagster.table import LanceTable
 
@@ -96,18 +96,11 @@ class Dependencies:
         since = started_at(dg.RunsFilter(run_ids=[run_id]), self.instance) if run_id else None
         landed = landed_as(table, {md.RUN_ID: [run_id or ""]}, since)
         if landed is not None:
-            return f"{read.branch}@{read.number}" in sources_of(landed) and not _is_withdrawn(table, landed)
+            return f"{read.branch}@{read.number}" in sources_of(landed) and not is_withdrawn(table, landed)
         run = self.instance.get_run_by_id(run_id) if run_id else None
         if run is not None and not run.is_finished:
             self.under_way.add(run.run_id)
         return False
-
-
-def _is_withdrawn(table: LanceTable, landed: Version) -> bool:
-    """Return whether the newest rollback on `main` after a published version restored an older version than that."""
-    restored = (version.properties.get(md.ROLLED_BACK_TO) for version in table.log(MAIN, after=landed))
-    newest = next(filter(None, restored), None)
-    return newest is not None and table.at(newest).number < landed.number
 
 
 def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:

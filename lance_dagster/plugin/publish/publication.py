@@ -40,7 +40,15 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, branch_of, is_written, run_of, started_at
+from lance_dagster.plugin.run_branch import (
+    RunBranch,
+    RunChain,
+    branch_of,
+    earlier_runs,
+    is_written,
+    run_of,
+    started_at,
+)
 from lance_dagster.table import LanceTable
 
 _TRIES = 5
@@ -502,7 +510,9 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
 
 
 def appended_before(table: LanceTable, chain: RunChain, asset: str, instance: dg.DagsterInstance | None) -> str:
-    """Return why an append must not be repeated: a run that this one continues has published it; empty if none has.
+    """Return why an append must not be repeated: a run that this one continues, or repeats, has published it.
+
+    Empty when none has, or when the publication was rolled back by a commit on `main`.
 
     Args:
         table: The table.
@@ -510,17 +520,27 @@ def appended_before(table: LanceTable, chain: RunChain, asset: str, instance: dg
         asset: The key of the asset.
         instance: The Dagster instance that records runs; None outside of a run.
     """
-    earlier = chain.run_ids[1:]
+    earlier = () if instance is None else earlier_runs(chain, instance)
     if not earlier or instance is None:
         return ""
     since = started_at(dg.RunsFilter(run_ids=list(earlier)), instance)
     landed = landed_as(table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
-    if landed is None:
+    if landed is None or is_withdrawn(table, landed):
         return ""
+    run_id = next(one for one in _values(landed, md.RUN_ID) if one in earlier)
+    continues = run_id in chain.run_ids
+    advice = "leave the step out" if continues else "re-execute that run from its failure"
     return (
-        f"run {landed.properties[md.RUN_ID]}, which this run continues, appended to {asset} and published it as "
-        f"{landed}; repeating the step would add its rows again: leave the step out, or start a new run"
+        f"run {run_id}, which this run {'continues' if continues else 'repeats'}, appended to {asset} and published it "
+        f"as {landed}; repeating the step would add its rows again: {advice}, or start a new run"
     )
+
+
+def is_withdrawn(table: LanceTable, landed: Version) -> bool:
+    """Return whether the newest rollback on `main` after a published version restored an older version than that."""
+    restored = (version.properties.get(md.ROLLED_BACK_TO) for version in table.log(MAIN, after=landed))
+    newest = next(filter(None, restored), None)
+    return newest is not None and table.at(newest).number < landed.number
 
 
 def _values(version: Version, key: str) -> list[str]:
