@@ -214,6 +214,16 @@ def test_a_broken_branch_is_discarded_with_a_reason(lake: LanceResource, instanc
     assert (f"run/{broken.run_id}@3", "wrong prices") == (found["lance/discarded"], found["lance/reason"])
 
 
+def test_a_candidate_is_discarded_whole_or_not_at_all(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A table whose branch is needed by another branch keeps the branches of the other tables."""
+    run_id = candidates(shop, instance)
+    shop.table(CUSTOMERS).branches.create("run/later", at=f"run/{run_id}")
+    said = failure(shop.publish(instance, *PROMOTED, discard=run_id, reason="sent twice"))
+    assert f"run/{run_id} of {shop.table(CUSTOMERS).uri} is needed by branch run/later; discard what was forked" in said
+    for key in (ORDERS, CUSTOMERS):
+        assert f"run/{run_id}" in shop.table(key).branches.list("run/*")
+
+
 def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A short run id names a waiting branch or one that was published and deleted; an ambiguous id is refused."""
     stall = Stall(lake, [RowCount(minimum=1)])

@@ -1,6 +1,7 @@
 """Do what a person asks of a publisher besides publishing: discard what a run wrote, and hold or release the tags."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import dagster as dg
@@ -10,7 +11,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
-from lance_dagster.plugin.publish.waiting import discard
+from lance_dagster.plugin.publish.waiting import discard, refuse_discard
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.repository import ChannelHold, TableView
 from lance_dagster.table import LanceTable
@@ -52,8 +53,11 @@ class TagChanges:
 
         Raises:
             PublishRefusedError: No table has the branch or tag that is to be changed.
+            ConflictError: A branch cannot be discarded; then none is.
         """
         change = {"discarded": self._discard, "held": self._hold, "released": self._release}[done]
+        if done == "discarded":
+            self._refuse_discard(nodes)
         missing = []
         names = [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
         hold, named = (None, {}) if done == "discarded" else self._change_channel(names, done)
@@ -90,7 +94,13 @@ class TagChanges:
         return table.tags.release(self.tag, reason=self.config.reason, who=self._who).ref
 
     def _discard(self, table: LanceTable) -> str:
-        return str(discard(table, self.config.discard, self.context.instance, self.publisher_of))
+        return str(discard(table, self.config.discard))
+
+    def _refuse_discard(self, nodes: Sequence[PromotedNode]) -> None:
+        for node in nodes:
+            # A run need not have written every table; `make` says so when it wrote none.
+            with suppress(NotFoundError):
+                refuse_discard(self.table(node), self.config.discard, self.context.instance, self.publisher_of)
 
     @property
     def _who(self) -> str:

@@ -344,10 +344,12 @@ def publisher_of(run_id: str, *, nodes: Sequence[PromotedNode], but: Sequence[st
     return None
 
 
-def discard(
+def refuse_discard(
     table: LanceTable, given: str, instance: dg.DagsterInstance, publisher_of: Callable[[str], str | None]
-) -> Version:
-    """Delete the branch of a run that is given up, and return its head.
+) -> None:
+    """Refuse to discard the branch of a run when its deletion would be refused.
+
+    A candidate is discarded as a whole, so all of its tables are looked at before the first branch is deleted.
 
     Args:
         table: The table.
@@ -357,8 +359,8 @@ def discard(
 
     Raises:
         RefNotFoundError: There is no such branch.
-        ConflictError: The run is not over, another run may be publishing the branch, or another branch was forked from
-            it.
+        ConflictError: The run is not over, another run may be publishing the branch, the branch is protected, or
+            another branch or a tag needs it.
     """
     head = table.head(given)
     if not is_over(run_of(head.branch), instance):
@@ -368,6 +370,27 @@ def discard(
             f"{head.branch} may be being published by run {by}, which is not over: wait for its end, or terminate it, "
             "and discard the branch then if it still waits"
         )
+    forks = [branch.name for branch in table.branches.list().values() if branch.parent_branch == head.branch]
+    tags = [f"tag {tag.name}" for tag in table.tags.list().values() if tag.branch == head.branch]
+    if users := [*(f"branch {name}" for name in forks), *tags]:
+        advice = "; discard what was forked from it first" if forks else ""
+        raise ConflictError(f"{head.branch} of {table.uri} is needed by {', '.join(users)}{advice}")
+    if (pattern := table.branches.protection().of_branch(head.branch)) is not None:
+        raise ConflictError(f"{head.branch} of {table.uri} is protected by the pattern {pattern!r}")
+
+
+def discard(table: LanceTable, given: str) -> Version:
+    """Delete the branch of a run that is given up, and return its head.
+
+    Args:
+        table: The table.
+        given: The run, as `resolve_run` returns it.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        ConflictError: Another branch or a tag needs it.
+    """
+    head = table.head(given)
     table.branches.delete(head.branch)
     return head
 
