@@ -8,7 +8,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, build_publisher
 from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.sql_text import quote_name, quote_text
 from lance_dagster.plugin.io.partition_values import PartitionFilter
@@ -325,6 +325,20 @@ def test_range_of_days_in_one_run(lake: LanceResource) -> None:
     metadata = result.asset_materializations_for_node("log__events")[0].metadata
     assert metadata["dagster/partition_row_count"].value == 1
     assert metadata["lance/rows_written"].value == 3
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_a_publisher_has_the_backfill_policy_of_its_candidates() -> None:
+    """Dagster puts assets into the same run of a backfill only where their policies are equal."""
+    single, several = dg.BackfillPolicy.single_run(), dg.BackfillPolicy.multi_run(2)
+    one, other = partitioned(DAYS, "day", backfill_policy=single), partitioned(DAYS, "day", backfill_policy=several)
+    assert single == build_publisher([one], partitions_def=DAYS).backfill_policy
+    assert build_publisher([one]).backfill_policy is None
+    other = other.with_attributes(asset_key_replacements={EVENTS: dg.AssetKey("other")})
+    assert build_publisher([one, other], partitions_def=DAYS).backfill_policy is None
+    assert several == build_publisher(["log/events"], partitions_def=DAYS, backfill_policy=several).backfill_policy
+    with pytest.raises(InvalidInputError, match="backfill_policy needs partitions_def"):
+        build_publisher([one], backfill_policy=single)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -55,6 +55,7 @@ class PublisherOptions(TypedDict, total=False):
     resource_key: str
     stale_checks: Literal["refuse", "accept"]
     group_name: str
+    backfill_policy: dg.BackfillPolicy | None
 
 
 # The attribute of the publisher's op or graph that has its traits; it survives the copies that Dagster makes.
@@ -124,11 +125,13 @@ def build_publisher(
             the `LanceResource` among the resources; `lance` if left out. `stale_checks`, what happens when the
             merge has to be audited again and a blocking check is a plain `@asset_check`, which cannot be evaluated
             on it: `"refuse"` if left out, or `"accept"`, which is recorded on the promoted node. `group_name`, the
-            group of the promoted nodes; named after the tag if left out.
+            group of the promoted nodes; named after the tag if left out. `backfill_policy`, for a publisher with
+            partitions; that of the candidates if left out and all have the same. Dagster puts only assets with equal
+            policies into one run of a backfill, so give it where the candidates are given by key.
 
     Raises:
         InvalidInputError: No table is given, or one is given twice; a check is of another asset; or an option is
-            unknown.
+            unknown, or needs `partitions_def`.
         InvalidRefNameError: `tag` is `main` or not a valid tag name.
     """
     check_options(build_publisher, options, PublisherOptions)
@@ -180,7 +183,26 @@ def build_publisher(
         keys_by_output_name={_output_of(node): node.promoted for node in nodes},
         specs=[node.spec for node in nodes],
         can_subset=True,
+        backfill_policy=_backfill_policy(tables, partitions_def, options),
     )
+
+
+def _backfill_policy(
+    tables: Sequence[TableAsset], partitions_def: dg.PartitionsDefinition | None, options: PublisherOptions
+) -> dg.BackfillPolicy | None:
+    """Return the policy that the options name, or else that of the candidates, if all of them have the same one.
+
+    Raises:
+        InvalidInputError: A policy is given without partitions.
+    """
+    if partitions_def is None:
+        if options.get("backfill_policy") is not None:
+            raise InvalidInputError("backfill_policy needs partitions_def: without it, a table is published once")
+        return None
+    if "backfill_policy" in options:
+        return options["backfill_policy"]
+    found = [table.backfill_policy for table in tables if isinstance(table, dg.AssetsDefinition)]
+    return found[0] if found and all(policy == found[0] for policy in found) else None
 
 
 def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
