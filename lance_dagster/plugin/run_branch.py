@@ -441,6 +441,12 @@ def backfill_of(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> str 
     return _backfill_tag(root) if root is not None else None
 
 
+def runs_of_backfill(backfill_id: str, instance: dg.DagsterInstance) -> Iterator[dg.DagsterRun]:
+    """Yield the runs of a backfill and of its re-executions, without those that a person re-executed later."""
+    for tag in (BACKFILL_TAG, _ROOT_BACKFILL_TAG):
+        yield from instance.get_runs(dg.RunsFilter(tags={tag: backfill_id}))
+
+
 def rest_of_backfill(run_id: str, instance: dg.DagsterInstance) -> tuple[str, ...]:
     """Return the runs by which a re-execution of its backfill did the rest of a run that failed, oldest first.
 

@@ -124,6 +124,16 @@ def test_a_backfill_publishes_what_passed_and_names_what_waits(
     assert "lance/waiting" not in event.metadata
 
 
+def test_a_backfill_of_promoted_nodes_alone_publishes_what_waits(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """No run of the backfill writes a candidate, so it stands for *Materialize*."""
+    stall = Stall(lake, [Unique("id")], days=True, once=True, mode="replace")
+    stall.write(instance, 1, partition_key="mon", tags={"dagster/backfill": "first"})
+    assert stall.publish(instance, tags={"dagster/backfill": "second"}).success
+    assert [1] == stall.published()
+
+
 def test_a_full_reexecution_supersedes_the_run_that_it_repeats(
     lake: LanceResource, instance: dg.DagsterInstance
 ) -> None:

@@ -61,6 +61,7 @@ from lance_dagster.plugin.publish.waiting import (
     publisher_of,
     wait,
     with_whole_run_id,
+    without_foreign_backfill,
     written_with,
 )
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
@@ -102,8 +103,8 @@ class PublishStep:
 
     def __post_init__(self) -> None:
         """Read the event log and the channel once for all tables."""
-        self.chain = RunChain.of_context(self.context)
         self.log = AuditLog(self.instance)
+        self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
         self.together = self._together(self.lance.open_repository())
         self.hold = None if self.together is None else self.together.hold
 
@@ -333,7 +334,6 @@ class PublishStep:
         if one.audited:
             return one
 
-        # The other tables of a candidate are opened only where this one passed.
         def audit(head: Version) -> list[str]:
             return self._audit_of(one, head)[1] or self._held_back(one, head)
 

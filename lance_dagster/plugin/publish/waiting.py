@@ -31,6 +31,7 @@ from lance_dagster.plugin.run_branch import (
     is_written,
     rest_of_backfill,
     run_of,
+    runs_of_backfill,
     started_at,
 )
 from lance_dagster.table import LanceTable
@@ -262,6 +263,18 @@ def find_by_backfill(
     # The publication deletes the branches, so a publisher that is retried finds its result in the log of `main`.
     since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), log.instance)
     return replace(found, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
+
+
+def without_foreign_backfill(chain: RunChain, nodes: Sequence[PromotedNode], log: AuditLog) -> RunChain:
+    """Return a chain without its backfill when no run of the backfill was to write a candidate.
+
+    A person who launches a backfill of promoted nodes alone wants to publish what waits, as by *Materialize*.
+    """
+    if chain.backfill_id is None:
+        return chain
+    candidates = [node.candidate for node in nodes]
+    writes = any(log.plans(candidates, run.run_id) for run in runs_of_backfill(chain.backfill_id, log.instance))
+    return chain if writes else replace(chain, backfill_id=None)
 
 
 def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
