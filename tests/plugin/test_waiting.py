@@ -134,6 +134,24 @@ def test_a_backfill_of_promoted_nodes_alone_publishes_what_waits(
     assert [1] == stall.published()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_repeated_publisher_of_a_backfill_leaves_withdrawn_rows(
+    lake: LanceResource, instance: dg.DagsterInstance, *, repository: bool
+) -> None:
+    """What the backfill published, and a person withdrew, is promoted only by name."""
+    lake = LanceResource(root=lake.root, repository=repository)
+    stall = Stall(lake, [Unique("id")], days=True, once=True, mode="replace")
+    tags = {"dagster/backfill": "bf"}
+    for day, number in (("mon", 1), ("tue", 2)):
+        stall.write(instance, number, partition_key=day, tags=tags)
+        assert stall.publish(instance, tags=tags).success
+    assert stall.publish(instance, "production~1", rollback="hold", reason="bad").success
+    assert stall.publish(instance, release=True, reason="repaired").success
+    assert stall.publish(instance, tags=tags).success
+    assert [1] == stall.published()
+
+
 def test_a_full_reexecution_supersedes_the_run_that_it_repeats(
     lake: LanceResource, instance: dg.DagsterInstance
 ) -> None:

@@ -341,7 +341,8 @@ class PublishStep:
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
             later = partial(wait, self.context) if self._is_alone else None
-            return find_by_backfill(empty, backfill, audit, log=self.log, beside=beside, wait=later)
+            found = find_by_backfill(empty, backfill, audit, log=self.log, beside=beside, wait=later)
+            return self._unfinished.unless_withdrawn(found)
         # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
         if not self._is_alone:
             return one
@@ -404,8 +405,7 @@ class PublishStep:
         Raises:
             PublishRefusedError: There are reasons, and the config does not ignore them.
         """
-        gated: list[Publication] = []
-        reasons: list[str] = []
+        gated, reasons = list[Publication](), list[str]()
         # All tables are audited before one is refused, so that the error has every reason.
         for one in found:
             passing = one

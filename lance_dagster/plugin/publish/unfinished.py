@@ -88,6 +88,13 @@ class Unfinished:
                 said[one.name] = [f"it waits with {', '.join(others)}, {why}; {advice}"]
         return publications, [f"{name}: {reason}" for name, reasons in said.items() for reason in reasons]
 
+    def unless_withdrawn(self, one: Publication) -> Publication:
+        """Return a table without the version that its backfill published, if the tag was moved back from it since."""
+        named = one.previous.version if one.previous and one.previous.branch == MAIN else 0
+        if one.landed is None or one.landed.number <= named or not self._was_named(one, one.landed):
+            return one
+        return replace(one, landed=None)
+
     def complete(
         self,
         found: Sequence[Publication],
