@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.measure import requests
-from lance_dagster import LanceRepository, LanceResource, build_ref_sensor
+from lance_dagster import LanceRepository, LanceResource, StoreError, build_ref_sensor
+from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.test_repository_default import Location
 from tests.plugin.test_sensors import Ticks
+from tests.store.scripted import Request, obedient
 
 READS = ("get", "get_with_etag", "list", "list_some", "folders")
 NAMES = ("shop/orders", "shop/lines")
@@ -166,3 +168,26 @@ def test_an_old_cursor_goes_on(root: Path, instance: dg.DagsterInstance) -> None
     ticks.cursor = json.dumps({"format": 2, "next": 0, "all": False, "seen": {"shop/orders": {}, "shop/lines": {}}})
     assert [("production/shop/lines", 2), ("production/shop/orders", 2)] == ticks.announced()
     assert [] == ticks.announced()
+
+
+def test_an_error_in_the_middle_loses_no_entry(root: Path, instance: dg.DagsterInstance) -> None:
+    """What was read before a fault of the storage is reported at once, and the rest by the next tick."""
+    repository = repository_of(root)
+    ticks = Ticks(build_ref_sensor("moves", NAMES, refs=["production"]), ScriptedLake(root=str(root)), instance)
+    ScriptedLake.scripts.append(obedient)
+    assert [] == ticks.announced()
+    promote(repository, 2)
+    promote(repository, 3)
+    third = repository.head("production").id
+
+    def fails(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if third in request.key:
+            raise StoreError("503 slow down")
+        return request.send()
+
+    ScriptedLake.scripts.append(fails)
+    ticks.lance = ScriptedLake(root=str(root))
+    assert [("production/shop/lines", 3), ("production/shop/orders", 3)] == ticks.announced()
+    ScriptedLake.scripts.append(obedient)
+    ticks.lance = ScriptedLake(root=str(root))
+    assert [("production/shop/lines", 4), ("production/shop/orders", 4)] == ticks.announced()

@@ -111,7 +111,7 @@ class ChannelLook:
         tables = tuple(name for name in changed if name in view)
         who, why = entry.properties.get(md.WHO) or entry.by, entry.properties.get(md.REASON) or entry.reason
         move = ChannelMove(self.channel, entry.number, entry.commit, entry.action, who, why, tables)
-        self.moves.append(move)
+        found: list[tuple[ChannelMove, str, Version]] = []
         reported = _names_in(entry.properties.get(md.REPORTED, ""))
         for name in tables:
             if name not in self.watched or name in reported:
@@ -126,8 +126,10 @@ class ChannelLook:
             # is removed, because only the log of the channel counts from here on.
             tag = self.tag_marks.get(name, {}).pop(self.channel, "")
             if not str(tag).startswith(f"{version} "):
-                self.found.append((move, name, version))
-        # The mark moves last: where a table cannot be read, the next tick reports the entry again.
+                found.append((move, name, version))
+        # The mark moves last, with what is reported: where a table cannot be read, the next tick reads the entry again.
+        self.moves.append(move)
+        self.found += found
         self.cursor.channels[self.channel] = _mark_of(entry)
         return view
 

@@ -199,11 +199,16 @@ class RefTick:
                 tag_marks=marks,
                 until=self.until,
             )
+        except LanceDagsterError as error:
+            self.problems.append(f"channel {ref}: {error}")
+            return True
+        try:
             is_channel = look.run()
         except LanceDagsterError as error:
             self.problems.append(f"channel {ref}: {error}")
             # With False the tags of this name would be reported now, and the same moves at a later tick from the log.
-            return True
+            is_channel = True
+        # Also after an error: the cursor has passed the entries that were read before it.
         self.moves += look.moves
         self.notes += look.notes
         found = [News(tables[name], ref, version, is_tag=True, move=move) for move, name, version in look.found]
