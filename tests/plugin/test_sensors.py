@@ -132,6 +132,30 @@ def test_run_requests_carry_the_newest_version(
     assert ticks.tick().run_requests[0].run_key == request.run_key
 
 
+def test_a_tag_that_comes_back_requests_a_run(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
+) -> None:
+    """Each move has its own run key, also the second one to the same version; a repeated tick repeats its key."""
+
+    @dg.job
+    def follow_up() -> None:
+        pass
+
+    orders.append(ROWS)
+    orders.tags.create("production", "main@1")
+    lake = LanceResource(root=lake.root, repository=False)
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"], job=follow_up), lake, instance)
+    ticks.tick()
+    keys = []
+    for ref in ("main@2", "main@1", "main@2"):
+        orders.tags.move("production", ref)
+        before = ticks.cursor
+        keys += [request.run_key for request in ticks.tick().run_requests]
+    assert (3, 3) == (len(keys), len(set(keys)))
+    ticks.cursor = before
+    assert keys[-1] == ticks.tick().run_requests[0].run_key
+
+
 def test_dropped_table_is_reported_when_it_is_created_again(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:

@@ -72,8 +72,9 @@ def build_ref_sensor(
     tables. Each table that an entry changed is reported with the entry, the commit, who moved the channel and why.
 
     With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel.
-    The run key contains the version, so that a repeated report starts no second run. Dagster's list of ticks shows what
-    was reported, and the refs that some tables lack. The log of the tick names the tables that could not be read.
+    The run key contains the version, and the time of a tag's move, so that a repeated report starts no second run, and
+    a tag that comes back to a version starts one. Dagster's list of ticks shows what was reported, and the refs that
+    some tables lack. The log of the tick names the tables that could not be read.
 
     A cursor that is damaged, or of another release of this package, is replaced: the sensor logs a warning and
     continues with the versions that are committed afterwards.
@@ -198,6 +199,8 @@ def _request(found: "News") -> dg.RunRequest:
         return dg.RunRequest(run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}", tags=about)
     # The transaction, because a table that was created again has other versions under the same numbers.
     key = f"lance:{name}@{found.ref}={version.number}:{version.transaction[:8]}"
+    # A tag may come back to a version: Dagster would drop the run of a key that it knows.
+    key += f":{found.moved_at}" if found.moved_at else ""
     return dg.RunRequest(run_key=key, tags={md.CANDIDATE: name, md.REF: str(version)})
 
 

@@ -35,7 +35,10 @@ _NAMED = 8
 
 
 class News(NamedTuple):
-    """A version that was not reported yet, with the branch or tag it was found under and further facts about it."""
+    """A version that was not reported yet, with the branch or tag it was found under and further facts about it.
+
+    `moved_at` is the time of the tag's move as its file says it, empty where another program left none.
+    """
 
     table: WatchedTable
     ref: str
@@ -43,6 +46,7 @@ class News(NamedTuple):
     is_tag: bool = False
     is_recreated: bool = False
     move: ChannelMove | None = None
+    moved_at: str = ""
 
     def __str__(self) -> str:
         """Return the table and the version, such as `shop/orders main@7`."""
@@ -130,7 +134,8 @@ class _Look:
             self.marks[branch] = _mark_of(version)
 
     def _look_at_tag(self, table: "LanceTable", name: str, tag: "Tag") -> None:
-        moved = f"{tag.ref} {tag.updated_at.isoformat()}" if tag.updated_at else tag.ref
+        moved_at = tag.updated_at.isoformat() if tag.updated_at else ""
+        moved = f"{tag.ref} {moved_at}" if moved_at else tag.ref
         # The time of the move is a part of the mark, so that a move away and back is noticed.
         if self.marks.get(name) == moved:
             return
@@ -139,7 +144,8 @@ class _Look:
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
         if not self.is_first and not by_publisher:
             # With `branch:`, because other programs allow a tag and a branch of the same name.
-            self.news.append(News(self.watched, name, table.at(f"branch:{tag.ref}"), is_tag=True))
+            version = table.at(f"branch:{tag.ref}")
+            self.news.append(News(self.watched, name, version, is_tag=True, moved_at=moved_at))
         self.marks[name] = moved
 
 
