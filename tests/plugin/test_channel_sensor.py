@@ -170,6 +170,21 @@ def test_an_old_cursor_goes_on(root: Path, instance: dg.DagsterInstance) -> None
     assert [] == ticks.announced()
 
 
+def test_a_channel_that_is_added_to_a_sensor_begins_now(root: Path, instance: dg.DagsterInstance) -> None:
+    """Its past is not reported when a sensor that watched main gets it; that of a channel watched before it is."""
+    early = watching(root, instance)
+    assert [] == early.announced()
+    repository = repository_of(root)
+    promote(repository, 2)
+    ticks = Ticks(build_ref_sensor("moves", NAMES), LanceResource(root=str(root)), instance)
+    assert [] == ticks.announced()
+    ticks.sensor = build_ref_sensor("moves", NAMES, refs=["main", "production"])
+    assert [] == ticks.announced()
+    promote(repository, 3, "shop/lines")
+    assert {("main/shop/lines", 4), ("production/shop/lines", 4)} == set(ticks.announced())
+    assert 5 == len(early.announced())
+
+
 def test_an_error_in_the_middle_loses_no_entry(root: Path, instance: dg.DagsterInstance) -> None:
     """What was read before a fault of the storage is reported at once, and the rest by the next tick."""
     repository = repository_of(root)

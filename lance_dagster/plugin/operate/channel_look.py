@@ -64,14 +64,14 @@ class ChannelLook:
         try:
             newest = self.repository.channels.get(self.channel).entry
         except RefNotFoundError:
-            if self.cursor.channels.pop(self.channel, None) is not None:
+            if self.cursor.note_absent(self.channel):
                 self.notes.append(f"channel {self.channel} was deleted, so the tags of that name are watched")
             return False
         mark = self.cursor.channels.get(self.channel)
         if mark == _mark_of(newest):
             return True
-        # A cursor that has tables was written before the channel existed: all moves of the channel since are new.
-        if mark is None and not self.tag_marks and not self.cursor.announce_all:
+        # A channel that was watched before it existed has a mark: all of its moves are new.
+        if mark is None and not self._was_watched and not self.cursor.announce_all:
             self.cursor.channels[self.channel] = _mark_of(newest)
             return True
         if mark is None and self.cursor.announce_all:
@@ -84,6 +84,12 @@ class ChannelLook:
             mark = None
         self._report_after(mark or BranchMark(0, ""), newest)
         return True
+
+    @property
+    def _was_watched(self) -> bool:
+        """Whether a cursor of an earlier release, which has no marks of absent channels, watched this ref."""
+        # A table without marks was watched for refs that did not exist.
+        return any(self.channel in marks or not marks for marks in self.tag_marks.values())
 
     def _report_after(self, mark: BranchMark, newest: "RefEntry") -> None:
         # The mark of a channel has the commit of its entry. When that was collected, every table counts as changed.

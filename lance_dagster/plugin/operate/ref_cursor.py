@@ -28,6 +28,8 @@ class BranchMark(NamedTuple):
     transaction: str
 
 
+# The mark of a ref that was watched before it became a channel: entries are numbered from 1.
+ABSENT = BranchMark(0, "")
 # By ref: the mark of a branch, or for a tag its target and the time of its last move.
 Marks = dict[str, BranchMark | str]
 
@@ -70,6 +72,12 @@ class RefCursor:
         # Absent in the cursor of a sensor that watched tables only.
         channels = {str(name): _branch_mark(mark) for name, mark in dict(found.get("channels") or {}).items()}
         return cls(seen=seen, channels=channels, next=_number(found.get("next")), announce_all=found.get("all") is True)
+
+    def note_absent(self, channel: str) -> bool:
+        """Record that a watched ref is not a channel, and return whether it was one before."""
+        before = self.channels.get(channel, ABSENT)
+        self.channels[channel] = ABSENT
+        return before != ABSENT
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Drop the marks of tables that are no longer watched; without this the cursor would only grow."""

@@ -194,6 +194,7 @@ class RefTick:
         try:
             repository = self.lance.open_repository()
             if repository is None:
+                self.cursor.note_absent(ref)
                 return False
             tables = {str(self.lance.address_of(one.key, one.metadata)): one for one in watched}
             marks = {name: self.cursor.seen[one.name] for name, one in tables.items() if one.name in self.cursor.seen}
