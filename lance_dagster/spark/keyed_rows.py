@@ -98,7 +98,7 @@ def delete_keys(
     message: str | None = None,
     properties: Properties = None,
 ) -> WriteResult:
-    """Delete the rows whose key occurs in a Spark frame, in one commit; see `upsert_frame`.
+    """Delete the rows whose key occurs in a Spark frame, once or several times, in one commit; see `upsert_frame`.
 
     Raises:
         InvalidInputError: A key column is not there.
@@ -107,8 +107,8 @@ def delete_keys(
     missing = [name for name in string_list("on", on, "id") if name not in df.columns]
     if missing:
         raise InvalidInputError(f"the frame has no key column {missing[0]!r}; it has {', '.join(df.columns)}")
-    # A key that comes twice deletes no more than one that comes once.
-    keys = df.select(*(f"`{name}`" for name in on)).distinct()
+    # A key may come twice. Spark's `distinct` would make 0.0 of -0.0, which is another key.
+    keys = df.select(*(f"`{name}`" for name in on))
     return upsert_frame(
         keys,
         table,
@@ -214,7 +214,8 @@ class _Upsert:
             updated=self._files(results, "updated"),
             addresses=_addresses(results, "addresses"),
             added=self._files(results, "added"),
-            missing=_addresses(results, "missing"),
+            # Several rows with one key delete a row once, and several tasks may have such rows.
+            missing=np.unique(_addresses(results, "missing")),
             claimed=_claimed(results, self.on, self.target.schema),
             null_keys={name: sum(result["nulls"].get(name, 0) for result in results) for name in self.on},
         )
@@ -246,7 +247,7 @@ class _Upsert:
         source = numbered.select("*", functions.lit(1).alias("given"), times.alias("times"))
         deletes = self.rules.get("when_missing") == "delete"
         existing = self._existing()
-        stored_keys = [part for n, (_, kind, _) in enumerate(self._keys) for part in _compared(existing[f"k{n}"], kind)]
+        stored_keys = [_compared(existing[f"k{n}"], kind) for n, (_, kind, _) in enumerate(self._keys)]
         pairs = zip(self._given_keys(source), stored_keys, strict=True)
         same = functools.reduce(Column.__and__, [given == stored for given, stored in pairs])
         # A broadcast, which Spark prefers for a small table, would bring the keys to the driver.
@@ -261,12 +262,10 @@ class _Upsert:
 
     def _given_keys(self, source: DataFrame) -> list[Column]:
         """Return what is compared of the keys of the frame, whose columns are numbered."""
+        columns = {name: source[f"c{number}"] for number, name in enumerate(self.df.columns)}
         return [
-            part
+            _compared(_as_number(columns[name], self.df.schema[name].dataType, wanted), kind)
             for name, kind, wanted in self._keys
-            for part in _compared(
-                _as_number(source[f"c{self.df.columns.index(name)}"], self.df.schema[name].dataType, wanted), kind
-            )
         ]
 
     def _existing(self) -> DataFrame:
@@ -342,12 +341,12 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
             raise InvalidInputError(f"no column {name!r} to be a key; the table has {', '.join(schema.names)}")
         if name not in df.columns:
             raise SchemaMismatchError(f"column {name!r} is the key, and missing")
-        kind = schema.field(name).type
+        kind = _single(schema.field(name).type)
         # Spark would read half-precision floats as others, and cut nanoseconds off.
         if pa.types.is_nested(kind) or pa.types.is_float16(kind) or getattr(kind, "unit", None) == "ns":
             raise InvalidInputError(
-                f"column {name!r} is {kind}, which cannot be a key of an upsert by Spark; give columns of single "
-                "values that Spark has a type for, such as numbers, strings and dates"
+                f"column {name!r} is {schema.field(name).type}, which cannot be a key of an upsert by Spark; give "
+                "columns of single values that Spark has a type for, such as numbers, strings and dates"
             )
     _check_types(df, schema, on)
 
@@ -370,10 +369,16 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
-def _compared(key: Column, kind: pa.DataType) -> list[Column]:
+def _compared(key: Column, kind: pa.DataType) -> Column:
     """Return what Spark compares to find the keys equal that `LanceTable.upsert` finds equal."""
-    # Spark, as the table, takes NaN for equal to NaN, but 0.0 and -0.0 for one value.
-    return [key, key.cast("string") == "-0.0"] if pa.types.is_floating(kind) else [key]
+    # As texts, each number differs from all others, and NaN equals NaN. Spark takes 0.0 and -0.0 for one number, and
+    # puts the one into conditions for the other, so no comparison of the numbers may stand beside that of the texts.
+    return key.cast("string") if pa.types.is_floating(_single(kind)) else key
+
+
+def _single(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a dictionary, and any other type as it is."""
+    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +390,11 @@ class _Task:
     on: tuple[str, ...]
     rules: UpsertOptions
     scope: Any
+
+    @property
+    def only_deletes(self) -> bool:
+        """Whether no row of the frame is written, so that several may have the same key."""
+        return self.rules.get("when_matched") == "delete" and self.rules.get("when_not_matched") == "ignore"
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one task and yield the description of what was written."""
@@ -412,7 +422,7 @@ class _Task:
         for _ in rows:
             continue
         if kind == _UPDATED:
-            result.missing += result.addresses if rule == "delete" else []
+            result.missing += [places.unique() for places in result.addresses] if rule == "delete" else []
             result.addresses = []
 
     def _rows(self, kind: int, parts: Iterable[pa.RecordBatch], result: "_Result") -> Iterator[pa.RecordBatch]:
@@ -433,7 +443,8 @@ class _Task:
                     result.claimed[name] = claimed_values(pa.concat_arrays([result.claimed[name], values]))
             for name in self.on:
                 result.nulls[name] = result.nulls.get(name, 0) + rows.column(name).null_count
-            result.note_twice(part.column("times"), rows, self.on)
+            if not self.only_deletes:
+                result.note_twice(part.column("times"), rows, self.on)
             yield rows
 
 

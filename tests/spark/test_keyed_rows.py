@@ -84,7 +84,7 @@ def test_an_upsert_keeps_row_ids_and_takes_any_order_of_columns(spark: SparkSess
 def test_keys_are_deleted(spark: SparkSession, table: LanceTable) -> None:
     """Missing and repeated keys are no errors."""
     frame = spark.sql("SELECT * FROM VALUES (1L), (1L), (5L), (99L), (null) AS v(id)")
-    assert 2 == delete_keys(frame, table, ["id"]).rows_deleted
+    assert 2 == delete_keys(frame.repartition(3), table, ["id"]).rows_deleted
     assert [0, 2, 3, 4] == [row[0] for row in found(table)]
     head = str(table.head())
     assert head == str(delete_keys(frame, table, ["id"]))
@@ -164,6 +164,23 @@ def test_floating_point_keys_are_compared_as_the_table_compares_them(
     assert ["a", "b", "c", "d", "e", "null", "one"] == sorted(str(row[1]) for row in found(table))
     with pytest.raises(InvalidInputError, match="two of the rows have the key key = nan"):
         upsert_frame(spark.createDataFrame(given[:1] * 2, frame.schema), table, ["key"])
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.dictionary(pa.int32(), pa.float64())], ids=str)
+@pytest.mark.parametrize("zero", ["-0.0", "0.0"])
+def test_the_rows_of_the_other_zero_stay(spark: SparkSession, tmp_table_uri: str, kind: pa.DataType, zero: str) -> None:
+    """This holds for a frame of one row, which is a constant to Spark, and for repeated keys."""
+    table = LanceTable.create(tmp_table_uri, schema_of(key=kind, note=pa.string()))
+    keys = pa.array([0.0, -0.0, 1.0])
+    column = keys if kind == keys.type else keys.dictionary_encode()
+    table.append(pa.table({"key": column, "note": ["0.0", "-0.0", "1.0"]}, table.schema()))
+    upsert_frame(spark.sql(f"SELECT double('{zero}') AS key, 'new' AS note"), table, ["key"])
+    assert {"0.0": "0.0", "-0.0": "-0.0", "1.0": "1.0"} | {zero: "new"} == {
+        str(row["key"]): row["note"] for row in table.read().to_pylist()
+    }
+    keys_twice = spark.createDataFrame([(float(zero),), (5.0,), (float(zero),)], "key double")
+    assert 1 == delete_keys(keys_twice, table, ["key"]).rows_deleted
+    assert {"0.0", "-0.0", "1.0"} - {zero} == {str(row["key"]) for row in table.read().to_pylist()}
 
 
 @pytest.mark.parametrize(
