@@ -31,7 +31,7 @@ from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
-from lance_dagster.spark.spark_schema import check_fits, readable_schema, target_schema, to_table_batch
+from lance_dagster.spark.spark_schema import check_fits, check_kept, readable_schema, target_schema, to_table_batch
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_visible, errors_of_executors, large_batches
 from lance_dagster.table import LanceTable
@@ -65,7 +65,9 @@ def upsert_frame(
     commit changed one of the rows meanwhile, the frame is computed again.
 
     Args:
-        df: The rows. They may lack columns of the table: rows that change keep their values there.
+        df: The rows. They may lack columns of the table: rows that change keep their values there. Spark reads and
+            writes these values, so none of these columns may hold timestamps or durations in nanoseconds, decimals of
+            more than 38 digits or blobs: `LanceTable.upsert` keeps them.
         table: The table.
         on: The key columns, of single values. NaN equals NaN, and 0.0 and -0.0 differ. Half-precision floats and
             nanoseconds, for which Spark has no type, cannot be keys.
@@ -75,7 +77,8 @@ def upsert_frame(
         **rules: Those of `LanceTable.upsert`, without a condition for `when_matched`.
 
     Raises:
-        InvalidInputError: A key comes twice, a key column is not there, or a rule is unknown.
+        InvalidInputError: A key comes twice, a key column is not there, a rule is unknown, or Spark cannot keep the
+            values of a column that the frame lacks.
         SchemaMismatchError: The rows do not fit the table.
         CommitConflictError: Other writers changed the same rows again and again.
     """
@@ -194,6 +197,7 @@ class _Upsert:
 
     def staged(self, tally: RowTally) -> StagedUpsert:
         """Write the rows and return their description."""
+        check_kept(pa.schema([self.stored.field(name) for name in self._kept if name in self.stored.names]))
         names = [*self.df.columns, *self._kept]
         task = _Task(self.target, tuple(names), self.on, self.rules, self.scope)
         frame = narrowed(self._matched())
@@ -222,7 +226,9 @@ class _Upsert:
 
     @property
     def _kept(self) -> list[str]:
-        """The columns of the table that the frame lacks, whose values stay."""
+        """The columns of the table that the frame lacks, whose values stay in rows that are written again."""
+        if self.rules.get("when_matched", "update") != "update":
+            return []
         return [name for name in self.target.schema.names if name not in self.df.columns]
 
     @property

@@ -147,6 +147,37 @@ def readable_schema(schema: pa.Schema) -> StructType:
     return StructType([_spark_field(column) for column in schema])
 
 
+def check_kept(columns: pa.Schema) -> None:
+    """Refuse columns whose values Spark cannot read and write back unchanged.
+
+    Raises:
+        InvalidInputError: A column has such a type.
+    """
+    for column in columns:
+        try:
+            readable_schema(pa.schema([column]))
+            changes = _is_cut(column.type)
+        except InvalidInputError:
+            changes = True
+        if changes:
+            raise InvalidInputError(
+                f"column {column.name!r} is {column.type}, and the frame lacks it: Spark cannot keep its values; give "
+                "the rows to LanceTable.upsert, which keeps them, such as table.upsert(frame.toArrow(), on=['id'])"
+            )
+
+
+def _is_cut(arrow: pa.DataType) -> bool:
+    """Return whether Spark cuts values of a type, or of a part of it, to microseconds."""
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _is_cut(arrow.storage_type)
+    if isinstance(arrow, pa.DictionaryType):
+        return _is_cut(arrow.value_type)
+    is_moment = pa.types.is_timestamp(arrow) or pa.types.is_duration(arrow)
+    return (is_moment and arrow.unit == "ns") or any(
+        _is_cut(arrow.field(index).type) for index in range(arrow.num_fields)
+    )
+
+
 def arrow_for_spark(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of the batches that Spark expects from a data source."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -201,6 +201,32 @@ def test_keys_that_spark_cannot_compare_are_refused(
         upsert_frame(spark.range(1).selectExpr(f"{key} AS key"), table, ["key"])
 
 
+@pytest.mark.parametrize(
+    "kind,value",
+    [
+        (pa.timestamp("ns"), 1001),
+        (pa.struct([pa.field("d", pa.list_(pa.duration("ns")))]), {"d": [1001]}),
+        (pa.decimal256(60, 0), 10**50),
+    ],
+    ids=str,
+)
+def test_values_that_spark_cannot_keep_are_not_changed(
+    spark: SparkSession, tmp_table_uri: str, kind: pa.DataType, value: object
+) -> None:
+    """An upsert without the column is refused and names what keeps it; a deletion writes no row and needs no value."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), note=pa.string(), kept=kind))
+    table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "kept": pa.array([value] * 2, kind)}))
+    frame = spark.sql("SELECT 1L AS id, 'new' AS note")
+    with pytest.raises(InvalidInputError, match=r"column 'kept' is .*; give the rows to LanceTable.upsert"):
+        upsert_frame(frame, table, ["id"])
+    table.upsert(frame.toArrow(), on=["id"])
+    assert 1 == delete_keys(spark.sql("SELECT 2L AS id"), table, ["id"]).rows_deleted
+    upsert_frame(frame, table, ["id"], when_matched="keep")
+    (row,) = table.read().to_pylist()
+    assert "new" == row["note"]
+    assert pa.array([value], kind) == table.read().column("kept").combine_chunks()
+
+
 def test_missing_rows_are_deleted_by_the_columns_that_the_commit_has(spark: SparkSession, table: LanceTable) -> None:
     """The predicate uses values of the later types; an added column has no values, so it matches no row."""
     later = schema_of(id=pa.int64(), region=pa.string(), x=pa.float64(), note=pa.string(), more=pa.int64())
