@@ -80,17 +80,33 @@ def read_changes(
 
     Raises:
         RefNotFoundError: There is no such ref.
-        InvalidInputError: Two rows have the same key, or Spark has no type for a column.
+        InvalidInputError: Two rows have the same key, Spark has no type for a column, or a column has the name of one
+            of the change feed.
         SchemaMismatchError: A column has another type in `before`, and rows of `before` are among the changes.
     """
     older, newer = table.at(before), table.at(after)
     columns = table.schema(newer)
-    schema = StructType([*CHANGE_COLUMNS, *readable_schema(columns)])
+    schema = feed_schema(columns)
     rows = table.diff(older, newer, on=on).differing_rows()
     parts = list(ChangePlan(table, columns, newer).changes(older, newer, rows))
     groups = grouped(parts)
     task = functools.partial(_read_groups, groups, schema)
     return spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(task, schema)
+
+
+def feed_schema(columns: pa.Schema) -> StructType:
+    """Return the Spark schema of a change feed of some columns.
+
+    Raises:
+        InvalidInputError: Spark has no type for a column, or a column has the name of one of the feed.
+    """
+    for name in CHANGE_COLUMNS.names:
+        if name in columns.names:
+            raise InvalidInputError(
+                f"a change feed has a column {name!r}, and so has the table: rename that of the table, or name the "
+                "other columns of a stream with the option columns"
+            )
+    return StructType([*CHANGE_COLUMNS, *readable_schema(columns)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +180,16 @@ def grouped(parts: Sequence[ChangePart]) -> list[list[ChangePart]]:
     return groups
 
 
-def read_part(part: ChangePart, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part with the columns of a Spark schema, those of a change feed included if it has them."""
+def read_part(part: ChangePart, schema: StructType, *, feed: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part with the columns of a Spark schema; with `feed`, two of them are those of a feed."""
     expected = arrow_for_spark(schema)
     read = part.scan.schema.names
     own = pa.schema([expected.field(name).with_name(source) for name, source in zip(part.columns, read, strict=True)])
     for batch in _batches(part, own):
         have = dict(zip(part.columns, batch.columns, strict=True))
-        have[CHANGE_TYPE] = pa.repeat(pa.scalar(part.change), batch.num_rows)
-        have[COMMIT_VERSION] = pa.repeat(pa.scalar(part.version, pa.int64()), batch.num_rows)
+        if feed:
+            have[CHANGE_TYPE] = pa.repeat(pa.scalar(part.change), batch.num_rows)
+            have[COMMIT_VERSION] = pa.repeat(pa.scalar(part.version, pa.int64()), batch.num_rows)
         columns = [have.get(column.name) for column in expected]
         filled = [
             pa.nulls(batch.num_rows, column.type) if values is None else values
@@ -199,7 +216,7 @@ def _read_groups(
     for batch in numbers:
         for number in batch.column(0):
             for part in groups[int(number.as_py())]:
-                yield from read_part(part, schema)
+                yield from read_part(part, schema, feed=True)
 
 
 def _parts(

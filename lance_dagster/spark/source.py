@@ -20,7 +20,7 @@ from lance_dagster.format.validation import check_names
 from lance_dagster.history.context import Ref
 from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
 from lance_dagster.repository import LanceRepository, TableView
-from lance_dagster.spark.change_rows import CHANGE_COLUMNS
+from lance_dagster.spark.change_rows import feed_schema
 from lance_dagster.spark.frame import TableFrame, version_frame
 from lance_dagster.spark.reader import LanceReader, Scan, fragment_sizes
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
@@ -152,8 +152,7 @@ class LanceDataSource(DataSource):
         scan = self._plan(known=(*_READ_OPTIONS, CHANGES, *STREAM_OPTIONS))
         # Spark keeps this object and creates the reader later, when the branch may have moved.
         self._version = scan.version
-        schema = readable_schema(scan.schema)
-        return StructType([*CHANGE_COLUMNS, *schema]) if is_set(self.options, CHANGES) else schema
+        return feed_schema(scan.schema) if is_set(self.options, CHANGES) else readable_schema(scan.schema)
 
     def reader(self, schema: StructType) -> LanceReader:
         """Return the reader of the version; `schema` is the table's, or the one that the caller gave to Spark."""

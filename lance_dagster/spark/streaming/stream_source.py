@@ -200,7 +200,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, StreamPartition):
             begin_task()
             for part in partition.parts:
-                yield from read_part(part, self._schema)
+                yield from read_part(part, self._schema, feed=self._options.changes)
 
     def _changes(self, plan: ChangePlan, before: Version, after: Version) -> Iterator[ChangePart]:
         """Yield what a version changed, as far as the options let it into the stream."""

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, VersionNotFoundError
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS
+from lance_dagster.spark.source import LanceDataSource
 from lance_dagster.spark.spark_schema import readable_schema
 from lance_dagster.spark.streaming.stream_source import LanceStreamReader, Offset, StreamOptions
 from lance_dagster.table import LanceTable
@@ -134,6 +135,19 @@ def test_changes_have_old_and_new_values(table: LanceTable) -> None:
         ("update_preimage", 3, 1, "n1"),
         ("update_preimage", 3, 3, "n3"),
     ] == found
+
+
+def test_a_stream_of_a_stored_change_feed_has_its_values(tmp_table_uri: str) -> None:
+    """A table may have the columns of a feed; a feed of it, which would have each of them twice, is refused."""
+    feed = pa.table({"_change_type": ["delete", "insert"], "_commit_version": [7, 8], "id": [1, 2]})
+    table = LanceTable.create(tmp_table_uri, feed.schema)
+    table.append(feed)
+    stream = started(table)
+    assert [(stream.latestOffset(stream.initialOffset(), ReadAllAvailable()), feed.to_pylist())] == [
+        *batches(stream, stream.initialOffset())
+    ]
+    with pytest.raises(InvalidInputError, match="a change feed has a column '_change_type', and so has the table"):
+        LanceDataSource({"path": table.uri, "changes": "true"}).schema()
 
 
 def test_a_first_batch_that_is_repeated_has_the_same_rows(table: LanceTable) -> None:
