@@ -20,7 +20,7 @@ from lance_dagster.format.validation import check_names
 from lance_dagster.history.context import Ref
 from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
 from lance_dagster.repository import LanceRepository, TableView
-from lance_dagster.spark.change_rows import feed_schema
+from lance_dagster.spark.change_rows import CHANGE_COLUMNS, feed_schema
 from lance_dagster.spark.frame import TableFrame, version_frame
 from lance_dagster.spark.reader import LanceReader, Scan, fragment_sizes
 from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
@@ -161,11 +161,7 @@ class LanceDataSource(DataSource):
                 raise InvalidInputError(f"{name} is an option of spark.readStream; read_changes compares two versions")
         # The columns that the caller named with `spark.read.schema(...)` narrow the read.
         scan = self._plan(schema.names)
-        own = readable_schema(scan.schema)
-        wrong = [field.name for field in schema if field.dataType != own[field.name].dataType]
-        if wrong:
-            found = ", ".join(f"{name} {own[name].dataType.simpleString()}" for name in wrong)
-            raise SchemaMismatchError(f"the schema given for the read is not the table's, where it is {found}")
+        _check_types(schema, readable_schema(scan.schema))
         return LanceReader(scan, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LanceWriter:  # noqa: FBT001 - Spark's signature
@@ -188,7 +184,11 @@ class LanceDataSource(DataSource):
             uri, storage_options = self._place(_FOLLOW_OPTIONS)
             options = StreamOptions.of(self.options)
             table = LanceTable.open(uri, storage_options)
-            return LanceStreamReader(table, options, schema, known=table.at(self._version or options.branch))
+            fed = CHANGE_COLUMNS.names if options.changes else []
+            # The columns of `spark.readStream.schema(...)` may be others than those of the table.
+            scan = self._plan([name for name in schema.names if name not in fed], known=_FOLLOW_OPTIONS)
+            _check_types(schema, feed_schema(scan.schema) if options.changes else readable_schema(scan.schema))
+            return LanceStreamReader(table, options, schema, known=table.at(scan.version))
         except LanceDagsterError as error:
             return RefusedStream(error)
 
@@ -243,6 +243,18 @@ class LanceDataSource(DataSource):
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
         return path, given
+
+
+def _check_types(given: StructType, own: StructType) -> None:
+    """Refuse a schema that the caller gave for a read and whose types are not those of the table.
+
+    Raises:
+        SchemaMismatchError: A column has another type.
+    """
+    wrong = [field.name for field in given if field.dataType != own[field.name].dataType]
+    if wrong:
+        found = ", ".join(f"{name} {own[name].dataType.simpleString()}" for name in wrong)
+        raise SchemaMismatchError(f"the schema given for the read is not the table's, where it is {found}")
 
 
 def _version_of(uri: str, storage_options: Mapping[str, str]) -> tuple[str, str]:

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-from lance_dagster.errors import InvalidInputError, SchemaMismatchError, VersionNotFoundError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, VersionNotFoundError
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS
 from lance_dagster.spark.source import LanceDataSource
 from lance_dagster.spark.spark_schema import readable_schema
@@ -148,6 +148,26 @@ def test_a_stream_of_a_stored_change_feed_has_its_values(tmp_table_uri: str) -> 
     ]
     with pytest.raises(InvalidInputError, match="a change feed has a column '_change_type', and so has the table"):
         LanceDataSource({"path": table.uri, "changes": "true"}).schema()
+
+
+@pytest.mark.parametrize(
+    "columns,said",
+    [
+        ({"id": StringType()}, "is not the table's, where it is id bigint"),
+        ({"nope": LongType()}, "no column 'nope'"),
+        ({"_change_type": LongType(), "id": LongType()}, "where it is _change_type string"),
+    ],
+)
+def test_a_schema_given_for_a_stream_is_checked(table: LanceTable, columns: dict[str, DataType], said: str) -> None:
+    """The error comes before any row is read, as for other reads."""
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    options = {"path": table.uri, "changes": "true"} if "_change_type" in columns else {"path": table.uri}
+    with pytest.raises(LanceDagsterError, match=said):
+        LanceDataSource(options).streamReader(schema).initialOffset()
+    given = StructType([StructField("name", StringType())])
+    stream = LanceDataSource({"path": table.uri}).streamReader(given)
+    ((_, found),) = batches(stream, stream.initialOffset())
+    assert [{"name": "n1"}, {"name": "n2"}, {"name": "n3"}] == found
 
 
 def test_a_first_batch_that_is_repeated_has_the_same_rows(table: LanceTable) -> None:
