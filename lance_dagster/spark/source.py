@@ -40,8 +40,8 @@ _STORAGE = "storage."
 _READ_OPTIONS = ("path", "ref", "columns", "filter")
 _FOLLOW_OPTIONS = ("path", "ref", "columns", CHANGES, *STREAM_OPTIONS)
 _WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where", "partitions")
-# Spark passes the place of its checkpoint and the output mode on as options.
-_STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation")
+# Spark passes the place of its checkpoint and the name of the query on as options.
+_STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation", "queryname")
 # What Spark adds to the options of a table that it is asked to keep in its catalog.
 _CATALOG_OPTIONS = frozenset({"owner", "location", "is_managed_location", "provider", "external"})
 _USE_A_VIEW = (

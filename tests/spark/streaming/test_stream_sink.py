@@ -38,7 +38,7 @@ def test_a_batch_that_is_repeated_is_one_version(spark: SparkSession, source: La
         """Run a query until its source has nothing new; return the numbers of its batches."""
         read = spark.readStream.format(FORMAT).load(source.uri)
         write = read.writeStream.format(FORMAT).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = write.trigger(availableNow=True).start(str(sink))
+        query = write.queryName("numbers").trigger(availableNow=True).start(str(sink))
         query.awaitTermination()
         return [progress["batchId"] for progress in query.recentProgress]
 
