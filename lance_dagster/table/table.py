@@ -21,12 +21,12 @@ from lance_dagster.edit.creation import CreateOptions, create
 from lance_dagster.edit.upsert import Rules, When, upsert
 from lance_dagster.edit.write import CommitInfo, Rows
 from lance_dagster.edit.write_result import WriteResult, Written
-from lance_dagster.errors import InvalidInputError, Remedy, TableNotFoundError
+from lance_dagster.errors import Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.context import Properties, Ref, TableContext, first_parent_log, full_log, open_context
 from lance_dagster.history.log import LogFilter
-from lance_dagster.history.table_uri import is_table_uri
+from lance_dagster.history.table_uri import check_table_alone
 from lance_dagster.history.versions import State, Version
 from lance_dagster.merge import merge_commit, picks, preview
 from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeMode, MergeOptions
@@ -73,10 +73,7 @@ class LanceTable:
             TableNotFoundError: There is no Lance table at `uri`.
             InvalidInputError: The URI's scheme or a storage option is unknown, or the URI names a version.
         """
-        if is_table_uri(uri):
-            raise InvalidInputError(
-                "this URI names a version of a table: split_table_uri returns the URI of the table and the ref"
-            )
+        check_table_alone(uri)
         table = cls(open_context(uri, storage_options))
         if not table._context.versions.has_versions(MAIN):
             remedy = Remedy("check the path; LanceTable.create and `lance-dagster create` make a table")
@@ -107,7 +104,9 @@ class LanceTable:
 
         Raises:
             AlreadyExistsError: There is a table already.
+            InvalidInputError: As for `open`.
         """
+        check_table_alone(uri)
         given = CommitInfo.of(MAIN, message, properties).as_properties()
         context = open_context(uri, storage_options)
         create(context, schema, given, **options)
@@ -115,7 +114,8 @@ class LanceTable:
 
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
-        """Return whether there is a Lance table."""
+        """Return whether there is a Lance table; a URI that names a version is refused, as by `open`."""
+        check_table_alone(uri)
         return open_context(uri, storage_options).versions.has_versions(MAIN)
 
     def __repr__(self) -> str:

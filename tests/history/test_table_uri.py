@@ -140,9 +140,8 @@ def test_a_table_is_opened_with_its_ref(tmp_path: Path) -> None:
     opened = LanceTable.open(uri)
     assert (table.uri, "main~1", "main@1") == (opened.uri, ref, str(opened.at(ref)))
     assert (table.uri, "main") == split_table_uri(table.uri)
-    with pytest.raises(
-        InvalidInputError, match=r"names a version of a table: split_table_uri returns the URI of the table and the ref"
-    ):
-        LanceTable.open(text)
+    for refused in (LanceTable.open, LanceTable.exists, lambda uri: LanceTable.create(uri, table.schema())):
+        with pytest.raises(InvalidInputError, match="names a version of a table: split_table_uri returns the URI of"):
+            refused(text)
     with pytest.raises(TableNotFoundError):
         LanceTable.open(split_table_uri(f"{text.partition('?')[0]}x?ref=main")[0])

@@ -7,6 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFoundError
+from lance_dagster.history.table_uri import table_uri
 from lance_dagster.spark import SaveMode, stage, write_table
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import decode_claims
@@ -159,6 +160,8 @@ def test_a_save_that_makes_no_sense_is_refused(
     spark: SparkSession, tmp_table_uri: str, options: dict[str, object], said: str
 ) -> None:
     """The error has the nearest name."""
+    with pytest.raises(InvalidInputError, match="names a version of a table"):
+        write_table(spark.range(1), table_uri(tmp_table_uri, "main"))
     with pytest.raises(InvalidInputError, match=said):
         write_table(spark.range(1), tmp_table_uri, **options)  # type: ignore[arg-type]
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()), exist_ok=True)
