@@ -9,6 +9,7 @@ temporarily. A PUT that is repeated after a lost response may find its own objec
 import json
 import os
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,8 @@ _MOST_AT_ONCE = 1000
 _SHOWN = 3
 # The ends of the names of directory buckets and of their access points, which AWS reserves.
 _DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
-# How many clients are kept: one for each process, its options, and each state of the environment.
-_CLIENTS = 32
+# How many clients are kept: one for each thread, its options, and each state of the environment.
+_CLIENTS = 128
 _NO_BUCKET = Remedy("create the bucket, or correct its name")
 _BUSY = Remedy("run fewer writers at once, or wait longer with the storage option client_retry_timeout")
 _NO_ANSWER = Remedy("check the endpoint, the region and the network, or wait longer with the storage option timeout")
@@ -193,7 +194,7 @@ class S3Store(PrefixStore):
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
             try:
-                filesystem = _client(json.dumps(self._options), _environment(), os.getpid())
+                filesystem = _client(json.dumps(self._options), _environment(), (os.getpid(), threading.get_ident()))
                 self._filesystem = (os.getpid(), filesystem)
             except ImportError as error:
                 raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
@@ -266,10 +267,11 @@ class S3Store(PrefixStore):
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
 
-# A client takes tens of milliseconds and its connections more, so tables with the same access share one. s3fs keeps
-# clients by their arguments alone: one would keep the credentials of an environment that has changed since.
+# A client takes tens of milliseconds and its connections more, so what a thread opens with the same access shares one.
+# s3fs keeps clients by their arguments alone: one would keep the credentials of an environment that has changed since.
+# Threads do not share clients, since each has ten connections.
 @lru_cache(maxsize=_CLIENTS)
-def _client(options: str, environment: object, process: int) -> Any:  # noqa: ANN401, ARG001  # s3fs has no types
+def _client(options: str, environment: object, thread: object) -> Any:  # noqa: ANN401, ARG001  # s3fs has no types
     # This is imported here: programs that only look at a URI or its options do not need it.
     import fsspec
 
