@@ -91,7 +91,9 @@ def test_an_upsert_that_only_updates_claims_no_key(table: LanceTable) -> None:
 
 def test_a_field_that_got_the_name_of_another_one_is_not_taken_for_it(tmp_path: Path) -> None:
     """The condition is about the field that is called `day` now, and `d` is another one."""
-    table = LanceTable.create(tmp_path / "nested", pa.schema([("s", pa.struct([("d", "string"), ("e", "string")]))]))
+    table = LanceTable.create(
+        tmp_path / "nested", pa.schema([("s", pa.struct([("d", pa.string()), ("e", pa.string())]))])
+    )
     table.append(pa.table({"s": [{"d": "mon", "e": "x"}, {"d": "tue", "e": "x"}]}))
     table.branches.create("run")
     table.replace_where("s.d = 'tue'", pa.table({"s": [{"d": "tue", "e": "y"}]}), branch="run")
