@@ -172,10 +172,9 @@ def _is_cut(arrow: pa.DataType) -> bool:
         return _is_cut(arrow.storage_type)
     if isinstance(arrow, pa.DictionaryType):
         return _is_cut(arrow.value_type)
-    is_moment = pa.types.is_timestamp(arrow) or pa.types.is_duration(arrow)
-    return (is_moment and arrow.unit == "ns") or any(
-        _is_cut(arrow.field(index).type) for index in range(arrow.num_fields)
-    )
+    if isinstance(arrow, pa.TimestampType | pa.DurationType):
+        return arrow.unit == "ns"
+    return any(_is_cut(arrow.field(index).type) for index in range(arrow.num_fields))
 
 
 def arrow_for_spark(schema: StructType) -> pa.Schema:
