@@ -17,6 +17,7 @@ from lance_dagster import (
     NullRate,
     PinnedTable,
     RowCount,
+    RowCountChange,
     Unique,
     build_publisher,
     build_table_checks,
@@ -193,6 +194,22 @@ def test_foreign_rows_outside_of_the_partitions_are_audited(lake: LanceResource,
     assert not result.success
     assert "'in_range_id' failed on the merge of" in failure(result)
     assert [1] == stall.published()
+
+
+@pytest.mark.parametrize("ref", ["", "main"])
+def test_foreign_commits_are_compared_with_what_readers_see(
+    lake: LanceResource, instance: dg.DagsterInstance, ref: str
+) -> None:
+    """Rows that another program deleted are missing against the tag, and not against main, which lacks them too."""
+    stall = Stall(lake, [RowCountChange(minimum=-0.1)], days=True)
+    stall.ids = list(range(10))
+    assert stall.run(instance, partition_key="mon").success
+    stall.table.delete("id > 4")
+    if not ref:
+        stall.write(instance, 1, partition_key="tue")
+    text = failure(stall.publish(instance, ref, partition_key="tue"))
+    assert "blocking check 'row_count_change' failed on" in text
+    assert "-50.00% rows against main@2 in mon" in text
 
 
 @table_check(asset=ITEMS)

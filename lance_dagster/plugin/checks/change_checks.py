@@ -1,6 +1,7 @@
 """Checks of the age, the schema and the growth of a table, in part against the version that is published already.
 
-The published version is the head of `main` when the check is evaluated. The first run of an asset creates its table
+The published version is the head of `main` when the check is evaluated. Where a publisher evaluates it on commits of
+other programs, which are on `main` already, it is the version of the tag. The first run of an asset creates its table
 empty on `main`, so every check that compares numbers of rows passes in that run.
 """
 

@@ -227,7 +227,7 @@ def _audit(
     bound: BoundCheck, version: PinnedTable, keys: Sequence[str], others: Mapping[dg.AssetKey, PinnedTable]
 ) -> Audit:
     if bound.check.scope == "table" or not keys:
-        return Audit(candidate=version, others=others, partition_keys=tuple(keys))
+        return Audit(candidate=version, others=others, partition_keys=tuple(keys), seen=bound.seen)
     # The first filter is for one scan of all partitions; those of single partitions let a failure name its partition.
     union, *each = [_partitions(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
     return Audit(
@@ -235,6 +235,7 @@ def _audit(
         others=others,
         partition_keys=tuple(keys),
         partitions=dict(zip(keys, each, strict=True)),
+        seen=bound.seen,
     )
 
 

@@ -1,11 +1,9 @@
 """Table checks: conditions on a table at a version, independent of the run in which they are evaluated.
 
-A check knows neither Dagster's run nor the branch: it gets an `Audit`, which holds tables pinned to versions. The
-same check therefore serves as an asset check of the candidate, and serves the publisher, which evaluates it again
-on the result of a planned merge.
+A check knows neither Dagster's run nor the branch: it gets an `Audit`, which holds tables pinned to versions. So it
+serves as an asset check of the candidate, and serves the publisher, which evaluates it again on a planned merge.
 
-The definition of an asset check keeps its check and asset as a `BoundCheck`. The evaluation is in the module
-`evaluation`, which a code location does not load.
+The definition of an asset check keeps its check and asset as a `BoundCheck`; the module `evaluation` evaluates it.
 """
 
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from lance_dagster.plugin.resource import PinnedTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from lance_dagster.history.versions import Version
     from lance_dagster.plugin.io.partition_values import PartitionFilter
 
 Scope = Literal["partitions", "table"]
@@ -35,18 +34,18 @@ class Audit:
     """The tables that a check reads.
 
     Attributes:
-        candidate: The version to check. Narrowed to the partitions of the run when the check's scope is
-            `partitions` and the run has partitions.
+        candidate: The version to check, narrowed to the partitions if the scope of the check is `partitions`.
         others: The other tables that the check reads, whole, by the keys of their assets.
-        partition_keys: The partitions of the run; empty for a run without partitions, and on a published version
-            whose partitions are unknown.
+        partition_keys: The partitions to check; empty without partitions, and where they are unknown.
         partitions: The filter of each of these partitions; empty when the scope is `table`.
+        seen: The version that readers see, when the candidate is compared with that; None for the head of `main`.
     """
 
     candidate: PinnedTable
     others: Mapping[dg.AssetKey, PinnedTable] = field(default_factory=dict)
     partition_keys: tuple[str, ...] = ()
     partitions: "Mapping[str, PartitionFilter]" = field(default_factory=dict)
+    seen: "Version | None" = None
 
     def by_partition(self) -> dict[str | None, PinnedTable]:
         """Return the candidate narrowed to each partition; without partitions, the candidate alone under None."""
@@ -70,8 +69,8 @@ class Audit:
         return {key: _rows_inside(one, groups) for key, one in self.partitions.items()}
 
     def published(self) -> PinnedTable:
-        """Return the table on `main` now, narrowed as the candidate is."""
-        return replace(self.candidate, version=self.candidate.table.at(MAIN))
+        """Return the table as readers see it, or on `main` now, narrowed as the candidate is."""
+        return replace(self.candidate, version=self.seen or self.candidate.table.at(MAIN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +167,15 @@ CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
 class BoundCheck:
     """A table check and its asset.
 
-    `metadata` and `partitions_def` are those of the definition that the check was built from; empty when it was
-    built from a key. The asset's definition in the code location supplies what is missing.
+    `metadata` and `partitions_def` are those of the definition that the check was built from; what a key lacks is
+    supplied by the asset's definition in the code location. `seen` is that of the `Audit`.
     """
 
     check: TableCheck
     asset: dg.AssetKey
     metadata: Mapping[str, object] = field(default_factory=dict)
     partitions_def: dg.PartitionsDefinition | None = None
+    seen: "Version | None" = None
 
     def described(self, context: CheckContext) -> "BoundCheck":
         """Return this check with what the code location knows about its asset."""

@@ -341,7 +341,10 @@ class Reaudit:
         foreign: Sequence[Version],
         others: Mapping[dg.AssetKey, PinnedTable],
     ) -> tuple[list[str], dict[str, object]]:
-        bound = check_values(self.context, [one.candidate])
+        tag = one.previous
+        # Foreign commits are on `main` already, so what they change shows in comparison with the tag's version only.
+        seen = one.table.at(f"branch:{tag.ref}") if foreign and tag is not None else None
+        bound = {key: replace(of, seen=seen) for key, of in check_values(self.context, [one.candidate]).items()}
         reasons: list[str] = []
         passed: list[str] = []
         stale: list[str] = []
@@ -349,7 +352,7 @@ class Reaudit:
             if key not in bound:
                 stale.append(key.name)
                 continue
-            scope = self._every_partition(one, version, bound[key]) if foreign else keys
+            scope = self._every_partition(one.table, version, bound[key]) if foreign else keys
             outcome = self._outcome(one, bound[key], key, version=version, keys=scope, others=others)
             if outcome.blocks:
                 reasons.append(_failed(one, key, outcome, version))
@@ -368,16 +371,14 @@ class Reaudit:
             **({_ACCEPTED: stale} if stale and self.accept_stale else {}),
         }
 
-    def _every_partition(self, one: Publication, version: Version, bound: BoundCheck) -> tuple[str, ...]:
+    def _every_partition(self, table: LanceTable, version: Version, bound: BoundCheck) -> tuple[str, ...]:
         """Return the partitions of a check whose table has foreign rows, which may be in any; none for the whole table.
 
         They are those with rows now, or at the tag: another program may have deleted all rows of a partition.
         """
         if bound.check.row_wise or bound.check.scope == "table":
             return ()
-        tag = one.previous
-        versions = [version, *([one.table.at(f"branch:{tag.ref}")] if tag is not None else [])]
-        pinned = [PinnedTable(table=one.table, version=each) for each in versions]
+        pinned = [PinnedTable(table=table, version=each) for each in (version, bound.seen) if each is not None]
         return partitions_with_rows(self.context, bound, pinned)
 
     def _outcome(
