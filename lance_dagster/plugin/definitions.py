@@ -16,7 +16,7 @@ from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import AzureOptions, GoogleOptions, S3Options
-from lance_dagster.plugin.publish.publisher import build_publisher
+from lance_dagster.plugin.publish.publisher import build_publisher, publisher_name, require_name
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, asset_key_of
 
@@ -133,13 +133,13 @@ def lance_assets(
     lance = LanceResource(root=root, storage_options=storage, environment=environment, repository=together, **providers)
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
-    prefix = f"{options['name']}_" if options.get("name") else ""
+    prefix = f"{require_name('name', options['name'])}_" if options.get("name") else ""
     candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in _asset_list(assets)]
     specs = [spec for asset in candidates for spec in asset.specs]
     publisher = build_publisher(
         specs,
         tag=tag,
-        name=f"{prefix}publish_{tag}",
+        name=f"{prefix}{publisher_name(tag)}",
         resource_key=resource_key,
         unchecked=options.get("unchecked", False),
     )

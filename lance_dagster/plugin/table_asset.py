@@ -66,7 +66,7 @@ def asset_key_of(asset: TableAsset) -> dg.AssetKey:
     A string is a path: `shop/orders` means the key `["shop", "orders"]`.
 
     Raises:
-        InvalidInputError: The definition is a multi-asset.
+        InvalidInputError: The definition is a multi-asset, or the value is neither a key nor a definition.
     """
     if isinstance(asset, dg.AssetsDefinition):
         if len(asset.keys) != 1:
@@ -79,7 +79,11 @@ def asset_key_of(asset: TableAsset) -> dg.AssetKey:
         return asset.key
     if isinstance(asset, dg.AssetKey):
         return asset
-    return dg.AssetKey(asset.split("/") if isinstance(asset, str) else list(asset))
+    given: object = asset
+    parts = given.split("/") if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
+    if not parts or not all(isinstance(part, str) for part in parts):
+        raise InvalidInputError(f"give an asset as its definition or its key, such as 'shop/orders', not {given!r}")
+    return dg.AssetKey(parts)
 
 
 def metadata_of(asset: TableAsset) -> dict[str, object]:

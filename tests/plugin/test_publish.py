@@ -13,6 +13,7 @@ from lance_dagster import (
     ProtectedError,
     build_publisher,
     build_table_checks,
+    table_check,
 )
 from lance_dagster.plugin import InRange, RowCount
 from lance_dagster.plugin.publish.publication import (
@@ -378,6 +379,40 @@ def test_a_publisher_of_a_branch_is_refused(tag: str) -> None:
     """The name of a branch, or one that is not valid for a tag, is refused when definitions load."""
     with pytest.raises(InvalidInputError, match="tag"):
         build_publisher([ORDERS], tag=tag)
+
+
+def test_tags_that_are_no_names_of_steps() -> None:
+    """A tag may have characters that Dagster refuses in the names of ops, and each tag gets its own name."""
+    names = [build_publisher([ORDERS], tag=tag).node_def.name for tag in ("v1.0", "pre-prod", "pre.prod", "pre_prod")]
+    assert 4 == len(set(names))
+    assert "publish_pre_prod" == names[3]
+    assert all(name.startswith("publish_pre_prod_") for name in names[1:3])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tag": None},
+        {"name": "my-lake"},
+        {"checks": "rows"},
+        {"checks": ["rows"]},
+        {"checks": build_table_checks(ORDERS, [RowCount()])[0]},
+        {"tables": [None]},
+        {"tables": [len]},
+    ],
+)
+def test_arguments_of_another_type_are_refused(options: dict[str, Any]) -> None:
+    """Each is refused when definitions load, with a message that names what is wrong."""
+    with pytest.raises(InvalidInputError, match=r"tag|name|checks|asset"):
+        build_publisher(**{"tables": [ORDERS], **options})
+
+
+def test_a_table_check_without_its_asset_is_refused() -> None:
+    """The decorator has to be called with the asset."""
+    with pytest.raises(InvalidInputError, match="@table_check\\(asset='shop/orders'\\)"):
+        table_check(len)
+    with pytest.raises(InvalidInputError, match="give an asset as its definition or its key"):
+        table_check()(len)
 
 
 GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(["gold", "events"])

@@ -71,8 +71,8 @@ def require_checks(checks: object, of: str, example: str) -> list[TableCheck]:
 
 
 def table_check(
-    *,
-    asset: TableAsset,
+    *misplaced: object,
+    asset: TableAsset = (),
     name: str | None = None,
     scope: Scope = "partitions",
     reads: Sequence[TableAsset] = (),
@@ -86,6 +86,7 @@ def table_check(
     read nothing else that the run wrote, since the publisher calls it again for another version of the table.
 
     Args:
+        *misplaced: Nothing; the decorator has to be called with the asset.
         asset: The candidate, as its definition or its key.
         name: The name of the asset check; the name of the function if None.
         scope: `partitions`: in a run with partitions the table shows only their rows. `table`: it shows all rows.
@@ -95,7 +96,7 @@ def table_check(
         resource_key: The key of the `LanceResource`.
 
     Raises:
-        InvalidInputError: The function does not take as many tables, or the scope is unknown.
+        InvalidInputError: The asset is missing, the function does not take as many tables, or the scope is unknown.
 
     Example:
         >>> @table_check(asset="shop/orders")
@@ -108,6 +109,9 @@ def table_check(
     # Most code locations have built-in checks only.
     from lance_dagster.plugin.checks.function_check import FunctionCheck
 
+    if misplaced:
+        raise InvalidInputError("table_check takes the asset by its name: @table_check(asset='shop/orders')")
+    asset_key_of(asset)
     require_sequence("reads", reads, "shop/customers")
 
     def decorate(function: "CheckFunction") -> dg.AssetChecksDefinition:

@@ -11,6 +11,7 @@ left behind.
 """
 
 import re
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from typing import Literal, NamedTuple, TypedDict, Unpack
@@ -26,12 +27,13 @@ from lance_dagster.errors import (
     PublishRefusedError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_flag, check_names, check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_names, check_options, check_string, require_sequence
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
 
 POOL = "lance_publish"
+_NAME = re.compile(r"[A-Za-z0-9_]+")
 _TAG = re.compile(r"\w[\w.-]*", re.ASCII)
 # Markdown, shown on the page of the promoted node, beside its *Materialize* button.
 _ABOUT = """`{table}` as readers of `{tag}` see it.
@@ -114,7 +116,8 @@ def build_publisher(
     Args:
         tables: The candidates, as definitions or keys; a multi-asset stands for all its tables.
         tag: The tag that readers follow, and the first part of the promoted nodes' keys.
-        name: Name of the op; `publish_<tag>` if None.
+        name: Name of the op; `publish_<tag>` if None. In the name of a tag such as `pre-prod` or `v1.0`, which Dagster
+            would not take, other characters than letters and digits become `_`, and a checksum of the tag follows.
         partitions_def: The partitions of the candidates, to publish within each run of a backfill. With None, a
             table is published once in a backfill, after all runs that write it.
         checks: Further checks of the tables that must pass: checks that are not in the publisher's code location, or
@@ -141,7 +144,7 @@ def build_publisher(
     nodes = _nodes_of(specs, tag, partitions_def, options.get("group_name"))
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = _named_checks(checks, keys)
-    name = name or f"publish_{tag}"
+    name = publisher_name(tag) if name is None else require_name("name", name)
     waits = any(node.spec.skippable for node in nodes)
 
     @dg.op(
@@ -205,6 +208,26 @@ def _backfill_policy(
     return found[0] if found and all(policy == found[0] for policy in found) else None
 
 
+def publisher_name(tag: str) -> str:
+    """Return the name of the op that publishes for a tag, unless another one is given."""
+    _check_tag(tag)
+    if _NAME.fullmatch(tag):
+        return f"publish_{tag}"
+    # Two tags that differ only in such characters need two names.
+    return f"publish_{re.sub(r'[^A-Za-z0-9_]', '_', tag)}_{zlib.crc32(tag.encode()):08x}"
+
+
+def require_name(what: str, given: object) -> str:
+    """Return a name that Dagster takes for an op or a job.
+
+    Raises:
+        InvalidInputError: The message names the argument as `what`.
+    """
+    if not isinstance(given, str) or not _NAME.fullmatch(given):
+        raise InvalidInputError(f"{what}: {given!r} is no name; give one of ASCII letters, digits and '_'")
+    return given
+
+
 def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
     keys = [spec.key for spec in specs]
     if not keys or len(set(keys)) < len(keys):
@@ -213,16 +236,21 @@ def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
     return keys
 
 
+def _check_tag(tag: str) -> None:
+    # A wrong tag is found when definitions load, and not after the first publication has merged. The full rules are
+    # in `history`, which is not loaded then; they are checked when the tag is created.
+    check_string("tag", tag)
+    if tag == MAIN or not _TAG.fullmatch(tag):
+        rule = "readers follow a tag, which is not a branch and has only ASCII letters, digits, '.', '-' and '_'"
+        raise InvalidRefNameError("tag", tag, f"{rule}, such as production")
+
+
 def _check_arguments(tables: object, tag: str, unchecked: object, options: PublisherOptions) -> None:
     require_sequence("tables", tables, "shop/orders")
     # A text such as "false" would count as true, and publish what nobody checked.
     check_flag("unchecked", unchecked)
     check_names("value of stale_checks", [str(options.get("stale_checks", "refuse"))], ("refuse", "accept"))
-    # A wrong tag is found when definitions load, and not after the first publication has merged. The full rules are
-    # in `history`, which is not loaded then; they are checked when the tag is created.
-    if tag == MAIN or not _TAG.fullmatch(tag):
-        rule = "readers follow a tag, which is not a branch and has only ASCII letters, digits, '.', '-' and '_'"
-        raise InvalidRefNameError("tag", tag, f"{rule}, such as production")
+    _check_tag(tag)
 
 
 def _without_vain_retries(results: Iterator[dg.MaterializeResult]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
@@ -315,8 +343,15 @@ def _named_checks(
     checks: Iterable[dg.AssetCheckKey | dg.AssetChecksDefinition], tables: Collection[dg.AssetKey]
 ) -> list[dg.AssetCheckKey]:
     """Return the keys of checks that a publisher names; refuse those of other assets, which it would never look at."""
+    if isinstance(checks, str | dg.AssetsDefinition) or not isinstance(checks, Iterable):
+        raise InvalidInputError(f"checks: a list of asset checks or of their keys is wanted, not {checks!r}")
     named = []
     for check in checks:
+        if not isinstance(check, dg.AssetCheckKey | dg.AssetChecksDefinition):
+            raise InvalidInputError(
+                f"checks: {check!r} is no asset check; give its definition, or its key, such as "
+                'dg.AssetCheckKey(dg.AssetKey(["shop", "orders"]), "row_count")'
+            )
         keys = [check] if isinstance(check, dg.AssetCheckKey) else list(check.check_keys)
         # One definition may check several assets.
         found = [key for key in keys if key.asset_key in tables]
