@@ -46,7 +46,9 @@ class PublishConfig(dg.Config):
         default=False, description="Verify the checks and log what would be published, but publish nothing."
     )
     ignore_failed_checks: bool = Field(
-        default=False, description="Publish although checks failed or did not run. Needs a reason."
+        default=False,
+        description="Publish what ref names, or what this run wrote, although checks failed or did not run. What waits "
+        "is published only when it passed. Needs a reason.",
     )
 
 
