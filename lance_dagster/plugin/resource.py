@@ -219,9 +219,14 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return the URI of an asset's table; the table need not exist."""
         return self.uri_at(self.address_of(asset_key, metadata))
 
+    def tables_root(self) -> str:
+        """Return the folder that the tables are written below: the root, or the environment's folder in it."""
+        folder = f"/{environment_folder(self.environment)}" if self.environment else ""
+        return f"{self._check_root()}{folder}"
+
     def uri_at(self, address: TableAddress) -> str:
         """Return the URI of the table at an address, in the environment if there is one; the table need not exist."""
-        return f"{self._own_root()}/{address}.lance"
+        return f"{self.tables_root()}/{address}.lance"
 
     def open_at(self, address: TableAddress) -> "LanceTable":
         """Open the table at an address; an environment forks it at its first use.
@@ -261,7 +266,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             from lance_dagster.repository import LanceRepository
 
             with suppress(NotFoundError):
-                self._repository = LanceRepository.open(self._own_root(), self.connection_options)
+                self._repository = LanceRepository.open(self.tables_root(), self.connection_options)
         return self._repository
 
     def create_repository(self) -> "LanceRepository | None":
@@ -269,7 +274,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.open_repository() is None and self.repository:
             from lance_dagster.repository import LanceRepository
 
-            self._repository = LanceRepository.create(self._own_root(), self.connection_options)
+            self._repository = LanceRepository.create(self.tables_root(), self.connection_options)
         return self._repository
 
     def version_at(self, table: "LanceTable", ref: str, run_id: str | None) -> "Version":
@@ -357,11 +362,6 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         address = self.address_of(asset_key, metadata)
         is_known = not any(isinstance(field, dg.EnvVar) for field in (self.root, self.environment))
         return md.definition_metadata(address.dotted, self.uri_at(address) if is_known else None)
-
-    def _own_root(self) -> str:
-        """Return the folder that the tables are written below: the root, or the environment's folder in it."""
-        folder = f"/{environment_folder(self.environment)}" if self.environment else ""
-        return f"{self._check_root()}{folder}"
 
     def _check_root(self) -> str:
         """Return the root as a canonical URI; computed once for each resource.

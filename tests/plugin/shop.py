@@ -64,8 +64,8 @@ class Shop:
     def definitions(self) -> dg.Definitions:
         """All definitions, with jobs that run in one process or in several, for all nodes or for some."""
         short = dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)
-        candidates = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
-        candidates |= dg.AssetSelection.checks_for_assets(ORDERS, CUSTOMERS)
+        checks = dg.AssetSelection.checks_for_assets(ORDERS, CUSTOMERS)
+        candidates = dg.AssetSelection.assets(ORDERS, CUSTOMERS) | checks
         one_promoted = dg.AssetSelection.assets(ORDERS, CUSTOMERS, PRODUCTION_ORDERS)
         return dg.Definitions(
             assets=[one for one in self.assets if not isinstance(one, dg.AssetChecksDefinition)],

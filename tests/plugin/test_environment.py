@@ -5,11 +5,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceResource, LanceTable, TableNotFoundError
+from lance_dagster import LanceResource, LanceTable, TableNotFoundError, build_discovery_sensor
 from lance_dagster.plugin.environment import environment_folder
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, Shop, shop_at
+from tests.plugin.test_sensors import Ticks
 
 
 def of_branch(lake: LanceResource) -> Shop:
@@ -114,3 +116,14 @@ def test_names_of_environments() -> None:
     folders = {environment_folder(name) for name in names}
     assert len(names) == len(folders)
     assert all(folder.count("/") == 1 and ".." not in folder for folder in folders)
+
+
+def test_new_tables_of_an_environment_are_discovered(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The discovery sensor looks below the folder of its environment, and not at the shared tables."""
+    schema = pa.schema({"id": pa.int64()})
+    LanceTable.create(lake.uri_of("shared"), schema)
+    forked = LanceResource(root=lake.root, environment="pr-17")
+    ticks = Ticks(build_discovery_sensor("new", from_start=True), forked, instance)
+    assert [] == ticks.announced()
+    LanceTable.create(forked.uri_of("shop/drafts"), schema)
+    assert [("main/shop/drafts", 1)] == ticks.announced()

@@ -13,8 +13,11 @@ from lance_dagster import (
     LanceRepository,
     LanceTable,
     build_branch_sweeper,
+    build_discovery_sensor,
     build_maintenance_job,
+    build_protected_branch_sensor,
     build_publisher,
+    build_ref_sensor,
     lance_assets,
 )
 
@@ -29,6 +32,12 @@ FACTORIES: dict[str, tuple[Callable[..., object], str]] = {
     "uncheked": (lambda **given: build_publisher([orders], **given), "did you mean 'unchecked'?"),
     "stale_cheks": (lambda **given: build_publisher([orders], **given), "did you mean 'stale_checks'?"),
     "keep_previw": (lambda **given: build_branch_sweeper("sweep", [orders], **given), "did you mean 'keep_previews'?"),
+    "jobb": (lambda **given: build_ref_sensor("refs", [orders], **given), "did you mean 'job'?"),
+    "jov": (lambda **given: build_discovery_sensor("new", **given), "did you mean 'job'?"),
+    "descripton": (
+        lambda **given: build_protected_branch_sensor("main", [orders], **given),
+        "did you mean 'description'?",
+    ),
     "colect": (lambda **given: build_maintenance_job([orders], **given), "did you mean 'collect'?"),
     "rot": (lambda **given: lance_assets([orders], root="/lake", **given), "did you mean 'root'?"),
 }

@@ -12,7 +12,7 @@ import dagster as dg
 
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import require_sequence
+from lance_dagster.format.validation import check_options, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_sensor import SensorOptions, version_materialization
 from lance_dagster.plugin.resource import LanceResource
@@ -45,7 +45,7 @@ def build_discovery_sensor(
     resource_key: str = RESOURCE_KEY,
     **options: Unpack[SensorOptions],
 ) -> dg.SensorDefinition:
-    """Build a sensor that reports new tables below the root of a `LanceResource`.
+    """Build a sensor that reports new tables below the root of a `LanceResource`, or of its environment.
 
     A new table becomes a materialization of the external asset `main/<path of the table>`, which needs no definition.
     With `partitions_def`, its path becomes a dynamic partition. With `job`, a run is requested for it: for its
@@ -60,7 +60,11 @@ def build_discovery_sensor(
         from_start: Whether the first tick reports the tables that exist already. Otherwise it only records them.
         resource_key: The key of the `LanceResource`.
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
+
+    Raises:
+        InvalidInputError: An option is unknown, or `folder` leaves the root.
     """
+    check_options(build_discovery_sensor, options, SensorOptions)
     require_sequence("known", known, "shop/orders")
     expected = {str(table_address(asset_key_of(table), metadata_of(table))) for table in known}
     with_runs = "job" in options
@@ -75,7 +79,7 @@ def build_discovery_sensor(
             context.log.warning("the cursor of this sensor is damaged, so the tables of now count as seen")
         from lance_dagster.store import open_store
 
-        store = open_store(lance.root, lance.connection_options)
+        store = open_store(lance.tables_root(), lance.connection_options)
         paths = [path for path in _tables_below(store, folder) if path not in expected]
         is_first = seen is None and not (from_start and not context.cursor)
         new = [] if is_first else _opened(context, lance, [path for path in paths if path not in (seen or ())])

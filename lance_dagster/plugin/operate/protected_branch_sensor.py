@@ -14,7 +14,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MAINTENANCE_NAMES
-from lance_dagster.format.validation import require_sequence, string_list
+from lance_dagster.format.validation import check_options, require_sequence, string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_sensor import (
     BUDGET_SECONDS,
@@ -56,8 +56,9 @@ def build_protected_branch_sensor(
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
     Raises:
-        InvalidInputError: No table or no branch is given.
+        InvalidInputError: No table or no branch is given, or an option is unknown.
     """
+    check_options(build_protected_branch_sensor, options, SensorOptions)
     require_sequence("tables", tables, "shop/orders")
     names = string_list("branches", branches, MAIN)
     watched = tuple(WatchedTable.of(table) for table in tables)

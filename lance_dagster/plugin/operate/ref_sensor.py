@@ -17,7 +17,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import require_sequence, string_list
+from lance_dagster.format.validation import check_options, require_sequence, string_list
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import (
@@ -90,8 +90,9 @@ def build_ref_sensor(
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
     Raises:
-        InvalidInputError: No table or no ref is given.
+        InvalidInputError: No table or no ref is given, or an option is unknown.
     """
+    check_options(build_ref_sensor, options, SensorOptions)
     require_sequence("tables", tables, "shop/orders")
     names = string_list("refs", refs, MAIN)
     watched = tuple(WatchedTable.of(table) for table in tables)
