@@ -11,7 +11,7 @@ at the same time, do no harm. A tick has a time budget; the next tick starts wit
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -123,21 +123,16 @@ def build_branch_sweeper(
         asset_selection=list(promoted.values()) or None,
     )
     def branch_sweeper(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        # Imported only in a tick, as all modules are that loading a code location does not need.
-        from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
-
         lance: LanceResource = getattr(context.resources, resource_key)
-        cursor = _Cursor.of(context.cursor)
+        cursor, instance = _Cursor.of(context.cursor), context.instance
         sweep = _Sweep(
             lance=lance,
-            instance=context.instance,
+            instance=instance,
             keep=keep,
             options=options,
             cursor=cursor,
             watched=watched,
-            candidates=WaitingCandidates(lance=lance, instance=context.instance, watched=watched),
-            # A publication of a held tag would fail, and its run key would keep Dagster from another one.
-            tag=next((key.path[0] for key in promoted.values()), None),
+            promoted=promoted,
         )
         sweep.run()
         for problem in sweep.problems:
@@ -146,13 +141,9 @@ def build_branch_sweeper(
         context.log.info(text)
         late = sweep.newly_late() if waiting == "alert" else []
         for found in late:
-            context.log.error("%s waits to be published: its run succeeded", found)
+            context.log.error("%s waits to be published", found)
         # They are requested in each tick while versions wait; the run key keeps Dagster from a second run.
-        requests = (
-            _publications(sweep.late, promoted, publisher, sweep.candidates.newest_run)
-            if publisher is not None and promoted
-            else []
-        )
+        requests = sweep.publications(publisher) if publisher is not None else []
         return dg.SensorResult(
             asset_events=[_observation(found) for found in late],
             run_requests=requests or None,
@@ -208,8 +199,8 @@ class _Sweep:
     options: SweeperOptions
     cursor: _Cursor
     watched: Sequence[WatchedTable]
-    candidates: "WaitingCandidates"
-    tag: str | None
+    promoted: Mapping[str, dg.AssetKey]
+    candidates: "WaitingCandidates" = field(init=False)
     deleted: list[_Swept] = field(default_factory=list)
     waiting: list[_Swept] = field(default_factory=list)
     late: list[_Swept] = field(default_factory=list)
@@ -219,6 +210,13 @@ class _Sweep:
     visited: int = 0
     # For each branch, a table with rows on that branch that `main` lacks.
     unmerged: dict[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Prepare to look up candidates."""
+        # Imported only in a tick, as all modules are that loading a code location does not need.
+        from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
+
+        self.candidates = WaitingCandidates(lance=self.lance, instance=self.instance, watched=self.watched)
 
     def run(self) -> None:
         watched = self.watched
@@ -278,7 +276,8 @@ class _Sweep:
             swept = _Swept(one, branch.name, str(head), made.reason)
             self.waiting.append(swept)
             is_late = made.waits_since(self.options.get("waiting_after", timedelta(hours=1)))
-            if is_late and not (self.tag and _is_held(table, self.tag)):
+            # A publication of a held tag would fail, and its run key would keep Dagster from another one.
+            if is_late and not (self.promoted and _is_held(table, self.promoted[one.name].path[0])):
                 self.late.append(swept)
 
     def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:
@@ -323,6 +322,27 @@ class _Sweep:
         # Only branches that still wait are remembered, so that the cursor does not grow.
         self.cursor.alerted = tuple(places)
         return [found for place, found in places.items() if place not in known]
+
+    def publications(self, publisher: dg.AssetsDefinition) -> list[dg.RunRequest]:
+        """Request a run of the publisher for each candidate that waits, with all its tables, for the policy `publish`.
+
+        The run key allows one request for each state of these tables, so a re-execution that writes more is published
+        too.
+        """
+        # A run that continues others stands for the branches of all of them.
+        by_branch: dict[str, list[_Swept]] = {}
+        for found in self.late if self.promoted else ():
+            by_branch.setdefault(branch_of(self.candidates.newest_run(run_of(found.branch) or "")), []).append(found)
+        return [
+            dg.RunRequest(
+                run_key=f"lance:publish:{branch}:{_digest(tables)}",
+                # All tables of the publisher are selected: the tick may have ended before it visited some tables of
+                # this candidate. The publisher leaves out those that its runs did not write.
+                asset_selection=list(self.promoted.values()),
+                run_config={"ops": {publisher.node_def.name: {"config": {"ref": branch}}}},
+            )
+            for branch, tables in by_branch.items()
+        ]
 
     def text(self, tables: int) -> str:
         return "; ".join(self._sentences(tables))
@@ -395,38 +415,6 @@ def _is_held(table: "LanceTable", name: str) -> bool:
 
 def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
     return [dep.asset_key for dep in spec.deps]
-
-
-def _publications(
-    late: Iterable[_Swept],
-    promoted: Mapping[str, dg.AssetKey],
-    publisher: dg.AssetsDefinition,
-    newest_run: Callable[[str], str],
-) -> list[dg.RunRequest]:
-    """Request a run of the publisher for each candidate that waits, with all its tables, which are published together.
-
-    The run key allows one request for each state of these tables, so a re-execution that writes more is published too.
-
-    Args:
-        late: The branches that wait.
-        promoted: The promoted nodes, by the names of the tables.
-        publisher: The publisher.
-        newest_run: Returns the newest run that continues the run with this id, or the run itself.
-    """
-    # A run that continues others stands for the branches of all of them.
-    by_branch: dict[str, list[_Swept]] = {}
-    for found in late:
-        by_branch.setdefault(branch_of(newest_run(run_of(found.branch) or "")), []).append(found)
-    return [
-        dg.RunRequest(
-            run_key=f"lance:publish:{branch}:{_digest(tables)}",
-            # All tables of the publisher are selected: the tick may have ended before it visited some tables of this
-            # candidate. The publisher leaves out those that its runs did not write.
-            asset_selection=list(promoted.values()),
-            run_config={"ops": {publisher.node_def.name: {"config": {"ref": branch}}}},
-        )
-        for branch, tables in by_branch.items()
-    ]
 
 
 def _digest(found: Iterable[_Swept]) -> str:

@@ -8,6 +8,7 @@ it is executed; it never blocks, and reads no rows.
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -19,6 +20,9 @@ from lance_dagster.plugin.operate.branch_decisions import KeepFor, RunsOfBranche
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_written, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
+
+if TYPE_CHECKING:
+    from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
 
 NAME = "published_in_time"
 _SHOWN = 20
@@ -54,14 +58,15 @@ def build_waiting_checks(
         raise InvalidInputError("build_waiting_checks needs at least one table")
     require_duration("after", after)
     watched = [WatchedTable.of(table) for table in tables]
-    return [_check(one, watched, after, automation_condition, resource_key) for one in watched]
+    return [_check(one, watched, after, condition=automation_condition, resource_key=resource_key) for one in watched]
 
 
 def _check(
     one: WatchedTable,
     watched: Sequence[WatchedTable],
     after: timedelta,
-    automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None",
+    *,
+    condition: "dg.AutomationCondition[dg.AssetCheckKey] | None",
     resource_key: str,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(
@@ -69,11 +74,14 @@ def _check(
         name=NAME,
         description=f"What a run wrote is published within {after}.",
         required_resource_keys={resource_key},
-        automation_condition=automation_condition,
+        automation_condition=condition,
     )
     def published_in_time(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        # Imported only in a run, as all modules are that loading a code location does not need.
+        from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
+
         lance: LanceResource = getattr(context.resources, resource_key)
-        late = _waiting(one, watched, lance, context.instance, after)
+        late = _waiting(one, WaitingCandidates(lance=lance, instance=context.instance, watched=watched), after)
         shown = [*late[:_SHOWN], *([f"and {len(late) - _SHOWN} more"] if len(late) > _SHOWN else [])]
         return dg.AssetCheckResult(
             passed=not late,
@@ -85,26 +93,17 @@ def _check(
     return published_in_time
 
 
-def _waiting(
-    one: WatchedTable,
-    watched: Sequence[WatchedTable],
-    lance: LanceResource,
-    instance: dg.DagsterInstance,
-    after: timedelta,
-) -> list[str]:
+def _waiting(one: WatchedTable, candidates: "WaitingCandidates", after: timedelta) -> list[str]:
     """Return the versions that wait longer than a time, oldest first, each with its age."""
-    from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
-
     try:
-        table = lance.table(one.key, one.metadata)
+        table = candidates.lance.table(one.key, one.metadata)
     except TableNotFoundError:
         # No run has written it yet.
         return []
     branches = sorted(table.branches.list("run/*").values(), key=lambda branch: branch.created_at)
-    runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in branches), instance)
+    runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in branches), candidates.instance)
     # How long failed runs are kept does not matter: where their rows may not be published, they do not wait.
     keep = KeepFor(failed=timedelta(0), unknown=None)
-    candidates = WaitingCandidates(lance=lance, instance=instance, watched=watched)
     late = []
     for branch in branches:
         try:
