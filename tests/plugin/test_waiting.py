@@ -135,6 +135,20 @@ def test_a_backfill_of_promoted_nodes_alone_publishes_what_waits(
 
 
 @pytest.mark.slow
+def test_a_backfill_repeated_whole_adds_no_rows_twice(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Appended rows of the first backfill wait no longer when the second one wrote the same partitions."""
+    stall = Stall(lake, [Unique("id")], days=True, once=True)
+    first = {"dagster/backfill": "b1"}
+    again = {"dagster/backfill": "b2", "dagster/root_backfill_id": "b1"}
+    for day, number, tags in (("mon", 1, first), ("tue", 2, first), ("mon", 3, again)):
+        stall.write(instance, number, partition_key=day, tags=tags)
+    assert stall.publish(instance, tags=again).success
+    assert [2, 3] == stall.published()
+    assert stall.publish(instance).success
+    assert [2, 3] == stall.published()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("repository", [True, False])
 def test_a_repeated_publisher_of_a_backfill_leaves_withdrawn_rows(
     lake: LanceResource, instance: dg.DagsterInstance, *, repository: bool

@@ -25,6 +25,7 @@ from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,
     RunChain,
+    backfill_of,
     branch_of,
     family_of,
     is_over,
@@ -424,7 +425,7 @@ def _choose(
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for head in reversed(in_order(heads, publication.candidate, log.instance)):
         one = BranchExtent.of(table, head)
-        newer = next((each.head for each in chosen if each.covers(one)), None) or _repeated_by(head, log)
+        newer = next((each.head for each in chosen if each.covers(one)), None) or _repeated_by(one, publication, log)
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
         elif within and not (one.partitions and one.partitions <= within):
@@ -449,10 +450,23 @@ def _choose(
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
 
 
-def _repeated_by(head: Version, log: AuditLog) -> str | None:
-    """Return the successful re-execution of all steps of the run that wrote a branch, or None."""
-    repeated = log.repeated_by(run_of(head.branch) or "")
-    return None if repeated is None else f"run {repeated}, which executed all of its steps again"
+def _repeated_by(one: BranchExtent, publication: Publication, log: AuditLog) -> str | None:
+    """Return what did all the work of the run that wrote a branch again, or None."""
+    run_id, instance = run_of(one.head.branch) or "", log.instance
+    if (repeated := log.repeated_by(run_id)) is not None:
+        return f"run {repeated}, which executed all of its steps again"
+    run = instance.get_run_by_id(run_id)
+    backfill_id = None if run is None else backfill_of(run, instance)
+    # A newer branch covers one that replaced rows, if it passed. Appended rows would be added twice.
+    if run is None or backfill_id is None or one.replaces:
+        return None
+    keys, own = sorted(one.partitions), run.tags.get(BACKFILL_TAG)
+    runs = {each.run_id: each for each in runs_of_backfill(backfill_id, instance)}
+    newest = newest_materialized(publication.candidate, instance, keys=keys, by=runs.__contains__)
+    made = [newest[key].run_id for key in keys or (None,) if key in newest]
+    if len(made) < len(keys or (None,)) or any(runs[each].tags.get(BACKFILL_TAG) == own for each in made):
+        return None
+    return f"run {made[0]}, by which a re-execution of its backfill wrote the same partitions"
 
 
 def _advice(head: Version, beside: Iterable[tuple[str, LanceTable]]) -> str:
