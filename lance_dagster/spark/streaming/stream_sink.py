@@ -28,17 +28,23 @@ from lance_dagster.spark.writer import check_visible
 from lance_dagster.table import LanceTable
 
 QUERY_ID, EPOCH_ID = "lance.streaming.queryId", "lance.streaming.epochId"
+# The id of the query, which is that of its checkpoint, where a stream has a name instead of it.
+_CHECKPOINT = "lance_dagster.streaming.checkpoint"
 _QUERY_PROPERTY = "sql.streaming.queryId"
 
 
-def batch_version(table: LanceTable, branch: str, query: str, batch: int) -> Version | None:
+def batch_version(
+    table: LanceTable, branch: str, query: str, batch: int, *, checkpoint: str | None = None
+) -> Version | None:
     """Return the version that a batch of a query, or a later one of its batches, made on a branch; None without one.
 
-    Versions are looked through from the newest to the last one that the query made.
+    Versions are looked through from the newest to the last one that the query made. Those of another checkpoint are
+    passed over where both are known: its batches have numbers of their own.
     """
     for number in reversed(table.branches.version_numbers(branch)):
         version = table.at(f"{branch}@{number}")
-        if version.properties.get(QUERY_ID) == query:
+        found = version.properties
+        if found.get(QUERY_ID) == query and (checkpoint is None or found.get(_CHECKPOINT, checkpoint) == checkpoint):
             # Batches are committed in their order, so an older version is of an earlier batch.
             return version if int(version.properties.get(EPOCH_ID, -1)) >= batch else None
     return None
@@ -61,7 +67,9 @@ def upsert_batches(
         on: The key columns. A key may come once in a batch.
         branch: The branch.
         stream: What identifies the stream when it is started again; None for the id of the query, which is that of its
-            checkpoint. Only a classic session knows the id.
+            checkpoint. Only a classic session knows the id. A new checkpoint numbers its batches from 0 again: with
+            Spark Connect give it a new name. A batch with a lower number than the newest one of the name raises
+            `InvalidInputError` there.
         message: The message of each commit.
         properties: Kept with each commit, beside the id of the stream and the number of the batch.
         **rules: Those of `upsert_frame`.
@@ -71,26 +79,45 @@ def upsert_batches(
     """
 
     def write(df: DataFrame, batch: int) -> None:
-        query = stream or _query_of(df)
-        if batch_version(table, branch, query, batch) is None:
-            kept = {**(properties or {}), **_properties(query, batch)}
-            upsert_frame(df, table, on, branch, message=message, properties=kept, **rules)
+        checkpoint = _query_of(df)
+        query = stream or checkpoint
+        if query is None:
+            raise InvalidInputError(
+                "the id of the query is not known here; name the stream: upsert_batches(..., stream='orders')"
+            )
+        made = batch_version(table, branch, query, batch, checkpoint=checkpoint)
+        if made is not None:
+            _check_repeated(made, query, batch, checkpoint)
+            return
+        kept = {**(properties or {}), **_properties(query, batch)}
+        if stream and checkpoint:
+            kept[_CHECKPOINT] = checkpoint
+        upsert_frame(df, table, on, branch, message=message, properties=kept, **rules)
 
     return write
 
 
-def _query_of(df: DataFrame) -> str:
-    """Return the id of the query that a batch is of.
+def _query_of(df: DataFrame) -> str | None:
+    """Return the id of the query that a batch is of; None where the session does not know it."""
+    context = df.sparkSession.sparkContext if isinstance(df, ClassicDataFrame) else None
+    return (context.getLocalProperty(_QUERY_PROPERTY) if context is not None else None) or None
+
+
+def _check_repeated(made: Version, query: str, batch: int, checkpoint: str | None) -> None:
+    """Refuse to pass over a batch that may be another one than the batch of its number that was written.
 
     Raises:
-        InvalidInputError: The session does not know it.
+        InvalidInputError: A batch of a higher number was written, maybe by a query with another checkpoint.
     """
-    found = df.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY) if isinstance(df, ClassicDataFrame) else None
-    if not found:
+    newest = int(made.properties[EPOCH_ID])
+    same = checkpoint is not None and checkpoint in (query, made.properties.get(_CHECKPOINT))
+    # Spark repeats only the last batch of a query.
+    if batch < newest and not same:
         raise InvalidInputError(
-            "the id of the query is not known here; name the stream: upsert_batches(..., stream='orders')"
+            f"stream {query!r} has written batch {newest} in {made} and now gets batch {batch}: a query with a new "
+            "checkpoint numbers its batches from 0 again, so give it a new name: upsert_batches(..., "
+            f"stream='{query}-2')"
         )
-    return found
 
 
 def _properties(query: str, batch: int) -> Mapping[str, str]:

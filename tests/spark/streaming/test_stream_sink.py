@@ -7,6 +7,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.spark.streaming.stream_sink import EPOCH_ID, LanceStreamWriter, batch_version, upsert_batches
 from lance_dagster.table import LanceTable
 
@@ -118,6 +119,37 @@ def test_batches_are_upserted_once(spark: SparkSession, source: LanceTable, tmp_
     forget_last_batch(tmp_path / "checkpoint")
     run()
     assert {1: 9, 2: 0, 3: 0} == dict(zip(*table.read().to_pydict().values(), strict=True))
+
+
+def test_a_named_stream_loses_no_batch_of_a_new_checkpoint(
+    spark: SparkSession, source: LanceTable, tmp_path: Path
+) -> None:
+    """Numbers of batches begin again; where the checkpoint is not known, a lower number is refused."""
+    table = LanceTable.create(tmp_path / "dest", source.schema())
+
+    def run(checkpoint: str) -> int:
+        """Run a query of the stream; return how many versions it made."""
+        before = table.head().number
+        write = spark.readStream.format(FORMAT).load(source.uri).writeStream.trigger(availableNow=True)
+        write = write.foreachBatch(upsert_batches(table, on=["id"], stream="orders"))
+        write.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination()
+        return table.head().number - before
+
+    assert 1 == run("a")
+    source.append(pa.table({"id": [4], "n": [0]}))
+    assert 1 == run("a")
+    table.delete("true")
+    assert 1 == run("b")
+    assert [1, 2, 3, 4] == table.read().sort_by("id").column("id").to_pylist()
+    for checkpoint in ("a", "b"):
+        forget_last_batch(tmp_path / checkpoint)
+        assert 0 == run(checkpoint)
+    frame = spark.createDataFrame([(9, 9)], "id long, n long")
+    unknown = upsert_batches(table, on=["id"], stream="unknown")
+    for batch in (4, 4):
+        unknown(frame, batch)
+    with pytest.raises(InvalidInputError, match=r"has written batch 4 in main@.* and now gets batch 0"):
+        unknown(frame, 0)
 
 
 def test_a_batch_is_looked_for_behind_other_commits(source: LanceTable) -> None:
