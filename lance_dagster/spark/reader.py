@@ -368,8 +368,9 @@ def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema)
         batch_rows=rows_at_once,
         range_rows=max(rows_at_once, (_FILTERED_RANGE_BYTES if scan.filter else _RANGE_BYTES) // width),
     )
-    for batch in _joined(_limited(_batches(reader, pieces), scan.limit), rows_at_once):
-        yield to_spark_batch(batch, expected)
+    # Before they are joined: dictionaries of several batches may have too many values for one dictionary.
+    converted = (to_spark_batch(batch, expected) for batch in _limited(_batches(reader, pieces), scan.limit))
+    yield from _joined(converted, rows_at_once)
 
 
 def _limited(batches: Iterator[pa.RecordBatch], room: int | None) -> Iterator[pa.RecordBatch]:

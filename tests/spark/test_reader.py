@@ -285,6 +285,18 @@ def test_rows_of_small_fragments_share_a_batch(numbers: LanceTable) -> None:
     assert [10] == [batch.num_rows for batch in made.read(partition)]
 
 
+def test_dictionaries_of_fragments_may_have_more_values_than_their_indices(tmp_table_uri: str) -> None:
+    """Each fragment has a dictionary of its own, of a hundred values, and the indices are bytes."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    table = LanceTable.create(tmp_table_uri, schema_of(d=kind))
+    values = [[f"{fragment} {n}" for n in range(100)] for fragment in range(3)]
+    for names in values:
+        table.append(pa.table({"d": pa.array(names).cast(kind)}))
+    made, (partition,) = planned(table)
+    (batch,) = made.read(partition)
+    assert [name for names in values for name in names] == batch.column("d").to_pylist()
+
+
 def test_many_fragments_are_several_tasks(numbers: LanceTable) -> None:
     """Opening a fragment costs time, however few rows it has."""
     plan = Scan.plan(numbers)
