@@ -32,6 +32,8 @@ from lance_dagster.format.model import LEGACY_BLOB
 _MAX_DECIMAL = 38
 # What PySpark raises for a type without a counterpart, and what pyarrow does for a decimal of too many digits.
 _WITHOUT_SPARK_TYPE = (PySparkTypeError, ValueError)
+# The reverse; an empty array or map has elements without a type, which Arrow does not declare to be never null.
+_WITHOUT_ARROW_TYPE = (PySparkTypeError, ValueError)
 _LEGACY_BLOB = LEGACY_BLOB.encode()
 # The estimated bytes of a string or binary value, and the estimated number of elements of a list or map.
 _GUESSED_WIDTH = 64
@@ -210,7 +212,7 @@ def _widened(values: "pa.Array[Any]", field: "pa.Field[Any]") -> "pa.Array[Any]"
 def _arrow_type(field: StructField) -> pa.DataType:
     try:
         return _relaxed(to_arrow_type(field.dataType, timezone="UTC"))
-    except PySparkTypeError as error:
+    except _WITHOUT_ARROW_TYPE as error:
         raise InvalidInputError(
             f"column {field.name!r} has the Spark type {field.dataType.simpleString()}, which has no Arrow "
             f"counterpart; cast it to another type"
@@ -222,8 +224,9 @@ def _vector_type(name: str, arrow: pa.DataType | None, length: int) -> pa.DataTy
         raise InvalidInputError(f"vectors names {name!r}, and the Spark frame has no such column")
     if not pa.types.is_list(arrow) or not _is_number(arrow.value_type):
         raise InvalidInputError(f"vectors names {name!r}, which is {arrow} and not an array of numbers")
-    if length < 1:
-        raise InvalidInputError(f"vectors gives {name!r} the length {length}; it must be at least 1")
+    # A type checker sees no other value here, but not every caller has one.
+    if type(length) is not int or length < 1:
+        raise InvalidInputError(f"vectors gives {name!r} the length {length!r}; it must be a number, at least 1")
     return pa.list_(arrow.value_type, length)
 
 
@@ -346,7 +349,11 @@ def _nullable(arrow: pa.DataType) -> pa.DataType:
 
 
 def _relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
-    """Return the same values under a type that differs in the nullability of its parts only."""
+    """Return the same values under a type that differs in the nullability of its parts only.
+
+    Raises:
+        pyarrow.ArrowInvalid: A part that takes no null has one, and what it is a part of is not null.
+    """
     if values.type == wanted:
         relabelled: pa.Array[Any] = values
         return relabelled
@@ -354,7 +361,12 @@ def _relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: A
     whole = pa.concat_arrays([values]) if values.offset else values
     bitmap, *offsets = whole.buffers()[: 1 if isinstance(wanted, pa.StructType) else 2]
     if isinstance(wanted, pa.StructType):
-        parts = [_relabelled(whole.field(index), wanted.field(index).type) for index in range(wanted.num_fields)]
+        parts = []
+        for index in range(wanted.num_fields):
+            part, field = whole.field(index), wanted.field(index)
+            if part.null_count and not field.nullable and pc.any(pc.and_(part.is_null(), whole.is_valid())).as_py():
+                raise pa.ArrowInvalid(f"part {field.name!r} is null, and takes no null")
+            parts.append(_relabelled(part, field.type))
     elif isinstance(wanted, pa.MapType):
         entries = pa.StructArray.from_arrays(
             [whole.keys, _relabelled(whole.items, wanted.item_type)], fields=[wanted.key_field, wanted.item_field]

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, NullType, StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.spark import replacement_schema, target_schema
@@ -53,7 +53,8 @@ def test_vectors_become_fixed_size_lists() -> None:
     [
         ({"w": 4}, "vectors names 'w', and the Spark frame has no such column"),
         ({"id": 4}, "vectors names 'id', which is int32 and not an array of numbers"),
-        ({"v": 0}, "vectors gives 'v' the length 0; it must be at least 1"),
+        ({"v": 0}, "vectors gives 'v' the length 0; it must be a number, at least 1"),
+        ({"v": "2"}, "vectors gives 'v' the length '2'; it must be a number"),
     ],
 )
 def test_vectors_that_make_no_sense_are_refused(vectors: Mapping[str, int], said: str) -> None:
@@ -66,6 +67,9 @@ def test_a_type_without_arrow_counterpart_is_refused_by_name() -> None:
     """Otherwise Spark would fail later in a worker."""
     with pytest.raises(InvalidInputError, match="column 'm' has the Spark type interval year to month"):
         target_schema(ddl("id INT, m INTERVAL YEAR TO MONTH"))
+    for kind in (ArrayType(NullType(), containsNull=False), MapType(NullType(), NullType())):
+        with pytest.raises(InvalidInputError, match=r"column 'e' has the Spark type .*; cast it to another type"):
+            target_schema(StructType([StructField("e", kind)]))
 
 
 def test_columns_of_one_name_are_refused() -> None:
@@ -162,12 +166,16 @@ def test_vectors_of_another_length_than_the_table_s_are_refused() -> None:
         check_fits(ddl("v ARRAY<FLOAT>"), table, vectors={"v": 3})
 
 
+NEVER_NULL = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+
+
 @pytest.mark.parametrize(
     "spark_values,table_type",
     [
         (pa.array([300], pa.int16()), pa.uint8()),
         (pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32())), pa.list_(pa.float32(), 2)),
         (pa.array([b"abc"]), pa.binary(2)),
+        (pa.array([{"a": None}], pa.struct([("a", pa.int32())])), NEVER_NULL),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_column(spark_values: "pa.Array[Any]", table_type: pa.DataType) -> None:
