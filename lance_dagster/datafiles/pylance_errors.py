@@ -16,12 +16,14 @@ from lance_dagster.errors import (
     NotEnoughMemoryError,
     PermissionRefusedError,
     Remedy,
+    SchemaMismatchError,
     StoreError,
     UnsupportedFeatureError,
 )
 from lance_dagster.format.validation import check_string
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
+_NO_JSON = "Failed to encode JSON: "
 _PANIC = "PanicException"
 _DAMAGE = (
     "Encountered corrupt file",
@@ -105,6 +107,9 @@ def storage_errors(what: str) -> Iterator[None]:
         _raise_refusal(what, error)
         if "Not supported: " in str(error):
             raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
+        if _NO_JSON in str(error):
+            problem = _first_line(error).rpartition(_NO_JSON)[2]
+            raise SchemaMismatchError(f"a text for a column of JSON is no JSON: {problem}") from error
         raise StoreError(f"cannot {what}: {_first_line(error)}") from error
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import CorruptFileError, InvalidInputError, NotEnoughMemoryError, StoreError
+from lance_dagster import (
+    CorruptFileError,
+    InvalidInputError,
+    LanceTable,
+    NotEnoughMemoryError,
+    SchemaMismatchError,
+    StoreError,
+)
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from tests.damage import only_file
 from tests.table_factory import entries, new_table
@@ -32,6 +39,13 @@ def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
         read()
     assert isinstance(caught.value, NotEnoughMemoryError)
     assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - bytes of this test
+
+
+def test_a_text_that_is_no_json_does_not_fit(tmp_path: Path) -> None:
+    """The rows are wrong, and not the storage."""
+    table = LanceTable.create(tmp_path / "t", pa.schema([pa.field("j", pa.json_())]))
+    with pytest.raises(SchemaMismatchError, match="a text for a column of JSON is no JSON: expected ident"):
+        table.append(pa.table({"j": ["{}", "not json"]}))
 
 
 def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
