@@ -8,7 +8,7 @@ on the query that computes it rather than on the data, so the next frame could n
 not nullable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -295,8 +295,8 @@ def _relaxed_parts(arrow: pa.DataType) -> pa.DataType:
 def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Convert a batch from Spark to the types of a table; columns that need no change are not copied.
 
-    Columns that the batch lacks become nulls. Single-precision numbers are rounded for a half-precision column; every
-    other conversion is exact.
+    Columns that the batch lacks become nulls. Single-precision numbers are rounded for a half-precision column, which
+    refuses those beyond its range; every other conversion is exact.
 
     Raises:
         SchemaMismatchError: A value does not fit the table's type, with the column and the value.
@@ -314,6 +314,11 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         except pa.ArrowInvalid as error:
             problem = _wrong_length(values, wanted) or error
             raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {problem}") from error
+        if _holds(wanted, [pa.float16()]) and _beyond_half(values, wanted):
+            raise SchemaMismatchError(
+                f"column {name!r} does not fit the table's {wanted}: a number is beyond 65504, the largest one of "
+                "half precision"
+            )
     given = frozenset(names)
     absent = [column for column in target if column.name not in given]
     columns += [pa.nulls(batch.num_rows, column.type) for column in absent]
@@ -377,6 +382,21 @@ def _relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: A
     return pa.Array.from_buffers(wanted, len(whole), [bitmap, *offsets], children=parts)
 
 
+def _beyond_half(values: Any, wanted: pa.DataType) -> bool:  # noqa: ANN401 - any Arrow array
+    """Return whether a finite number, at any depth, becomes infinite in half precision."""
+    if pa.types.is_float16(wanted) and pa.types.is_floating(values.type):
+        # The middle between the largest number and the next one that half precision does not have.
+        large = pc.and_(pc.is_finite(values), pc.greater_equal(pc.abs(values), pa.scalar(65_520.0, values.type)))
+        return bool(pc.any(large).as_py())
+    if isinstance(values, pa.MapArray) and isinstance(wanted, pa.MapType):
+        return _beyond_half(values.keys, wanted.key_type) or _beyond_half(values.items, wanted.item_type)
+    if isinstance(values, pa.ListArray):
+        return _beyond_half(values.flatten(), wanted.field(0).type)
+    if isinstance(values, pa.StructArray) and isinstance(wanted, pa.StructType):
+        return any(_beyond_half(values.field(index), wanted.field(index).type) for index in range(wanted.num_fields))
+    return False
+
+
 def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
     """Describe the first vector of the wrong length; None when there is none."""
     if not isinstance(wanted, pa.FixedSizeListType) or not isinstance(values, pa.ListArray):
@@ -420,7 +440,7 @@ def row_bytes(schema: pa.Schema) -> int:
 
 def holds_binary(schema: pa.Schema) -> bool:
     """Return whether a column or a part of one is binary; a limit of rows then does not bound a batch's bytes."""
-    return any(_has_binary(column.type) for column in schema)
+    return any(_holds(column.type, [pa.binary(), pa.large_binary()]) for column in schema)
 
 
 def _width(arrow: pa.DataType) -> int:
@@ -445,7 +465,8 @@ def _cells(arrow: pa.DataType) -> int:
     return several * sum(_cells(arrow.field(index).type) for index in range(arrow.num_fields)) or 1
 
 
-def _has_binary(arrow: pa.DataType) -> bool:
+def _holds(arrow: pa.DataType, kinds: Sequence[pa.DataType]) -> bool:
+    """Return whether a type is one of some types, or a part of it is."""
     if arrow.num_fields:
-        return any(_has_binary(arrow.field(index).type) for index in range(arrow.num_fields))
-    return arrow in (pa.binary(), pa.large_binary())
+        return any(_holds(arrow.field(index).type, kinds) for index in range(arrow.num_fields))
+    return arrow in kinds

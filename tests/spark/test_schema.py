@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -175,6 +176,8 @@ NEVER_NULL = pa.struct([pa.field("a", pa.int32(), nullable=False)])
         (pa.array([300], pa.int16()), pa.uint8()),
         (pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32())), pa.list_(pa.float32(), 2)),
         (pa.array([b"abc"]), pa.binary(2)),
+        (pa.array([70_000.0], pa.float32()), pa.float16()),
+        (pa.array([[1.0, -70_000.0]], pa.list_(pa.float32())), pa.list_(pa.float16(), 2)),
         (pa.array([{"a": None}], pa.struct([("a", pa.int32())])), NEVER_NULL),
     ],
 )
@@ -183,6 +186,14 @@ def test_a_value_that_does_not_fit_is_refused_by_column(spark_values: "pa.Array[
     batch = pa.record_batch({"c": spark_values})
     with pytest.raises(SchemaMismatchError, match="column 'c' does not fit the table's"):
         to_table_batch(batch, column("c", table_type))
+
+
+def test_numbers_are_rounded_to_half_precision() -> None:
+    """What is infinite stays so, and the largest numbers fit."""
+    values = pa.array([0.1, 65_519.0, -math.inf, None], pa.float32())
+    stored = to_table_batch(pa.record_batch({"c": values}), column("c", pa.float16())).column("c")
+    assert [None] == to_table_batch(pa.record_batch({"c": pa.nulls(1)}), column("c", pa.float16()))["c"].to_pylist()
+    assert pa.array(np.array([0.1, 65_504, -np.inf, 0], np.float16), mask=np.array([0, 0, 0, 1], bool)) == stored
 
 
 def test_a_replacement_keeps_the_types_a_frame_still_fits() -> None:
