@@ -175,7 +175,7 @@ def _is_cut(arrow: pa.DataType) -> bool:
     if isinstance(arrow, pa.DictionaryType):
         return _is_cut(arrow.value_type)
     if isinstance(arrow, pa.TimestampType | pa.DurationType):
-        return arrow.unit == "ns"
+        return bool(arrow.unit == "ns")
     return any(_is_cut(arrow.field(index).type) for index in range(arrow.num_fields))
 
 

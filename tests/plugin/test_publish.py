@@ -412,7 +412,7 @@ def test_a_table_check_without_its_asset_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="@table_check\\(asset='shop/orders'\\)"):
         table_check(len)
     with pytest.raises(InvalidInputError, match="give an asset as its definition or its key"):
-        table_check()(len)
+        table_check()(len)  # type: ignore[arg-type]
 
 
 GOLD_ORDERS, GOLD_EVENTS = dg.AssetKey(["gold", "shop", "orders"]), dg.AssetKey(["gold", "events"])

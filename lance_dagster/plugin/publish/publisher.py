@@ -179,7 +179,6 @@ def build_publisher(
 
     node_def = _waiting_graph(name, publisher, nodes) if waits else publisher
     setattr(node_def, _TRAITS, PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked))
-    # There is one step for all tables, so that they are all merged before any tag moves.
     return dg.AssetsDefinition(
         node_def=node_def,
         keys_by_input_name={_input_of(node): node.candidate for node in nodes},
