@@ -272,7 +272,7 @@ class CommitInfo:
         Raises:
             InvalidInputError: An argument is not a string, a mapping of strings or a list of strings as required.
         """
-        keys = string_list("partitions", partitions, "2026-01-31")
+        keys = () if isinstance(partitions, tuple) and not partitions else string_list("partitions", partitions, "tue")
         return cls(branch=branch, message=message, properties=properties or {}, partitions=keys)
 
     def as_properties(
