@@ -316,7 +316,7 @@ def test_a_person_a_condition_or_a_pattern_is_a_text(table: LanceTable, method: 
     refused(table, STRINGS[method], wrong, said)
 
 
-@pytest.mark.parametrize("method,wrong", pairs(OBJECTS, [0, True, "nope", b"main", ["id"], object(), np.int64(1)]))
+@pytest.mark.parametrize("method,wrong", pairs(OBJECTS, [0, True, "nope", b"main", ["id"], np.int64(1)]))
 def test_an_object_is_of_its_class(table: LanceTable, method: str, wrong: object) -> None:
     """The message names the class, or the forms that are allowed."""
     act, said = OBJECTS[method]
