@@ -2,8 +2,8 @@
 
 A branch is deleted only when its rows are on `main`, or when its run ended without success some time ago and its rows
 may not be published (`waiting_candidates`). Before that time people re-execute the run from its failure, and the
-re-execution reads the branch. While any run of the same root
-is unfinished, no branch of that root is deleted: a re-execution may read the branches of all runs that it continues.
+re-execution reads the branch. While any run of the same root is unfinished, no branch of that root is deleted: a
+re-execution may read the branches of all runs that it continues.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
