@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 import dagster as dg
@@ -23,7 +22,7 @@ from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFou
 from lance_dagster.format.validation import check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import require_duration
-from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, decide, short
+from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, short
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import PREVIEWS, READS, branch_of, is_over, is_written, run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
@@ -250,21 +249,9 @@ class _Sweep:
             self._sweep_run(one, table, branch, runs)
 
     def _sweep_run(self, one: WatchedTable, table: "LanceTable", branch: "Branch", runs: RunsOfBranches) -> None:
-        try:
-            head = table.head(branch.name)
-            # A branch without commits of its own has no rows that `main` could lack.
-            is_merged = not is_written(head) or table.branches.is_merged(head) is not None
-        except RefNotFoundError:  # a publisher deleted the branch since it was listed
+        if (found := self.candidates.decide(one, table, branch, runs=runs, keep=self.keep)) is None:
             return
-        run_id = run_of(branch.name) or ""
-        made = decide(
-            branch.name,
-            runs,
-            keep=self.keep,
-            is_merged=is_merged,
-            created_at=branch.created_at,
-            ended_with=partial(self.candidates.ended_with, run_id, one),
-        )
+        head, made = found
         action = made.action
         if made.unmerged in (Action.WAITING, Action.KEEP) and self._is_needed_elsewhere(one, branch.name):
             action = Action.WITH_OTHERS

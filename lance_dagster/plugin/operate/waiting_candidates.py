@@ -1,22 +1,31 @@
-"""Decide whether the rows of a run without success wait to be published, as those of a run that succeeded do.
+"""Decide what to do with the branches of runs, where the rows of a run without success may wait to be published too.
 
-They do in two cases. A re-execution continued the run and succeeded: then both branches are parts of one candidate. Or
-every table of the run was written and passed its checks, and only a later step failed: the publisher, such as while the
-tag is held, or a step downstream. Rows that conflict with what is published do not wait, since they cannot be merged.
+These rows wait in two cases. A re-execution continued the run and succeeded: then both branches are parts of one
+candidate. Or every table of the run was written and passed its checks, and only a later step failed: the publisher,
+such as while the tag is held, or a step downstream. Rows that conflict with what is published do not wait, since they
+cannot be merged.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from lance_dagster.errors import NotFoundError
+from lance_dagster.errors import NotFoundError, RefNotFoundError
+from lance_dagster.plugin.operate.branch_decisions import BranchDecision, KeepFor, RunsOfBranches, decide
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, family_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, family_of, is_written, run_of
 from lance_dagster.plugin.table_asset import WatchedTable
+
+if TYPE_CHECKING:
+    from lance_dagster.history.refs.ref_files import Branch
+    from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
 
 _PLANNED = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED
 _EVALUATED = dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -42,6 +51,29 @@ class WaitingCandidates:
     def __post_init__(self) -> None:
         """Read no event before it is needed."""
         self.log = AuditLog(self.instance)
+
+    def decide(
+        self, one: WatchedTable, table: "LanceTable", branch: "Branch", *, runs: RunsOfBranches, keep: KeepFor
+    ) -> "tuple[Version, BranchDecision] | None":
+        """Decide what to do with a run branch, and return its head too.
+
+        Returns:
+            None when a publisher deleted the branch since it was listed.
+        """
+        try:
+            head = table.head(branch.name)
+            # A branch without commits of its own has no rows that `main` could lack.
+            is_merged = not is_written(head) or table.branches.is_merged(head) is not None
+        except RefNotFoundError:
+            return None
+        return head, decide(
+            branch.name,
+            runs,
+            keep=keep,
+            is_merged=is_merged,
+            created_at=branch.created_at,
+            ended_with=partial(self.ended_with, run_of(branch.name) or "", one),
+        )
 
     def runs_of(self, run_id: str) -> tuple[str, ...]:
         """Return a run and those that it continues or that continue it, oldest first."""

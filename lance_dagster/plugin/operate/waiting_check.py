@@ -7,18 +7,17 @@ it is executed; it never blocks, and reads no rows.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import require_duration
-from lance_dagster.plugin.operate.branch_decisions import KeepFor, RunsOfBranches, age_text, decide
+from lance_dagster.plugin.operate.branch_decisions import KeepFor, RunsOfBranches, age_text
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import is_written, run_of
+from lance_dagster.plugin.run_branch import run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
@@ -106,21 +105,9 @@ def _waiting(one: WatchedTable, candidates: "WaitingCandidates", after: timedelt
     keep = KeepFor(failed=timedelta(0), unknown=None)
     late = []
     for branch in branches:
-        try:
-            head = table.head(branch.name)
-            is_merged = not is_written(head) or table.branches.is_merged(head) is not None
-        except RefNotFoundError:
-            # A publisher deleted it since the branches were listed.
+        if (found := candidates.decide(one, table, branch, runs=runs, keep=keep)) is None:
             continue
-        run_id = run_of(branch.name) or ""
-        made = decide(
-            branch.name,
-            runs,
-            keep=keep,
-            is_merged=is_merged,
-            created_at=branch.created_at,
-            ended_with=partial(candidates.ended_with, run_id, one),
-        )
+        head, made = found
         if made.ended is not None and made.waits_since(after):
             late.append(f"{head}, whose run ended {age_text(made.ended)} ago")
     return late
