@@ -448,9 +448,9 @@ def runs_of_backfill(backfill_id: str, instance: dg.DagsterInstance) -> Iterator
 
 
 def rest_of_backfill(run_id: str, instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """Return the runs by which a re-execution of its backfill did the rest of a run that failed, oldest first.
+    """Return the runs of a re-executed backfill that complete a run that failed, oldest first.
 
-    These are runs of the same partition. Dagster does not record that they continue the run.
+    They have the same partition as that run; Dagster does not record that they continue it.
     """
     run = instance.get_run_by_id(run_id)
     backfill_id = None if run is None or run.is_success else backfill_of(run, instance)

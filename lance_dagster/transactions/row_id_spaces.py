@@ -50,7 +50,7 @@ class Piece:
 class RowSpace:
     """The origin of every row id of a version: pieces in order, without gaps, from 0 to the next free id.
 
-    `names` are all names of these ids: their origins, and what branches on the way from there called the same rows.
+    `names` has every name of these ids: their origin, and the id that each branch on the way from there gave the row.
     """
 
     pieces: tuple[Piece, ...]
