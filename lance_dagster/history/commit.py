@@ -35,8 +35,12 @@ and tends to win again, so a fixed number of attempts would fail early on a busy
 local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Both only save time:
 correctness does not depend on them, and two writers may get a turn at once. On local disk, an append looks for the
 newest version only when it has its turn: a version that was found earlier is seldom still the newest, and a listing of
-many versions takes longer than the rest of a commit. While a writer waits for its turn, it reads the versions that have
-landed so far, by their numbers, so that few are left to read in its turn.
+many versions takes longer than the rest of a commit. While a writer of another change waits for its turn, it reads the
+versions that have landed so far, by their numbers, so that few are left to read in its turn.
+
+Most commits of a busy table are appends, and an append is compatible with any number of them. The newest version alone
+shows that nothing else landed (`transactions.conflicts.appended_since`), so that an append reads one version instead of
+each. Where it does not show that, such as after a deletion, each version is classified as for any other change.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
@@ -178,7 +182,7 @@ def commit_transaction(
         ProtectedError: The branch is protected and takes only merges.
     """
     transaction = _with_committer(transaction)
-    landed = Landed(versions, branch, transaction)
+    landed = Landed(versions, branch, transaction, read)
     # Where the newest version is looked for in the turn of the writer, it would be looked for twice.
     late = read is not None and landed.looks_in_turn
     look = list[int] if late else partial(versions.newest_few, branch)
@@ -205,7 +209,7 @@ def commit_transaction(
 
     # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
     head = read if read is not None and (late or newest[:1] == [read.number]) else None
-    head = head or _head(versions, branch, transaction.read_version, newest)
+    head = head or _head(versions, branch, transaction.read_version, newest, each=not landed.compares_states)
     return commit(versions, branch, propose, head, staged=staged, landed=landed)
 
 
@@ -246,10 +250,11 @@ def commit(
     branch_id = ""
     meanwhile = landed.look_ahead if landed is not None else partial(_look_ahead, versions, branch, propose)
     late = staged is not None and landed is not None and landed.looks_in_turn
+    each = landed is None or not landed.compares_states
     attempts, known, newest = 0, 0, list[int]()
     while True:
         before = time.monotonic()
-        head = head or _head(versions, branch, known, newest)
+        head = head or _head(versions, branch, known, newest, each=each)
         ready = None if late else _made_ready(versions, branch, propose, head, staged=staged)
         if isinstance(ready, State):
             return ready
@@ -315,13 +320,25 @@ def _pause(attempts: int, since: float) -> None:
     time.sleep(random.uniform(0, longest / attempts))  # noqa: S311  # no secret depends on it
 
 
-def _head(versions: Versions, branch: str, known: int, newest: Sequence[int] | None = None) -> State:
-    """Read the newest version of a branch; `newest` are its newest version numbers, where they were just listed.
+def _head(
+    versions: Versions, branch: str, known: int, newest: Sequence[int] | None = None, *, each: bool = True
+) -> State:
+    """Read the newest version of a branch.
 
     Versions after a known one that a lagging listing does not show are looked for by name.
+
+    Args:
+        versions: The versions of the table.
+        branch: The name of the branch.
+        known: A version that is known to be there, or 0.
+        newest: The newest version numbers, where they were just listed.
+        each: Whether the versions between the known one and the newest are needed too.
     """
+    newest = newest or (versions.newest_few(branch) if known else ())
+    if known and each and newest:
+        versions.read_ahead(branch, known, newest[0])
     try:
-        head = versions.head(branch, newest=newest or (), known=known)
+        head = versions.head(branch, newest=newest)
     except VersionNotFoundError:
         if not known:
             raise

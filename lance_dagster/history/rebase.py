@@ -40,7 +40,9 @@ from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.transactions.conflicts import (
     Compatibility,
     RowChange,
+    appended_since,
     classify,
+    is_plain_append,
     removed_fragments,
     touched_fragments,
 )
@@ -194,11 +196,25 @@ def _with_fragments(operation: RowChange, updated: Mapping[int, Fragment], remov
 
 @dataclass(slots=True)
 class Landed:
-    """The versions of a branch that were committed since a transaction read the table."""
+    """The versions of a branch that were committed since a transaction read the table.
+
+    Attributes:
+        versions: The versions of the table.
+        branch: The name of the branch.
+        transaction: The transaction.
+        read: The version that it read, or that was found compatible since; None where the caller does not have it.
+    """
 
     versions: Versions
     branch: str
     transaction: Transaction
+    read: State | None = None
+    compares_states: bool = field(init=False)
+    """Whether the newest version alone is read first, since it mostly shows that the others only appended too.
+
+    Otherwise each of many writers would read what all others committed. Not on other branches than `main`, which may
+    be deleted and made again with the same rows.
+    """
     looks_in_turn: bool = field(init=False)
     """Whether the newest version is looked for when the turn of the writer has come, and not before.
 
@@ -210,6 +226,8 @@ class Landed:
 
     def __post_init__(self) -> None:
         self._classified = self.transaction.read_version
+        own = self.branch == layout.MAIN and self.read is not None
+        self.compares_states = own and is_plain_append(self.transaction)
         appends = isinstance(self.transaction.operation, Append)
         self.looks_in_turn = appends and not self.versions.store.ordered_listing
 
@@ -237,6 +255,20 @@ class Landed:
         """
         if self.transaction.read_version > head.number:
             raise self._branch_replaced(str(head))
+        if not self._is_appended_to(head):
+            found = self._classify_until(head)
+            if found is not None:
+                return found
+        self._classified, self.read = head.number, head
+        return None
+
+    def _is_appended_to(self, head: State) -> bool:
+        """Return whether a head alone shows that it is compatible."""
+        known = self.read if self.compares_states else None
+        return known is not None and appended_since(self.transaction, known.manifest, head.manifest)
+
+    def _classify_until(self, head: State) -> State | None:
+        """Classify each version up to a head; returns and raises as `catch_up`."""
         unclear = [number for number in range(self._classified + 1, head.number) if not self._is_compatible(number)]
         states = self.versions.find_many(self.branch, unclear) if unclear else []
         read = zip(unclear, states, strict=True)
@@ -245,7 +277,6 @@ class Landed:
             found = self._classify(VersionRef(self.branch, number), state)
             if found is not None:
                 return found
-        self._classified = head.number
         return None
 
     def look_ahead(self) -> None:
@@ -253,6 +284,8 @@ class Landed:
 
         What comes after such a number is left to `catch_up`: nothing is listed, since the head is looked for later.
         """
+        if self.compares_states:
+            return
         for number in count(self._classified + 1):
             if not self._is_compatible(number):
                 state = self.versions.find(self.branch, number)

@@ -352,20 +352,27 @@ class Versions:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
         return state.size or len(self._manifest(state.branch, state.number)[1] or b"")
 
-    def head(self, branch: str, branch_id: str = "", newest: Sequence[int] = (), *, known: int = 0) -> State:
+    def read_ahead(self, branch: str, known: int, newest: int) -> None:
+        """Read the versions of `main` after a known one at once, where each takes a request to an object store.
+
+        This is not done for other branches, whose versions are not cached by their numbers alone.
+        """
+        if branch == layout.MAIN and self.store.ordered_listing:
+            self.find_many(branch, range(max(known, newest - _READ_AHEAD) + 1, newest + 1))
+
+    def head(self, branch: str, branch_id: str = "", newest: Sequence[int] = ()) -> State:
         """Read the newest version of a branch.
 
         Args:
             branch: The name of the branch.
             branch_id: Its id, when the caller knows it.
             newest: Its newest versions, when the caller has just listed them by `newest_few`.
-            known: A version after which the caller reads each one; an object store is asked for all of `main` at once.
 
         Raises:
             VersionNotFoundError: The branch has no version.
         """
         latest = self.latest(branch)
-        if latest is not None and not newest and not known:
+        if latest is not None and not newest:
             # The table may have been deleted and made again, with the same numbers. What is cached of the former one
             # would be mixed with the new one, and a commit on top of it would make the new one unreadable.
             newest, (_, data) = together(
@@ -382,9 +389,6 @@ class Versions:
             data = self._manifest(branch, newest[0])[1]
             if data is not None and commit_id(data) != own_id:
                 self.forget()
-        if known and branch == layout.MAIN and self.store.ordered_listing:
-            # This is not done for other branches, whose versions are not cached by their numbers alone.
-            self.find_many(branch, range(max(known, newest[0] - _READ_AHEAD) + 1, newest[0] + 1))
         state = self.load(branch, newest[0], branch_id)
         if branch == layout.MAIN:
             self._latest = state

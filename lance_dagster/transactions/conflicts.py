@@ -17,9 +17,9 @@ from enum import Enum
 from typing import Any
 
 from lance_dagster.format import transaction as ops
-from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, IndexMetadata
+from lance_dagster.format.model import TOMBSTONE_FIELD, Fragment, IndexMetadata, Manifest
 from lance_dagster.format.transaction import Operation, Transaction
-from lance_dagster.transactions.claims import REPLACE, UPSERT, decode_claims
+from lance_dagster.transactions.claims import REPLACE, UPSERT, Claim, decode_claims
 from lance_dagster.transactions.index_updates import covered_fragments
 
 
@@ -72,6 +72,35 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
     return RETRYABLE if found in (COMPATIBLE, REBASE) and _replaces_claimed(pending, committed) else found
 
 
+def is_plain_append(transaction: Transaction) -> bool:
+    """Return whether a transaction adds rows whatever rows are there: neither an upsert nor a replacement."""
+    is_append = isinstance(transaction.operation, ops.Append)
+    return is_append and not _adds_keys(transaction) and not _replacements(transaction)
+
+
+def appended_since(pending: Transaction, before: Manifest, after: Manifest) -> bool:
+    """Return whether two versions alone show that all that was committed between them is compatible with an append.
+
+    They do where the later version has the fragments of the earlier one, and others behind them that were all added in
+    between and none of which was removed again; and where schema and indices are the same. So one version is read
+    instead of each that landed. A False says nothing: the transactions have to be classified one by one.
+
+    Args:
+        pending: An append that `is_plain_append`.
+        before: A version that the append is compatible with.
+        after: A later version of the same branch.
+    """
+    known, now = before.fragments, after.fragments
+    added = now[len(known) :]
+    # An overwrite of a table without fragments would look like an append.
+    kept = len(known) > 0 and now.items[: len(known)] == known.items
+    numbered = (after.max_fragment_id or 0) - (before.max_fragment_id or 0) == len(added)
+    same_schema = after.fields == before.fields and after.max_allocated_field_id == before.max_allocated_field_id
+    if not (kept and numbered and same_schema and after.index_section == before.index_section):
+        return False
+    return not _add_same_files(pending.operation, ops.Append(fragments=added))
+
+
 def _adds_keys(pending: Transaction) -> bool:
     """Return whether a change inserted rows because their keys were missing: an upsert."""
     operation = pending.operation
@@ -85,9 +114,14 @@ def _replaces_claimed(pending: Transaction, committed: Transaction) -> bool:
     It did not see the rows that the other one added. Where both found no row to remove, no fragment tells, and the
     partition would have the rows of both, which neither order of the two gives.
     """
-    own = [claim for claim in decode_claims(pending.properties) if claim.mode == REPLACE]
+    own = _replacements(pending)
     other = [claim for claim in decode_claims(committed.properties) if claim.exclusive] if own else []
     return any(claim.shared_partitions(there) != () for claim in own for there in other)
+
+
+def _replacements(transaction: Transaction) -> list[Claim]:
+    """Return the claims of the replacements in a transaction."""
+    return [claim for claim in decode_claims(transaction.properties) if claim.mode == REPLACE]
 
 
 def touched_fragments(operation: RowChange) -> frozenset[int]:

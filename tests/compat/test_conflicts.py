@@ -34,7 +34,7 @@ from lance_dagster.format.transaction import (
 from lance_dagster.history.commit import WRITER, Proposal, create_first
 from lance_dagster.history.context import open_context
 from lance_dagster.transactions.apply import next_version
-from lance_dagster.transactions.conflicts import COMPATIBLE, classify
+from lance_dagster.transactions.conflicts import COMPATIBLE, appended_since, classify, is_plain_append
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 from tests.soak import every, thinned
 
@@ -185,10 +185,14 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 def last_transaction(table: Path) -> Transaction:
     """The transaction of the newest version."""
-    path = min((table / "_versions").glob("*.manifest"))
-    manifest, _ = decode_manifest_file(path.read_bytes(), str(path))
-    path = table / "_transactions" / manifest.transaction_file
+    path = table / "_transactions" / newest_manifest(table).transaction_file
     return decode_transaction(path.read_bytes(), str(path))
+
+
+def newest_manifest(table: Path) -> Manifest:
+    """The newest version."""
+    path = min((table / "_versions").glob("*.manifest"))
+    return decode_manifest_file(path.read_bytes(), str(path))[0]
 
 
 def with_files_of(waiting: Made, committed: Made, target: Path) -> Path:
@@ -279,6 +283,33 @@ def test_the_second_change_fares_as_with_pylance(made: dict[str, Made], tmp_path
             if (change, earlier) in KEPT_METADATA:
                 assert one.pop("says") != other.pop("says")
             assert other == one, earlier
+
+
+def test_two_versions_alone_show_that_an_append_is_compatible(made: dict[str, Made], tmp_path: Path) -> None:
+    """They show it for changes that leave rows and schema alone, and never for a change that conflicts."""
+    waiting, base = made["append"].transaction, newest_manifest(made["append"].folder.parent / "base")
+    (added,) = waiting.operation.fragments  # type: ignore[union-attr]
+    other = replace(added, files=[replace(file, path=f"other-{file.path}") for file in added.files])
+    pending = replace(waiting, operation=Append(fragments=[other]))
+    assert is_plain_append(pending)
+    shown = {name for name in CHANGES if appended_since(pending, base, newest_manifest(made[name].folder))}
+    assert all(classify(pending, made[name].transaction) is COMPATIBLE for name in shown)
+    configured = {name for name in CHANGES if name.startswith(("config", "base"))}
+    assert {"append", "schema metadata", "table metadata"} | configured == shown
+    # The same files would be in the table twice.
+    assert not appended_since(waiting, base, newest_manifest(made["append"].folder))
+    # Nor is it shown of several changes where one removes what another one added.
+    table = tmp_path / "table"
+    shutil.copytree(made["append"].folder, table)
+    lance.dataset(str(table)).checkout_version(READ).restore()
+    assert base.fragments == newest_manifest(table).fragments
+    assert not appended_since(pending, base, newest_manifest(table))
+    # What an upsert or a replacement has to see is not in the fragments.
+    for claim in (
+        '{"mode": "upsert", "predicate": "key = 1", "partitions": []}',
+        '{"mode": "replace", "predicate": "key = 1", "partitions": []}',
+    ):
+        assert not is_plain_append(replace(pending, properties={"lance_dagster.claims": f"[{claim}]"}))
 
 
 @pytest.mark.parametrize("change,earlier", [pair for pair in VERDICTS if VERDICTS[pair] == (PASSES, RETRY)])

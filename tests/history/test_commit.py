@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Barrier, Lock
 from typing import Any
 
+import lance
 import pytest
 
 from lance_dagster import LanceTable
@@ -438,3 +439,31 @@ def test_a_lost_race_reads_the_winner_once(s3_storage: S3Storage) -> None:
     # The winner and later versions are requested at the same time, and perhaps the next number too.
     assert ["get _versions", "get _versions", "list _versions"] == sorted(followed[1:4])
     assert ["put_if_absent _versions"] * 2 == [followed[0], *followed[4:]]
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_an_append_reads_the_newest_of_many_appends(s3_storage: S3Storage, *, deletes: bool) -> None:
+    """The newest version shows that the others only appended; after a deletion, each version is read."""
+    read: set[str] = set()
+    rivals: list[LanceTable] = []
+
+    def script(request: Request) -> object:
+        if request.commits and rivals:
+            rival = rivals.pop()
+            for number in range(6):
+                rival.append(entries("rival", number))
+            if deletes:
+                assert 1 == rival.delete("key = 'rival' and value = 3").rows_deleted
+            read.clear()
+        if request.verb == "get" and request.key.startswith("_versions"):
+            read.add(request.key)
+        return request.send()
+
+    table = on_s3(s3_storage, script)
+    table.append(entries("b", 1))
+    rivals.append(LanceTable.open(table.uri, s3_storage.storage_options))
+    version = table.append(entries("b", 2))
+    assert (f"main@{10 + deletes}", 9 - deletes) == (str(version), version.rows)
+    # The winner, the number after it and the newest one; and a deletion hides what else may have landed.
+    assert (7 if deletes else 3) == len(read)
+    assert version.rows == lance.dataset(table.uri, storage_options=dict(s3_storage.storage_options)).count_rows()
