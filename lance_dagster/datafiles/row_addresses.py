@@ -18,7 +18,7 @@ from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.model import LEGACY_BLOB
-from lance_dagster.format.validation import check_string
+from lance_dagster.format.sql_text import check_closed
 
 if TYPE_CHECKING:
     import lance
@@ -87,7 +87,7 @@ def scan_computed(
         InvalidInputError: The predicate is invalid, or an expression fails for some row.
     """
     if where is not None:
-        check_string("the condition", where)
+        check_closed("the condition", where)
     columns = {name: expressions.get(name, quote_column(name)) for name in dataset.schema.names}
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
@@ -107,7 +107,7 @@ def scan_addressed(
 ) -> Iterator[AddressedRows]:
     """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
     if where is not None:
-        check_string("the condition", where)
+        check_closed("the condition", where)
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         scanner = dataset.scanner(
             columns=list(columns), filter=where, with_row_address=True, scan_in_order=True, batch_size=_KEYS_AT_ONCE

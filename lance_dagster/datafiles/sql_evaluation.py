@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.row_addresses import ROW_ADDRESS, row_offsets
+from lance_dagster.format.sql_text import check_closed
 
 if TYPE_CHECKING:
     import lance
@@ -22,6 +23,7 @@ def expression_types(dataset: "lance.LanceDataset", expressions: Mapping[str, st
     """
     found = {}
     for column, expression in expressions.items():
+        check_closed(f"the expression of {column!r}", expression)
         with reading_errors(f"compute {column!r} as {expression!r}", dataset.uri):
             # pylance refuses a scan of constants alone; the row address makes it valid.
             scanner = dataset.scanner(columns={column: expression}, with_row_address=True)
@@ -39,6 +41,7 @@ def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndar
     Raises:
         InvalidInputError: The condition is invalid.
     """
+    check_closed("the condition", condition)
     together = pa.table({name: _as_structs(table) for name, table in pairs.items()})
     with reading_errors(f"evaluate the condition {condition!r}"):
         return _matches(condition, together)

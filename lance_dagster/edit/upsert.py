@@ -46,6 +46,7 @@ from lance_dagster.edit.write import (
 )
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.sql_text import check_closed
 from lance_dagster.format.transaction import Update
 from lance_dagster.format.validation import check_names, check_string, string_list
 from lance_dagster.history.context import TableContext
@@ -186,7 +187,7 @@ class Rules:
         # Of `when_matched` only the type is checked: every other text is a condition, which pylance parses later.
         check_string("when_matched", self.when_matched)
         if self.missing_where is not None:
-            check_string("missing_where", self.missing_where)
+            check_closed("missing_where", self.missing_where)
         for what, rule, known in (
             ("when_not_matched", self.when_not_matched, get_args(WhenNotMatched)),
             ("when_missing", self.when_missing, get_args(WhenMissing)),

@@ -1,20 +1,57 @@
 """Write names, values and conditions as text of Lance SQL. Pure."""
 
 import datetime as dt
+import re
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.validation import check_string
 
 _BEYOND = 2**63
 """Larger integers do not fit the signed 64-bit literals of Lance SQL."""
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\*.*?\*/", re.DOTALL)
 Bound = int | float | str | dt.date | dt.datetime
 
 
 def all_of(*filters: str | None) -> str | None:
-    """Combine filters with AND; an empty or missing filter is left out, and None means that none is left."""
+    """Combine filters with AND; an empty or missing filter is left out, and None means that none is left.
+
+    Raises:
+        InvalidInputError: A filter is not a whole one (`check_closed`), so that another one would change its meaning.
+    """
     given = [one for one in filters if one]
+    for one in given:
+        check_closed("the filter", one)
     if len(given) <= 1:
         return given[0] if given else None
     return " AND ".join(f"({one})" for one in given)
+
+
+def check_closed(what: str, sql: object) -> None:
+    """Refuse a condition or an expression of which Lance would evaluate a part only, without any error.
+
+    Lance stops at a parenthesis that closes nothing and at a semicolon: of `a = 1) AND (b = 2`, it evaluates `a = 1`.
+    In parentheses, as `all_of` writes it, the same text would mean something else.
+
+    Args:
+        what: What it is, such as "the predicate".
+        sql: The text.
+
+    Raises:
+        InvalidInputError: It is not a string, a parenthesis or a quote has no partner, or there is a semicolon or a
+            comment to the end of the line.
+    """
+    check_string(what, sql)
+    bare, depth = _QUOTED.sub("", str(sql)), 0
+    for letter in bare:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            break
+    if depth or re.search("['\"`]", bare):
+        single = "a parenthesis" if depth else "a quote"
+        raise InvalidInputError(f"{what} {sql!r} has {single} without its partner; write both")
+    mark = next((mark for mark in (";", "--", "/*") if mark in bare), None)
+    if mark is not None:
+        raise InvalidInputError(f"{what} {sql!r} has {mark!r} outside of quotes; leave out what it begins or ends")
 
 
 def literal(bound: Bound) -> str:

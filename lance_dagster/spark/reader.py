@@ -30,7 +30,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, StoreError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_string, string_list
+from lance_dagster.format.sql_text import check_closed
+from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref, TableContext, open_context
 from lance_dagster.history.versions import State
 from lance_dagster.spark.piece_rows import PieceReader
@@ -213,7 +214,7 @@ def check_filter(scan: Scan) -> None:
     Raises:
         InvalidInputError: The filter is wrong; the message has Lance's reason.
     """
-    check_string("the filter", scan.filter)
+    check_closed("the filter", scan.filter)
     try:
         scanner = scan.dataset().scanner(columns=scan.schema.names, filter=scan.filter)
         # Lance parses the filter only when the schema of the scan is requested. Without this, an error would come

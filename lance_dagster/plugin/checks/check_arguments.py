@@ -5,7 +5,6 @@ every comparison with NaN is false, so a bound of NaN would let every table pass
 """
 
 import math
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import date, timedelta
@@ -16,7 +15,6 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_string, require_sequence
 
 # What may hold a parenthesis that does not group: texts, quoted names and comments.
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\*.*?\*/", re.DOTALL)
 
 
 def require_text(what: str, given: object, example: str) -> None:
@@ -133,22 +131,3 @@ def refuse_bounds(check: str, minimum: Any, maximum: Any) -> None:  # noqa: ANN4
                 f"{check} has minimum {minimum} and maximum {maximum}, which nothing is between; give a minimum that "
                 "is not above the maximum"
             )
-
-
-def refuse_open_predicate(check: str, predicate: str) -> None:
-    """Refuse a predicate that would not stay within the parentheses that a check puts around it.
-
-    `id > 5) OR (true` would be true for every row.
-
-    Raises:
-        InvalidInputError: A parenthesis or a quote has no partner.
-    """
-    depth = 0
-    bare = _QUOTED.sub("", predicate)
-    for letter in bare:
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            break
-    if depth or re.search("['\"`]", bare):
-        what = "a parenthesis" if depth else "a quote"
-        raise InvalidInputError(f"the predicate {predicate!r} of {check} has {what} without its partner; write both")

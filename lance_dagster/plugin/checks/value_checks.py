@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.sql_text import Bound, literal, quote_name, quote_text
+from lance_dagster.format.sql_text import Bound, check_closed, literal, quote_name, quote_text
 from lance_dagster.format.validation import check_flag
 from lance_dagster.plugin.checks.check_arguments import (
     comparable,
     refuse_bounds,
-    refuse_open_predicate,
     require_column,
     require_number,
     require_text,
@@ -277,7 +276,7 @@ class Satisfies(BuiltInCheck):
         require_text("the name of Satisfies", self.name, "amounts")
         require_text(f"the predicate of Satisfies {self.name!r}", self.predicate, "amount >= 0")
         check_flag(f"nulls_pass of Satisfies {self.name!r}", self.nulls_pass)
-        refuse_open_predicate(f"Satisfies {self.name!r}", self.predicate)
+        check_closed(f"the predicate of Satisfies {self.name!r}", self.predicate)
 
     @property
     def description(self) -> str:
