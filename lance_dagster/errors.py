@@ -203,8 +203,15 @@ class SchemaMismatchError(InvalidInputError):
 class BasePathRefusedError(InvalidInputError):
     """Report a version that names files outside of its table, which neither the caller nor the place allows."""
 
-    def __init__(self, table: str, place: str, before_move: str | None = None) -> None:
-        """Keep the URIs of the table and of the place, and the version if it is from before a move of the table."""
+    def __init__(self, table: str, place: str, before_move: str | None = None, *, is_same: bool = False) -> None:
+        """Keep the URIs of the table and of the place.
+
+        Args:
+            table: The table.
+            place: The place.
+            before_move: The version, if it is from before a move of the table.
+            is_same: Whether the place is in the folder of the table, which a symbolic link gives two paths.
+        """
         # The place may hold braces, which the sentence of a remedy would take for the place of the call.
         option = f"allowed_base_paths={place}".replace("{", "{{").replace("}", "}}")
         remedy = Remedy(
@@ -215,6 +222,12 @@ class BasePathRefusedError(InvalidInputError):
         if before_move is not None:
             remedy = Remedy(
                 f"{before_move} is from before the table was moved: create a branch at it, then {{}} lets that be read",
+                Call("maintenance.relocate"),
+            )
+        if is_same:
+            remedy = Remedy(
+                "it is in the same folder, by another path with a symbolic link: open the table by one path always; "
+                "{} makes its branches name the path that it was opened by here",
                 Call("maintenance.relocate"),
             )
         super().__init__(table, place, before_move, remedy=remedy)

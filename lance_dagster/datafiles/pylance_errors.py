@@ -20,7 +20,7 @@ from lance_dagster.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
-from lance_dagster.format.validation import check_string
+from lance_dagster.format.sql_text import check_closed
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
 _NO_JSON = "Failed to encode JSON: "
@@ -60,8 +60,8 @@ _NO_FIELD = re.compile(
 )
 """The message for an unknown column, often a string literal without quotes."""
 _VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
-_REFUSED = ("(os error 1)", "(os error 13)", "(os error 30)")
-"""Parts of messages for EPERM, EACCES and EROFS: the operating system refused, and nothing was written."""
+_REFUSED = ("(os error 1)", "(os error 13)", "(os error 30)", "lacked the necessary privileges", "lacked valid auth")
+"""Parts of messages for EPERM, EACCES, EROFS, and the statuses 403 and 401: nothing was read or written."""
 _IF_DAMAGED = Remedy("if a file is damaged, {} names it", Call("maintenance.verify", named={"deep": True}))
 _CRASHED = ("reader producer terminated", "panicked with message")
 """Parts of messages that remain of a panic in one of pylance's threads."""
@@ -75,7 +75,7 @@ def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]
     `UnsupportedFeatureError`; these messages name `where`. A filter that is not a string is refused before the query.
     """
     if filter is not None:
-        check_string("the filter", filter)
+        check_closed("the filter", filter)
     with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}", where):
         yield
 
@@ -87,7 +87,7 @@ def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
         with _panics(what, where, _IF_DAMAGED):
             yield
     except _EXPECTED as error:
-        _raise_refusal(f"{what} of {where}", error)
+        _raise_refusal(f"read rows of {where}", error)
         # pylance raises any class for any cause, so the message decides.
         if "LanceError(IO)" in str(error) or "Not found: " in str(error):
             # A range beyond the end of a file or page is damage, which pylance reports as a failed request.
@@ -114,9 +114,12 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def _raise_refusal(what: str, error: BaseException) -> None:
-    """Raise `PermissionRefusedError` where the operating system refused to write or read a file."""
+    """Raise `PermissionRefusedError` where the operating system or the object store refused to write or read a file."""
     if any(code in str(error) for code in _REFUSED):
-        raise PermissionRefusedError(what, _first_line(error)) from error
+        # Before it stand the attempts, and behind it the response of the server, as XML.
+        line = _first_line(error)
+        answer = line[max(0, line.find("The operation lacked")) :].partition(": Error performing ")[0]
+        raise PermissionRefusedError(what, answer, known="lacked valid auth" not in answer) from error
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class BaseAccess:
         if found is None:
             found = open_store(uri, base_options(self.storage_options, base_id, uri))
             if not (self._allowed_by_caller(uri) or _allows(found, own)):
-                raise BasePathRefusedError(own, uri)
+                raise BasePathRefusedError(own, uri, is_same=_is_linked(uri, own))
             # The answer is kept for the life of this object, since it costs a request.
             self._checked[uri, base_id] = found
         return found, ""
@@ -117,6 +117,14 @@ class BaseAccess:
     def _allowed_by_caller(self, uri: str) -> bool:
         given = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
         return any(uri == place or uri.startswith(f"{place}/") for place in given)
+
+
+def _is_linked(uri: str, table: str) -> bool:
+    """Return whether a path is inside the folder of a table once symbolic links are followed."""
+    if "://" in uri or "://" in table:
+        return False
+    folder = os.path.realpath(table)
+    return os.path.commonpath([os.path.realpath(uri), folder]) == folder
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ def is_table_uri(uri: str | os.PathLike[str]) -> bool:
     return uri_text(uri).lower().startswith(PREFIX)
 
 
-def check_table_alone(uri: str | os.PathLike[str]) -> None:
-    """Refuse the URI of a version where that of a table is wanted; as a path it would be below a folder `lance+`.
+def check_table_alone(uri: str | os.PathLike[str]) -> str:
+    """Return a URI as text, and refuse that of a version: as a path it would be below a folder `lance+`.
 
     Raises:
         InvalidInputError: The URI names a version.
@@ -58,6 +58,7 @@ def check_table_alone(uri: str | os.PathLike[str]) -> None:
         raise InvalidInputError(
             "this URI names a version of a table: split_table_uri returns the URI of the table and the ref"
         )
+    return uri_text(uri)
 
 
 def parse_version_uri(text: str) -> VersionUri:

@@ -34,7 +34,7 @@ from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import check_options, string_list, validate_commit_info, whole_number
 from lance_dagster.history.context import Properties
-from lance_dagster.history.table_uri import parse_version_uri, repository_uri
+from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.adoption import Adopted, Adoption
@@ -68,7 +68,7 @@ class LanceRepository:
     def __init__(self, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
         """Wrap a root; `open` and `create` check its contents."""
         options = dict(storage_options or {})
-        self._context = RepositoryContext.on(open_store(root, options), options)
+        self._context = RepositoryContext.on(open_store(check_table_alone(root), options), options)
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> "LanceRepository":

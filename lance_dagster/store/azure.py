@@ -54,7 +54,7 @@ class AzureStore(PrefixStore):
         self._options = translated(AZURE, storage_options)
         self._seconds = retry_seconds(self._options)
         self._timeouts = timeouts(self._options, _TIMEOUTS)
-        check_endpoint(self._options.get("endpoint", ""), allow_http=is_true(self._options.get("allow_http")))
+        check_endpoint(self._options.get("endpoint"), allow_http=is_true(self._options.get("allow_http")))
         account = host.partition(".")[0]
         if account and self._options.setdefault("account_name", account) != account:
             raise InvalidInputError(
@@ -327,7 +327,8 @@ def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of sev
     """Return the credential that the SDK signs requests with: an explicit option, else one that the machine offers.
 
     Raises:
-        InvalidInputError: A part of the credentials is missing.
+        InvalidInputError: A part of the credentials is missing, a token would be sent unencrypted, or the signature is
+            no signature.
         MissingExtraError: The credentials need azure-identity.
     """
     if is_true(options.get("skip_signature")):
@@ -335,8 +336,13 @@ def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of sev
     if "account_key" in options:
         return {"account_name": options.get("account_name", ""), "account_key": options["account_key"]}
     if "sas_token" in options:
-        return options["sas_token"].removeprefix("?")
+        signature = options["sas_token"].removeprefix("?")
+        if "sig=" not in signature:
+            raise InvalidInputError("the storage option sas_token is no shared access signature: it has no 'sig='")
+        return signature
     if "token" in options:
+        if options.get("endpoint", "").lower().startswith("http://"):
+            raise InvalidInputError("a bearer token is sent over https only, and the endpoint uses plain http")
         return _StaticToken(options["token"])
     return _identity(options)
 

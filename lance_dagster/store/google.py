@@ -71,7 +71,7 @@ class GoogleStore(PrefixStore):
         self._options = translated(GOOGLE, storage_options)
         self._seconds = retry_seconds(self._options)
         self._timeouts = timeouts(self._options, _TIMEOUTS)
-        check_endpoint(self._options.get("endpoint", ""), allow_http=is_true(self._options.get("allow_http")))
+        check_endpoint(self._options.get("endpoint"), allow_http=is_true(self._options.get("allow_http")))
         self._connected: _Connection | None = None
 
     @property

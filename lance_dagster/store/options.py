@@ -97,7 +97,7 @@ def resolve_location(uri: str | os.PathLike[str], storage_options: Mapping[str, 
 
 
 def check_mapping(storage_options: object) -> None:
-    """Refuse storage options that are not a mapping of names.
+    """Refuse storage options that are not a mapping of text to text.
 
     Raises:
         InvalidInputError: The message does not show the values, which may be secret.
@@ -107,6 +107,9 @@ def check_mapping(storage_options: object) -> None:
             "storage options have to be a mapping of text to text such as {'region': 'eu-central-1'}, not "
             f"{type(storage_options).__name__}"
         )
+    for name, value in storage_options.items():
+        if not isinstance(value, str):
+            raise InvalidInputError(f"storage option {name!r} must be a string, not {type(value).__name__}")
 
 
 def supported_uri(uri: str | os.PathLike[str]) -> str:
@@ -138,14 +141,17 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     text = uri_text(uri)
     if not text.strip():
         raise InvalidInputError("a table URI cannot be empty; give a local path or s3://bucket/path")
-    if "\0" in text or "%00" in text:
-        raise InvalidInputError(f"a table URI cannot contain a NUL character: {text!r}")
+    _refuse_control_characters(text)
     scheme = scheme_of(text).lower()
     if scheme in ("", "file"):
-        # A file URI is percent-encoded, a plain path is not.
-        path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
+        path = _path_of_file_uri(text) if scheme else os.path.expanduser(text)
+        if "?" in path:
+            raise InvalidInputError(f"the path of a table cannot contain '?', where pylance cuts it: {text!r}")
         # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
+    if text != text.strip():
+        # pylance opens the table without it, which may be another one.
+        raise InvalidInputError(f"a table URI cannot begin or end with white space: {text!r}")
     parts = urlsplit(text)
     _refuse_credentials(text)
     if not parts.netloc:
@@ -163,6 +169,34 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
             f"that pylance opens, write {unquote(text)!r}"
         )
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
+
+
+def _path_of_file_uri(uri: str) -> str:
+    """Return the path of a file URI, which is percent-encoded.
+
+    Raises:
+        InvalidInputError: It has a host, a query or a fragment, without which it would be another path.
+    """
+    parts = urlsplit(uri)
+    if parts.netloc.lower() not in ("", "localhost"):
+        raise InvalidInputError(
+            f"{uri!r} names the host {parts.netloc!r}; a local path has three slashes: file:///path"
+        )
+    if parts.query or parts.fragment or uri.endswith(("?", "#")):
+        raise InvalidInputError(f"{uri!r} has a query or a fragment; in a file URI, '#' is written %23")
+    path = unquote(parts.path)
+    _refuse_control_characters(path)
+    return path
+
+
+def _refuse_control_characters(uri: str) -> None:
+    """Refuse a NUL, a line break and the like, which pylance refuses or removes.
+
+    Raises:
+        InvalidInputError: The URI has one.
+    """
+    if re.search(r"[\x00-\x1f\x7f]|%00", uri):
+        raise InvalidInputError(f"a table URI cannot contain control characters: {uri!r}")
 
 
 def uri_text(uri: str | os.PathLike[str]) -> str:
@@ -346,7 +380,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
         else:
             (client if place == _CLIENT else top)[name] = value
     endpoint = client.get("endpoint_url", "")
-    check_endpoint(endpoint, allow_http=flags.get("allow_http", False))
+    check_endpoint(client.get("endpoint_url"), allow_http=flags.get("allow_http", False))
     _check_environment(flags, endpoint)
     wait = timeouts({**_timeouts_of_environment(), **_plain_names(storage_options)}, _S3_TIMEOUTS)
     # Servers other than AWS rarely resolve bucket names as host names.

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from lance_dagster.errors import InvalidInputError
 
@@ -185,15 +186,23 @@ def _seconds(name: str, options: Mapping[str, str], usual: float) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def check_endpoint(endpoint: str, *, allow_http: bool) -> None:
+def check_endpoint(endpoint: str | None, *, allow_http: bool) -> None:
     """Refuse an endpoint that carries credentials, is no URL, or is not encrypted where that was not asked for.
 
     Raises:
-        InvalidInputError: The message does not show an endpoint with a user, a query or a fragment.
+        InvalidInputError: The message does not show the endpoint, which may be a secret in the wrong option.
     """
+    if endpoint is None:
+        return
     if any(mark in endpoint for mark in "@?#"):
         raise InvalidInputError("the endpoint cannot contain '@', '?' or '#'; give credentials as storage options")
-    if endpoint and not endpoint.lower().startswith(("http://", "https://")):
-        raise InvalidInputError(f"the endpoint {endpoint!r} is no URL: it begins with https:// or http://")
+    try:
+        parts = urlsplit(endpoint)
+        # The port is parsed when it is asked for.
+        is_url = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise InvalidInputError("the endpoint is no URL such as https://storage.example.com:9000")
     if endpoint.lower().startswith("http://") and not allow_http:
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")

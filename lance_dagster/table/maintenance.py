@@ -20,12 +20,12 @@ from lance_dagster.gc.garbage_report import GarbageReport
 from lance_dagster.gc.retention import DEFAULT_AGE, SETTING, Retention, Rule, retention_from_json
 from lance_dagster.history.context import Properties, Ref, TableContext
 from lance_dagster.history.find_commits import content_id_of
+from lance_dagster.history.table_uri import check_table_alone
 from lance_dagster.history.versions import Version, Versions
 from lance_dagster.placement import base_stores, clone, relocate
 from lance_dagster.placement.base_stores import NewBase
 from lance_dagster.placement.clone import CloneOptions
 from lance_dagster.placement.relocate import How, RelocateOptions, Relocation, migrate_manifest_names
-from lance_dagster.store import uri_text
 from lance_dagster.verify import verify as verification
 from lance_dagster.verify.verify import VerifyReport
 from lance_dagster.verify.version_checks import Progress
@@ -118,7 +118,7 @@ class Maintenance(Generic[TableT]):
         """
         wanted = NewBase(
             name=name,
-            uri=uri_text(uri),
+            uri=check_table_alone(uri),
             is_dataset_root=is_dataset_root,
             message=message,
             properties=properties or {},
@@ -139,7 +139,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             StoreError: The place cannot be written. Readers can allow it with the storage option `allowed_base_paths`.
         """
-        place = uri_text(uri)
+        place = check_table_alone(uri)
         known = next((base.id for base in self._context.at(MAIN).manifest.base_paths if base.path == place), 0)
         self._context.versions.bases.allow_everyone(place, known)
 
@@ -171,7 +171,7 @@ class Maintenance(Generic[TableT]):
         info = CommitInfo.of(MAIN, message, properties)
         check_options(self.move_base, options, RelocateOptions)
         how = How(**options, properties=info.as_properties())
-        return relocate.move_base(self._context, name, uri_text(uri), how)
+        return relocate.move_base(self._context, name, check_table_alone(uri), how)
 
     def relocate(
         self,
@@ -203,7 +203,7 @@ class Maintenance(Generic[TableT]):
         info = CommitInfo.of(MAIN, message, properties)
         check_options(self.relocate, options, RelocateOptions)
         how = How(**options, properties=info.as_properties())
-        return relocate.relocate(self._context, None if old_uri is None else uri_text(old_uri), how)
+        return relocate.relocate(self._context, None if old_uri is None else check_table_alone(old_uri), how)
 
     def clone(
         self,
@@ -241,7 +241,7 @@ class Maintenance(Generic[TableT]):
         made = clone.clone(
             self._context,
             self._context.at(at, fresh=True),
-            uri_text(uri),
+            check_table_alone(uri),
             shallow=shallow,
             properties=CommitInfo.of(MAIN, message, properties).as_properties(),
             **options,

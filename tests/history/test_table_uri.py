@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.errors import InvalidInputError, RefSyntaxError, TableNotFoundError
 from lance_dagster.history.table_uri import (
     parse_table_uri,
@@ -132,9 +133,25 @@ def test_a_ref_that_cannot_be_read_is_pointed_at(ref: str) -> None:
         parse_table_uri(f"lance+/a?ref={ref}")
 
 
+def test_no_place_is_the_uri_of_a_version(tmp_path: Path) -> None:
+    """It would be a path below a folder `lance+`; whatever takes the URI of a table or a root refuses it."""
+    table = LanceTable.create(tmp_path / "t", pa.schema([("a", pa.int64())]))
+    given = table_uri(f"file://{tmp_path}/other", "main")
+    for call in (
+        lambda: table.maintenance.clone(given),
+        lambda: table.maintenance.add_base("more", given),
+        lambda: table.maintenance.allow_base(given),
+        lambda: table.maintenance.move_base("more", given),
+        lambda: table.maintenance.relocate(given),
+        lambda: LanceRepository.create(given),
+    ):
+        with pytest.raises(InvalidInputError, match="this URI names a version of a table"):
+            call()
+
+
 def test_a_table_is_opened_with_its_ref(tmp_path: Path) -> None:
     """`split_table_uri` takes both forms; the error of `open` names it."""
-    table = new_table(tmp_path / "a %41+?", entries("a", 1))
+    table = new_table(tmp_path / "a %41+", entries("a", 1))
     text = table_uri(table.uri, "main~1")
     uri, ref = split_table_uri(text)
     opened = LanceTable.open(uri)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import StoreError
+from lance_dagster.errors import BasePathRefusedError, StoreError
 from tests.soak import pairs
 from tests.table_factory import entries, new_table
 
@@ -205,3 +205,17 @@ def test_the_folder_of_the_table_may_be_a_link(table: LanceTable, tmp_path: Path
     assert {1} == values(linked.read())
     linked.append(entries("new", 7))
     assert {1, 7} == values(linked.read())
+
+
+def test_a_branch_of_the_same_folder_by_another_path(tmp_path: Path) -> None:
+    """Where a symbolic link leads to the folder, the error says that it is the same one; `relocate` mends it."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    by_link = new_table(tmp_path / "linked", entries("a", 1))
+    by_link.branches.create("run")
+    by_link.append(entries("a", 2), branch="run")
+    other = LanceTable.open(tmp_path / "real" / Path(by_link.uri).name)
+    with pytest.raises(BasePathRefusedError, match="in the same folder, by another path with a symbolic link"):
+        other.read("run")
+    other.maintenance.relocate()
+    assert 2 == other.read("run").num_rows

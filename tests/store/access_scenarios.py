@@ -218,6 +218,9 @@ class AccessScenarios:
                 verb()
         with pytest.raises(PermissionRefusedError):
             LanceTable.open(uri, role("reader")).branches.create("run/1")
+        # pylance writes this file.
+        with pytest.raises(PermissionRefusedError, match="the credentials need the permission to write there"):
+            LanceTable.open(uri, role("reader")).append(entries("a", 1))
         assert {} == publisher.branches.list()
 
     @pytest.mark.parametrize("wrong", [{"access_key_id": "nobody"}, {"secret_access_key": "misspelt"}])

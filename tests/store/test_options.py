@@ -62,6 +62,16 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         (Path("s3://bucket/t"), "'s3:/bucket/t' lacks a slash; give a URI s3:// as text"),
         ("s3://bucket/a%20b/t", "not percent-encoded.*write 's3://bucket/a b/t'"),
         ("gs://bucket/a%2fb", "not percent-encoded.*write 'gs://bucket/a/b'"),
+        ("s3://bucket/orders ", "cannot begin or end with white space"),
+        ("s3://bucket/orders\u3000", "cannot begin or end with white space"),
+        ("s3://bucket/or\tders", "cannot contain control characters"),
+        ("/lake/or\nders", "cannot contain control characters"),
+        ("file:///lake/or%0Aders", "cannot contain control characters"),
+        ("/lake/a?b", "cannot contain '[?]', where pylance cuts it"),
+        ("file:///lake/a%3Fb", "cannot contain '[?]', where pylance cuts it"),
+        ("file://sub/t", "names the host 'sub'; a local path has three slashes"),
+        ("file:///data/orders#1", "has a query or a fragment; in a file URI, '#' is written %23"),
+        ("file:///data/orders?x", "has a query or a fragment"),
     ],
 )
 def test_a_uri_that_is_none_is_refused(given: Any, said: str) -> None:  # noqa: ANN401 - what a caller may give
@@ -75,6 +85,14 @@ def test_storage_options_are_a_mapping(given: Any) -> None:  # noqa: ANN401 - wh
     """The error shows the form of one, and not what was given: it may be secret."""
     with pytest.raises(InvalidInputError, match="storage options have to be a mapping of text to text such as"):
         LanceTable.open("s3://bucket/t", given)
+
+
+@pytest.mark.parametrize("name", ["allowed_base_paths", "durability", "record_digests", "base_1.durability", "region"])
+@pytest.mark.parametrize("given", [["a"], None, Path("/a")], ids=["list", "None", "path"])
+def test_the_value_of_an_option_is_text(name: str, given: Any) -> None:  # noqa: ANN401 - what a caller may give
+    """Another value is refused before anything is opened, by the name of its option."""
+    with pytest.raises(InvalidInputError, match=rf"storage option '{name}' must be a string, not \w+"):
+        LanceTable.open("/lake/orders", {name: given})
 
 
 @pytest.mark.parametrize("scheme", ["hdfs", "abfs", "memory", "http"])
@@ -126,7 +144,11 @@ def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], styl
         ({"endpoint": "http://e"}, "the endpoint uses plain http; set the storage option allow_http to 'true'"),
         ({"endpoint": "http://e", "allow_http": "false"}, "set the storage option allow_http"),
         ({"region": 3}, "storage option 'region' must be a string, not int"),
-        ({"endpoint": "localhost:9000"}, "the endpoint 'localhost:9000' is no URL: it begins with https:// or http://"),
+        ({"endpoint": "localhost:9000"}, "the endpoint is no URL such as https://storage.example.com:9000"),
+        ({"endpoint": ""}, "the endpoint is no URL"),
+        ({"endpoint": "http://"}, "the endpoint is no URL"),
+        ({"endpoint": "http://[::1"}, "the endpoint is no URL"),
+        ({"endpoint": "http://host:port"}, "the endpoint is no URL"),
     ],
 )
 def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said: str) -> None:
