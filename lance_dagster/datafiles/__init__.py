@@ -8,11 +8,12 @@ branch go to `data/` of the table's root, so that a merge copies nothing.
 from typing import TYPE_CHECKING
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
-from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type
+from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type, refuse_null_parts
 from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.isolated_reading import IsolatedScan, scan_isolated
+from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.datafiles.reading import (
     compact_with_pylance,
     count,
@@ -111,8 +112,10 @@ __all__ = [
     "read_sample",
     "read_shape",
     "read_shapes",
+    "reading_errors",
     "record_digest",
     "recorded_digests",
+    "refuse_null_parts",
     "row_offsets",
     "rows_at",
     "scan",

@@ -7,6 +7,7 @@ Arrow and Spark take any bytes as a string, and so does pylance when it writes t
 such string would make its whole column unreadable: text is checked here, before it is written.
 """
 
+import functools
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,12 +32,13 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     Raises:
         SchemaMismatchError: A column does not fit; the message names it and both types. Or a string is not UTF-8; the
-            message names its column and row.
+            message names its column and row. Or a part of a value is null that the table holds not null.
     """
     check_schema(batch.schema, schema)
     columns = [_conform_column(_whole(batch.column(column.name)), column) for column in schema]
     for column, values in zip(schema, columns, strict=True):
         _check_text(values, column.name)
+        refuse_null_parts(values, column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -131,6 +133,51 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
         raise SchemaMismatchError(
             f"column {column.name!r} is {values.type}, the table holds {column.type}: {error}"
         ) from error
+
+
+def refuse_null_parts(values: "pa.Array[Any]", column: "pa.Field[Any]") -> None:
+    """Refuse nulls in parts of values that take none; pylance refuses some of them, and stores others.
+
+    Raises:
+        SchemaMismatchError: The message names the column and the part.
+    """
+    if not _has_required_part(column.type):
+        return
+    part = _null_part(values, column.name)
+    if part is not None:
+        raise SchemaMismatchError(f"column {column.name!r} has nulls in {part}, which the table holds not null")
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_required_part(arrow: pa.DataType) -> bool:
+    """Return whether a part of a type, at any depth, takes no nulls; the keys and the entries of a map never do."""
+    parts = [arrow.field(index) for index in range(arrow.num_fields)]
+    if isinstance(arrow, pa.MapType):
+        parts = [arrow.item_field]
+    return any(not part.nullable or _has_required_part(part.type) for part in parts)
+
+
+def _null_part(values: Any, path: str) -> str | None:  # noqa: ANN401  # any Arrow array
+    """Return the path of the first part that takes no nulls and has one; what is below a null does not count."""
+    arrow = values.type
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _null_part(values.storage, path)
+    parts: list[tuple[pa.Field[Any], Any, str]] = []
+    if pa.types.is_struct(arrow):
+        kept = values.filter(values.is_valid()) if values.null_count else values
+        parts = [(arrow.field(index), kept.field(index), arrow.field(index).name) for index in range(arrow.num_fields)]
+    elif isinstance(arrow, pa.MapType):
+        # The items of a slice are those of the whole array; the filter makes an array of its own.
+        parts = [(arrow.item_field, values.filter(values.is_valid()).items, "value")]
+    elif pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
+        parts = [(arrow.field(0), values.flatten(), arrow.field(0).name)]
+    for field, part, name in parts:
+        if not field.nullable and part.null_count:
+            return f"{path}.{name}"
+        found = _null_part(part, f"{path}.{name}") if _has_required_part(field.type) else None
+        if found is not None:
+            return found
+    return None
 
 
 def _check_text(values: "pa.Array[Any]", name: str) -> None:

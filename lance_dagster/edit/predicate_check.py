@@ -42,7 +42,7 @@ def predicate_scope(predicate: str, schema: pa.Schema) -> RowScope:
     check_string("the predicate", predicate)
     _refuse_virtual(predicate, schema)
     # Before any row is written, and only for its error.
-    evaluate_predicate(predicate, schema.empty_table())
+    evaluate_predicate(predicate, pa.Table.from_batches([], schema))
     # A scope has at least one column, and a constant predicate names none.
     columns = _named_columns(predicate, schema) or schema.names[:1]
     return RowScope(within=RowFilter(predicate=predicate, expression=None, columns=tuple(columns)))

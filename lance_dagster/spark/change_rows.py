@@ -19,11 +19,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from lance_dagster.datafiles import Addresses, offsets_by_fragment, scan_fragment
 from lance_dagster.diff.row_comparison import RowDifferences
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.validation import check_class
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.reader import SPLIT_BYTES, FragmentRows, Scan, fragment_sizes, read_pieces
 from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema, row_bytes, to_spark_batch
 from lance_dagster.spark.worker import begin_task
+from lance_dagster.spark.writer import check_session
 from lance_dagster.table import LanceTable
 
 ChangeType = Literal["insert", "delete", "update_preimage", "update_postimage"]
@@ -84,6 +86,8 @@ def read_changes(
             of the change feed.
         SchemaMismatchError: A column has another type in `before`, and rows of `before` are among the changes.
     """
+    check_session(spark)
+    check_class("table", table, LanceTable, "LanceTable.open(uri)")
     older, newer = table.at(before), table.at(after)
     columns = table.schema(newer)
     schema = feed_schema(columns)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window, functions
-from pyspark.sql.types import DataType, NullType, NumericType, StructType
+from pyspark.sql.types import DataType, NullType, NumericType, StringType, StructType
 
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.key_predicates import comparable_values
@@ -33,11 +33,12 @@ from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
 from lance_dagster.spark.spark_schema import check_fits, check_kept, readable_schema, target_schema, to_table_batch
 from lance_dagster.spark.worker import begin_task
-from lance_dagster.spark.writer import check_visible, errors_of_executors, large_batches
+from lance_dagster.spark.writer import check_frame, check_visible, errors_of_executors, large_batches
 from lance_dagster.table import LanceTable
 
 _UPDATED, _ADDED, _MISSING = 0, 1, 2
 _ATTEMPTS = 5
+_PLAIN, _UTF8 = StringType(), "UTF8_BINARY"
 
 
 class UpsertOptions(TypedDict, total=False):
@@ -107,11 +108,14 @@ def delete_keys(
         InvalidInputError: A key column is not there.
         CommitConflictError: Other writers changed the same rows again and again.
     """
+    check_frame(df, table)
     missing = [name for name in string_list("on", on, "id") if name not in df.columns]
     if missing:
         raise InvalidInputError(f"the frame has no key column {missing[0]!r}; it has {', '.join(df.columns)}")
-    # A key may come twice. Spark's `distinct` would make 0.0 of -0.0, which is another key.
-    keys = df.select(*(f"`{name}`" for name in on))
+    # A key may come twice. Spark's `distinct` would make 0.0 of -0.0, which is another key. Columns are selected by
+    # position, since Spark takes `id` for `ID`.
+    numbered = df.toDF(*(f"c{number}" for number in range(len(df.columns))))
+    keys = numbered.select(*(f"c{df.columns.index(name)}" for name in on)).toDF(*on)
     return upsert_frame(
         keys,
         table,
@@ -131,6 +135,7 @@ def stage_upsert(
 
     The arguments and errors are those of `upsert_frame`.
     """
+    check_frame(df, table)
     check_options(stage_upsert, rules, UpsertOptions)
     schema = table.schema(branch)
     check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
@@ -268,7 +273,7 @@ class _Upsert:
 
     def _given_keys(self, source: DataFrame) -> list[Column]:
         """Return what is compared of the keys of the frame, whose columns are numbered."""
-        columns = {name: source[f"c{number}"] for number, name in enumerate(self.df.columns)}
+        columns = {name: _by_bytes(source, f"c{number}") for number, name in enumerate(self.df.columns)}
         return [
             _compared(_as_number(columns[name], self.df.schema[name].dataType, wanted), kind)
             for name, kind, wanted in self._keys
@@ -373,6 +378,12 @@ def _check_types(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
 
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _by_bytes(source: DataFrame, name: str) -> Column:
+    """Return a column of a frame, text without its collation: tables have none, and Spark compares no two of them."""
+    kind = source.schema[name].dataType
+    return functions.collate(source[name], _UTF8) if isinstance(kind, StringType) and kind != _PLAIN else source[name]
 
 
 def _compared(key: Column, kind: pa.DataType) -> Column:

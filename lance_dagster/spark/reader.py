@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
+from lance_dagster.datafiles import reading_errors
 from lance_dagster.errors import InvalidInputError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.sql_text import check_closed
@@ -369,9 +370,11 @@ def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema)
         batch_rows=rows_at_once,
         range_rows=max(rows_at_once, (_FILTERED_RANGE_BYTES if scan.filter else _RANGE_BYTES) // width),
     )
-    # Before they are joined: dictionaries of several batches may have too many values for one dictionary.
-    converted = (to_spark_batch(batch, expected) for batch in _limited(_batches(reader, pieces), scan.limit))
-    yield from _joined(converted, rows_at_once)
+    what = "read the columns" if scan.filter is None else f"evaluate the filter {scan.filter!r}"
+    with reading_errors(what, scan.uri):
+        # Before they are joined: dictionaries of several batches may have too many values for one dictionary.
+        converted = (to_spark_batch(batch, expected) for batch in _limited(_batches(reader, pieces), scan.limit))
+        yield from _joined(converted, rows_at_once)
 
 
 def _limited(batches: Iterator[pa.RecordBatch], room: int | None) -> Iterator[pa.RecordBatch]:

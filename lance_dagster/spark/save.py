@@ -20,10 +20,10 @@ from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFo
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.layout import DATA, MAIN
 from lance_dagster.format.schema import fields_from_arrow
-from lance_dagster.format.validation import check_names, check_options, string_list
+from lance_dagster.format.validation import check_class, check_names, check_options, string_list
 from lance_dagster.history.context import Properties, open_context
 from lance_dagster.history.versions import Version
-from lance_dagster.spark.spark_schema import check_fits, replacement_schema, target_schema
+from lance_dagster.spark.spark_schema import check_fits, refuse_no_columns, replacement_schema, target_schema
 from lance_dagster.spark.writer import Coalesce, coalesced, stage, stage_where
 from lance_dagster.table import LanceTable
 
@@ -79,6 +79,8 @@ def write_table(
             "a Lance table has no partitions in Spark's sense: leave partitionBy out, and replace a part of the table "
             "with mode='overwrite' and replace_where=\"day = '2026-01-31'\"; partitions=['2026-01-31'] is for merges"
         )
+    check_class("df", df, DataFrame, "spark.read.parquet(path)")
+    refuse_no_columns(df.schema)
     check_options(write_table, options, SaveOptions)
     meant = _normalized(mode)
     replace_where = options.get("replace_where")

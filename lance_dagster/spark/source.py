@@ -10,20 +10,27 @@ import json
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError
-from lance_dagster.format.validation import check_names
+from lance_dagster.format.validation import check_class, check_names
 from lance_dagster.history.context import Ref
 from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
 from lance_dagster.repository import LanceRepository, TableView
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS, feed_schema
 from lance_dagster.spark.frame import TableFrame, version_frame
 from lance_dagster.spark.reader import LanceReader, Scan, fragment_sizes
-from lance_dagster.spark.spark_schema import check_fits, readable_schema, replacement_schema, target_schema
+from lance_dagster.spark.spark_schema import (
+    check_fits,
+    readable_schema,
+    refuse_no_columns,
+    replacement_schema,
+    target_schema,
+)
 from lance_dagster.spark.streaming.stream_sink import LanceStreamWriter
 from lance_dagster.spark.streaming.stream_source import (
     CHANGES,
@@ -33,7 +40,7 @@ from lance_dagster.spark.streaming.stream_source import (
     StreamOptions,
     is_set,
 )
-from lance_dagster.spark.writer import LanceWriter
+from lance_dagster.spark.writer import LanceWriter, check_session
 from lance_dagster.table import LanceTable
 
 _STORAGE = "storage."
@@ -83,11 +90,13 @@ def read_table(
         InvalidInputError: A column does not exist, Lance cannot parse the filter, Spark has no type for a column, or
             row versions are named of a table without stable row ids.
     """
+    check_session(spark)
     if isinstance(table, TableView):
         if ref != "main":
             raise InvalidInputError(f"{table.name} is read at the commit of its view, and not at {ref}")
         ref = table.ref
         table = LanceTable.open(table.uri, table.storage_options)
+    check_class("table", table, LanceTable, "LanceTable.open(uri)")
     scan = Scan.plan(table, ref, columns=columns, filter=filter)
     # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
@@ -102,9 +111,13 @@ def table_view(spark: SparkSession, table: LanceTable, ref: Ref, name: str) -> N
 
     Raises:
         RefNotFoundError: There is no such ref.
-        InvalidInputError: Spark has no type for a column.
+        InvalidInputError: Spark has no type for a column, or takes no such name.
     """
-    read_table(spark, table, ref).createOrReplaceTempView(name)
+    view = read_table(spark, table, ref)
+    try:
+        view.createOrReplaceTempView(name)
+    except AnalysisException as error:
+        raise InvalidInputError(f"{name!r} cannot name a view in Spark; give letters, digits and '_'") from error
 
 
 def narrow(df: DataFrame) -> DataFrame:
@@ -204,6 +217,7 @@ class LanceDataSource(DataSource):
         uri, storage_options = self._place(known)
         vectors = _vectors(self.options.get("vectors", ""))
         branch = self.options.get("branch", "main")
+        refuse_no_columns(schema)
         if not LanceTable.exists(uri, storage_options):
             made = target_schema(schema, vectors)
             # `exist_ok`, because another writer may create the table after the look above.

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
 from lance_dagster.edit.compaction_plan import CompactionGroup
 from lance_dagster.errors import CommitConflictError, InvalidInputError
-from lance_dagster.format.validation import check_options
+from lance_dagster.format.validation import check_class, check_options
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.reader import opened
 from lance_dagster.spark.worker import begin_task
-from lance_dagster.spark.writer import errors_of_executors
+from lance_dagster.spark.writer import check_session, errors_of_executors
 from lance_dagster.table import LanceTable
 
 # How often the job is run when other commits change the same fragments meanwhile.
@@ -66,6 +66,8 @@ def compact_table(
         CommitConflictError: Concurrent commits changed the same fragments at each attempt.
     """
     # A misspelt option is refused by its name; without this check it would be a TypeError of another method.
+    check_session(spark)
+    check_class("table", table, LanceTable, "LanceTable.open(uri)")
     check_options(compact_table, goal, CompactionGoal)
     for attempt in range(_ATTEMPTS):
         # Planned at each attempt: after a conflict, the fragments of the former plan are not all there any more.

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from lance_dagster.datafiles import exact_cast
+from lance_dagster.datafiles import exact_cast, refuse_null_parts
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.model import LEGACY_BLOB
@@ -81,6 +81,16 @@ def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = 
     return pa.schema([pa.field(name, arrow) for name, arrow in columns.items()])
 
 
+def refuse_no_columns(spark_schema: StructType) -> None:
+    """Refuse to write a frame without columns: a table would not keep its number of rows.
+
+    Raises:
+        InvalidInputError: The frame has none.
+    """
+    if not spark_schema.names:
+        raise InvalidInputError("the frame has no columns, without which a table cannot keep rows; select one at least")
+
+
 def replacement_schema(
     spark_schema: StructType, current: pa.Schema, vectors: Mapping[str, int] | None = None
 ) -> pa.Schema:
@@ -124,6 +134,11 @@ def check_fits(spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[
             raise SchemaMismatchError(
                 f"column {column.name!r} is {found.simpleString()} in the Spark frame and {column.type} in "
                 f"the table, which takes {_spark_field(column).dataType.simpleString()}"
+            )
+        if _has_vectors_of_structs(column.type):
+            raise SchemaMismatchError(
+                f"column {column.name!r} is {column.type} in the table: Spark cannot write lists of a fixed "
+                "length that have structs; give the rows to LanceTable.append"
             )
     for name, length in (vectors or {}).items():
         stored = target.field(name).type if name in target.names else "no such column"
@@ -236,6 +251,8 @@ def _is_number(arrow: pa.DataType) -> bool:
 
 def _spark_field(column: "pa.Field[Any]") -> StructField:
     try:
+        if _has_negative_scale(column.type):
+            raise ValueError(f"Spark refuses {column.type} when a frame of it is used")
         spark_type = from_arrow_type(_relaxed(column.type))
         # PySpark makes a decimal of any number of digits, and finds only here that Spark has no more than 38.
         to_arrow_type(spark_type, timezone="UTC")
@@ -244,6 +261,22 @@ def _spark_field(column: "pa.Field[Any]") -> StructField:
         raise InvalidInputError(
             f"column {column.name!r} is {column.type}, for which Spark has no type; name the other columns to read them"
         ) from error
+
+
+def _has_vectors_of_structs(arrow: pa.DataType) -> bool:
+    """Return whether a type, or a part of it, is a list of a fixed length whose items are structs."""
+    if isinstance(arrow, pa.FixedSizeListType) and pa.types.is_struct(arrow.value_type):
+        return True
+    return any(_has_vectors_of_structs(arrow.field(index).type) for index in range(arrow.num_fields))
+
+
+def _has_negative_scale(arrow: pa.DataType) -> bool:
+    """Return whether a type, or a part of it, is a decimal that counts in tens, hundreds and so on."""
+    if isinstance(arrow, pa.DictionaryType):
+        return _has_negative_scale(arrow.value_type)
+    if pa.types.is_decimal(arrow):
+        return bool(arrow.scale < 0)
+    return any(_has_negative_scale(arrow.field(index).type) for index in range(arrow.num_fields))
 
 
 def _holds_blobs(column: "pa.Field[Any]") -> bool:
@@ -320,6 +353,8 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
                 "half precision"
             )
     given = frozenset(names)
+    for name, values in zip(names, columns, strict=True):
+        refuse_null_parts(values, target.field(name))
     absent = [column for column in target if column.name not in given]
     columns += [pa.nulls(batch.num_rows, column.type) for column in absent]
     return pa.RecordBatch.from_arrays(columns, names=[*names, *(column.name for column in absent)])

@@ -31,9 +31,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.predicate_check import predicate_scope, refuse_outside
-from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.format.layout import VERSIONS
-from lance_dagster.format.validation import check_options
+from lance_dagster.format.validation import check_class, check_options
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, to_table_batch
 from lance_dagster.spark.worker import begin_task
@@ -60,6 +60,27 @@ class StageOptions(TypedDict, total=False):
     schema: pa.Schema | None
     base: str | None
     where: str | None
+
+
+def check_frame(df: object, table: object) -> None:
+    """Refuse what is no frame of Spark, or no table.
+
+    Raises:
+        InvalidInputError: The message names the argument and an example.
+    """
+    check_class("df", df, DataFrame, "spark.read.parquet(path)")
+    check_class("table", table, LanceTable, "LanceTable.open(uri)")
+
+
+def check_session(spark: object) -> None:
+    """Refuse what is no session of Spark; the message has an example.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    # Sessions of Spark Connect have a class of their own, which needs packages that classic Spark does not.
+    if not callable(getattr(spark, "createDataFrame", None)):
+        check_class("spark", spark, SparkSession, "local_session()")
 
 
 def stage(
@@ -99,6 +120,7 @@ def stage(
             column.
         RefNotFoundError: There is no such branch.
     """
+    check_frame(df, table)
     check_options(stage, options, StageOptions)
     target = table.write_target(options.get("schema"), branch, options.get("base"))
     check_fits(df.schema, target.schema, vectors=options.get("vectors"))
@@ -265,6 +287,9 @@ def errors_of_executors() -> Iterator[None]:
         if not raised:
             raise
         name, message = raised[-1]
+        damaged, separator, problem = message.partition(" is damaged: ")
+        if name == CorruptFileError.__name__ and separator:
+            raise CorruptFileError(damaged, problem) from None
         # Only errors whose constructor takes just the message can be rebuilt from the text.
         known = {kind.__name__: kind for kind in (InvalidInputError, SchemaMismatchError, StoreError)}
         raise known.get(name, LanceDagsterError)(message) from None

@@ -137,6 +137,15 @@ def test_an_upsert_that_changes_columns_is_matched_by_the_executors(lake: LanceR
     assert table.maintenance.verify().ok
 
 
+def test_an_upsert_keeps_columns_whose_names_differ_in_case(lake: LanceResource, spark: SparkSession) -> None:
+    """A column that the frame lacks does not replace one that it has: Spark takes the one name for the other."""
+    upsert(lake, spark.createDataFrame([("a", 1, "x")], "region string, n int, Value string"))
+    upsert(lake, spark.createDataFrame([("a", 2, "y")], "region string, n int, value string"))
+    rows = lake.table(EVENTS).read("dev").sort_by("n").to_pylist()
+    # The first row is missing in the second frame, and is deleted.
+    assert [(None, "y")] == [(row["Value"], row["value"]) for row in rows]
+
+
 def test_an_upsert_whose_rows_are_refused_changes_no_column(lake: LanceResource, spark: SparkSession) -> None:
     """Columns are edited after the rows are written."""
     upsert(lake, spark.createDataFrame([("a", 1)], "region string, n int"))

@@ -90,6 +90,27 @@ def test_keys_are_deleted(spark: SparkSession, table: LanceTable) -> None:
     assert head == str(delete_keys(frame, table, ["id"]))
 
 
+def test_names_that_differ_in_case_only(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Spark takes one for the other when a column is named."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), ID=pa.int64()))
+    table.append(pa.table({"id": [1, 2, 3], "ID": [10, 20, 30]}))
+    frame = spark.sql("SELECT * FROM VALUES (1L, 5L), (2L, 6L) AS v(id, x)").toDF("id", "ID")
+    assert 2 == upsert_frame(frame, table, ["id"]).rows_updated
+    assert [(1, 5), (2, 6), (3, 30)] == found(table)
+    assert 1 == delete_keys(frame.limit(1), table, ["ID"]).rows_deleted
+    assert [(2, 6), (3, 30)] == found(table)
+
+
+def test_keys_are_compared_by_their_bytes_whatever_their_collation(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Tables have no collations, so `a` and `A` are two keys."""
+    table = LanceTable.create(tmp_table_uri, schema_of(key=pa.string(), x=pa.int32()))
+    table.append(pa.table({"key": ["a", "A"], "x": pa.array([1, 2], pa.int32())}))
+    frame = spark.sql("SELECT key COLLATE UTF8_LCASE AS key, x FROM VALUES ('a', 3), ('A', 4), ('b', 5) AS v(key, x)")
+    assert 2 == upsert_frame(frame, table, ["key"]).rows_updated
+    assert [("A", 4), ("a", 3), ("b", 5)] == found(table)
+    assert 3 == delete_keys(frame, table, ["key"]).rows_deleted
+
+
 def test_keys_that_come_twice_are_refused(spark: SparkSession, table: LanceTable) -> None:
     """The keys may be in different partitions, and their rows inserted or updated."""
     for key in (1, 50):

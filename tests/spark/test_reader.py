@@ -258,6 +258,17 @@ def test_a_wrong_column_or_filter_is_refused_at_once(
         read_table(spark, numbers, columns=columns, filter=filter)
 
 
+def test_an_action_raises_the_error_of_the_table(spark: SparkSession, numbers: LanceTable) -> None:
+    """A filter that fails for some value, and a damaged file, are told as `LanceTable.read` tells them."""
+    failing = "cast(concat('a', cast(id as string)) as int) = 1"
+    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+        read_table(spark, numbers, filter=failing).collect()
+    for file in sorted((Path(numbers.uri) / "data").iterdir()):
+        file.write_bytes(bytes(len(file.read_bytes())))
+    with pytest.raises(CorruptFileError, match="is damaged"):
+        read_table(spark, numbers).collect()
+
+
 def test_an_unknown_ref_is_refused_at_once(spark: SparkSession, numbers: LanceTable) -> None:
     """The error is that of the table."""
     with pytest.raises(RefNotFoundError, match="prodution"):

@@ -1,5 +1,6 @@
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -8,7 +9,17 @@ from pyspark.sql import SparkSession
 
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFoundError
 from lance_dagster.history.table_uri import table_uri
-from lance_dagster.spark import SaveMode, stage, write_table
+from lance_dagster.spark import (
+    SaveMode,
+    compact_table,
+    delete_keys,
+    read_changes,
+    read_table,
+    stage,
+    table_view,
+    upsert_frame,
+    write_table,
+)
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import decode_claims
 from tests.spark.samples import schema_of
@@ -166,3 +177,45 @@ def test_a_save_that_makes_no_sense_is_refused(
         write_table(spark.range(1), tmp_table_uri, **options)  # type: ignore[arg-type]
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()), exist_ok=True)
     assert 0 == table.count_rows()
+
+
+def test_a_frame_without_columns_is_refused(spark: SparkSession, tmp_table_uri: str) -> None:
+    """The number of its rows could not be kept."""
+    none = spark.range(3).select()
+    with pytest.raises(InvalidInputError, match="the frame has no columns"):
+        write_table(none, tmp_table_uri)
+    with pytest.raises(PySparkException, match="the frame has no columns"):
+        none.write.format("lance_dagster").mode("append").save(tmp_table_uri)
+    assert not LanceTable.exists(tmp_table_uri)
+
+
+def test_what_is_no_frame_session_or_table_is_refused(spark: SparkSession, tmp_table_uri: str) -> None:
+    """By the name of the argument, with an example."""
+    table = LanceTable.create(tmp_table_uri, pa.schema([("id", pa.int64())]))
+    frame = spark.range(1)
+    rows: Any = pa.table({"id": [1]})
+    wrong: Any = table
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: write_table(rows, tmp_table_uri), "df has to be a DataFrame"),
+        (lambda: stage(rows, table), "df has to be a DataFrame"),
+        (lambda: stage(frame, rows), "table has to be a LanceTable"),
+        (lambda: upsert_frame(rows, table, ["id"]), "df has to be a DataFrame"),
+        (lambda: delete_keys(rows, table, ["id"]), "df has to be a DataFrame"),
+        (lambda: read_table(spark, rows), "table has to be a LanceTable"),
+        (lambda: read_table(wrong, table), "spark has to be a SparkSession"),
+        (lambda: read_changes(wrong, table, "main"), "spark has to be a SparkSession"),
+        (lambda: compact_table(wrong, table), "spark has to be a SparkSession"),
+        (lambda: table_view(spark, table, "main", "a b"), "'a b' cannot name a view"),
+    ]
+    for call, said in calls:
+        with pytest.raises(InvalidInputError, match=said):
+            call()
+
+
+def test_a_replacement_by_a_predicate_takes_lists_of_extension_types(spark: SparkSession, tmp_table_uri: str) -> None:
+    """There is no empty array of such a type in pyarrow."""
+    schema = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.uuid()))])
+    table = LanceTable.create(tmp_table_uri, schema)
+    frame = spark.sql("SELECT 1L AS id, array(cast('0123456789abcdef' AS BINARY)) AS tags")
+    write_table(frame, tmp_table_uri, "overwrite", replace_where="id = 1")
+    assert 1 == table.count_rows()

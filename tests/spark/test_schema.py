@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import ArrayType, MapType, NullType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, MapType, NullType, StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.spark import replacement_schema, target_schema
@@ -71,6 +71,22 @@ def test_a_type_without_arrow_counterpart_is_refused_by_name() -> None:
     for kind in (ArrayType(NullType(), containsNull=False), MapType(NullType(), NullType())):
         with pytest.raises(InvalidInputError, match=r"column 'e' has the Spark type .*; cast it to another type"):
             target_schema(StructType([StructField("e", kind)]))
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(10, -2), pa.list_(pa.decimal128(10, -2))], ids=str)
+def test_decimals_with_a_negative_scale_are_refused_by_name(kind: pa.DataType) -> None:
+    """Spark takes their type, and refuses the frame when it is used."""
+    with pytest.raises(InvalidInputError, match=r"column 'a' is .*, for which Spark has no type"):
+        readable_schema(pa.schema([("a", kind)]))
+
+
+def test_vectors_of_structs_are_refused() -> None:
+    """Arrow leaves nulls below a null vector, and pylance cannot read them."""
+    items = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    table = pa.schema([("v", pa.list_(items, 1))])
+    frame = StructType([StructField("v", ArrayType(StructType([StructField("a", IntegerType())])))])
+    with pytest.raises(SchemaMismatchError, match="lists of a fixed length that have structs"):
+        check_fits(frame, table)
 
 
 def test_columns_of_one_name_are_refused() -> None:

@@ -68,7 +68,11 @@ class SparkRows:
         from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
 
         absent = [name for name in schema.names if name not in self.frame.columns]
-        frame = self.frame.withColumns({name: lit(None) for name in absent}) if absent else self.frame
+        frame = self.frame
+        if absent:
+            # By position: Spark takes `value` for `Value`, and would replace the one by the other.
+            numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
+            frame = numbered.select("*", *(lit(None) for _ in absent)).toDF(*frame.columns, *absent)
         rules: Any = when
         write = KeyedWrite(table=table, branch=branch, on=on, rules=rules, schema=schema)
         return stage_upsert_counted(frame, write, tally)
