@@ -1,5 +1,6 @@
 """*Materialize* publishes what waits: the newest audited candidate, every partition, the whole backfill."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import dagster as dg
@@ -8,10 +9,11 @@ import pytest
 
 from lance_dagster import InRange, LanceRepository, LanceResource, PinnedTable, RowCount, Unique, table_check
 from lance_dagster.plugin.branch_extent import in_order
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure, shop_at
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
 from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
-from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves
+from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves, killed, main_moves, tag_moves
+from tests.store.scripted import Request
 
 
 def events(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
@@ -264,6 +266,48 @@ def test_a_candidate_is_discarded_whole_or_not_at_all(shop: Shop, instance: dg.D
     assert f"run/{run_id} of {shop.table(CUSTOMERS).uri} is needed by branch run/later; discard what was forked" in said
     for key in (ORDERS, CUSTOMERS):
         assert f"run/{run_id}" in shop.table(key).branches.list("run/*")
+
+
+@pytest.mark.parametrize(
+    "repository,at",
+    [
+        pytest.param(True, main_moves, id="before main of the first table"),
+        pytest.param(True, channel_moves, id="before the channel"),
+        pytest.param(False, tag_moves, id="before the first tag"),
+    ],
+)
+def test_rows_that_are_committed_are_not_discarded(
+    shop: Shop, instance: dg.DagsterInstance, *, repository: bool, at: Callable[[Request], bool]
+) -> None:
+    """Where a publisher died after its commit, `discard` says what takes the rows back, and that does it."""
+    shop = shop_at(shop.lance.root, repository=repository)
+    assert shop.run(instance).success
+    killed(shop, instance, at)
+    (branch,) = shop.table().branches.list("run/*")
+    said = failure(shop.publish(instance, *PROMOTED, discard=branch, reason="wrong"))
+    place = "the newest commit of the repository" if at is main_moves else "main@"
+    assert f"{branch} of {shop.table().uri} cannot be discarded: {place}" in said
+    assert shop.publish(instance, *PROMOTED).success
+    assert shop.publish(instance, *PROMOTED, ref="production~1", reason="wrong").success
+    assert shop.publish(instance, *PROMOTED).success
+    assert ([1, 2, 3], [10, 20]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
+
+
+def test_a_withdrawn_branch_that_was_left_behind_is_discarded(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """After a rollback, `main` contains the branch and lacks its rows, so nothing speaks against its deletion."""
+    stall = Stall(lake, [Unique("id")])
+    branch = stall.write(instance, 1)
+    stall.table.tags.create("kept", branch)
+    assert stall.publish(instance).success
+    stall.write(instance, 2)
+    assert stall.publish(instance).success
+    stall.table.tags.delete("kept")
+    assert "cannot be discarded: main@2 has its rows" in failure(stall.publish(instance, discard=branch, reason="x"))
+    assert stall.publish(instance, ref="main@1", reason="wrong").success
+    assert stall.publish(instance, discard=branch, reason="x").success
+    assert {} == stall.table.branches.list("run/*")
 
 
 def test_short_run_ids_are_enough(lake: LanceResource, instance: dg.DagsterInstance) -> None:

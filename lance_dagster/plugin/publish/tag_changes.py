@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, PublishRefusedError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
-from lance_dagster.plugin.publish.waiting import discard, refuse_discard
+from lance_dagster.plugin.publish.waiting import discard, refuse_discard, refuse_published
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.repository import ChannelHold, TableView
 from lance_dagster.table import LanceTable
@@ -97,10 +98,14 @@ class TagChanges:
         return str(discard(table, self.config.discard))
 
     def _refuse_discard(self, nodes: Sequence[PromotedNode]) -> None:
+        # `main` of a table may have yet to follow this commit.
+        view = None if self.together is None else self.together.repository.at(MAIN)
         for node in nodes:
             # A run need not have written every table; `make` says so when it wrote none.
             with suppress(NotFoundError):
-                refuse_discard(self.table(node), self.config.discard, self.context.instance, self.publisher_of)
+                table, name = self.table(node), str(self.lance.address_of(node.candidate, node.metadata))
+                refuse_discard(table, self.config.discard, self.context.instance, self.publisher_of)
+                refuse_published(table, self.config.discard, None if view is None else view.get(name))
 
     @property
     def _who(self) -> str:

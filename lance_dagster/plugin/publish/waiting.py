@@ -19,7 +19,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
+from lance_dagster.plugin.publish.publication import Opened, Publication, is_withdrawn, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.run_branch import (
@@ -35,6 +35,7 @@ from lance_dagster.plugin.run_branch import (
     runs_of_backfill,
     started_at,
 )
+from lance_dagster.repository import TableView
 from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
@@ -391,6 +392,42 @@ def refuse_discard(
         raise ConflictError(f"{head.branch} of {table.uri} is needed by {', '.join(users)}{advice}")
     if (pattern := table.branches.protection().of_branch(head.branch)) is not None:
         raise ConflictError(f"{head.branch} of {table.uri} is protected by the pattern {pattern!r}")
+
+
+def refuse_published(table: LanceTable, given: str, named: TableView | None) -> None:
+    """Refuse to discard the branch of a run whose rows are committed: without the branch they would stay as they are.
+
+    The publisher may have died, or was refused, before the tag named the rows. The next publication brings them to
+    readers, whether the branch exists or not.
+
+    Args:
+        table: The table.
+        given: The run, as `resolve_run` returns it.
+        named: The table at the newest commit of its repository, which `main` of the table may have yet to follow; None
+            without a repository.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        ConflictError: The rows are published, and were not rolled back since.
+    """
+    head = table.head(given)
+    if not is_written(head):
+        return
+    place, landed = "", table.branches.is_merged(head)
+    if landed is not None:
+        place = "" if is_withdrawn(table, landed) else str(landed)
+    elif named is not None:
+        # A table that another program created again lacks the version that the commit names.
+        with suppress(NotFoundError):
+            staged = table.branches.is_merged(head, into=named.version.branch)
+            place = "" if staged is None else "the newest commit of the repository"
+    if place:
+        raise ConflictError(
+            f"{head.branch} of {table.uri} cannot be discarded: {place} has its rows, and without the branch the next "
+            "publication would bring them to readers all the same. To take them back, materialize the promoted node, "
+            "which finishes their publication and deletes the branch (after a release, if the tag is held), and then "
+            "roll back to an older version: set ref and a reason"
+        )
 
 
 def discard(table: LanceTable, given: str) -> Version:
