@@ -45,7 +45,7 @@ def test_branch_of_a_failed_run_is_kept_and_then_deleted(shop: Shop, stored_inst
     """The branch of a failed run is kept for some days, in which people may re-execute the run, and then deleted."""
     run_id = failed(shop, stored_instance)
     said = text(shop, stored_instance)
-    assert "nothing to delete; 2 kept, because a run is unfinished or may be re-executed" == said
+    assert "nothing to delete; 2 kept, because a run is unfinished, may be re-executed or was repeated" == said
     assert [f"run/{run_id}"] == branches(shop)
     would = text(shop, stored_instance, **AT_ONCE, dry_run=True)
     assert f"would delete 2 branches: shop/orders run/{run_id[:8]} (the run failed 0 minutes ago)" in would
@@ -191,7 +191,6 @@ def test_what_a_successful_run_continues_is_kept(shop: Shop, stored_instance: dg
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
     publishing: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
     (request,) = sweep(shop, stored_instance, **publishing).run_requests
-    assert request.run_key.startswith(f"lance:publish:run/{second}:")
     assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
     assert ([1, 2, 3], [10, 20]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
     assert [] == branches(shop)
@@ -218,17 +217,49 @@ def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -
 
 def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """One request publishes all tables of the waiting run; a repeated one has the same key and starts no second run."""
-    run_id = waiting_run(shop, stored_instance)
+    waiting_run(shop, stored_instance)
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
     options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
     found = sweep(shop, stored_instance, **options)
     (request,) = found.run_requests
     assert {PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS} == set(request.asset_selection)
-    assert request.run_key.startswith(f"lance:publish:run/{run_id}:")
+    assert request.run_key.startswith("lance:publish:")
     (again,) = sweep(shop, stored_instance, found.cursor, **options).run_requests
     assert again.run_key == request.run_key
     assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
     assert "main@2" == shop.tag()
+
+
+def test_a_run_that_was_repeated_does_not_wait(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Of a run and its full re-execution, which append the same row, the request publishes one, as *Materialize*."""
+    shop.play(orders=[1], mode="append")
+    first = shop.execute(stored_instance, job="candidates").run_id
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=first), job="candidates").run_id
+    waits = f"waiting to be published: 2 branches: shop/orders run/{again[:8]}, shop/customers run/{again[:8]}"
+    assert f"nothing to delete; {waits}; 2 kept, because" in text(shop, stored_instance)
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
+    (request,) = sweep(shop, stored_instance, **options).run_requests
+    assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
+    assert ([1], [f"run/{first}"]) == (shop.ids("production"), branches(shop))
+    assert f"run/{first[:8]} (the run succeeded 0 minutes ago, and so did a full re-execution of it)" in text(
+        shop, stored_instance, **AT_ONCE
+    )
+    assert [] == branches(shop)
+
+
+def test_a_newer_run_that_is_not_late_supersedes_a_late_one(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """A request for a late overwrite publishes the newest one; the older one, which stays, is requested no more."""
+    shop.play(orders=[1])
+    assert shop.run(stored_instance, selection=[ORDERS]).success
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
+    (request,) = sweep(shop, stored_instance, **options).run_requests
+    shop.play(orders=[2])
+    assert shop.run(stored_instance, selection=[ORDERS]).success
+    assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
+    assert [2] == shop.ids("production")
+    assert [request.run_key] == [one.run_key for one in sweep(shop, stored_instance, **options).run_requests]
 
 
 def test_tables_of_one_run_are_published_together(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

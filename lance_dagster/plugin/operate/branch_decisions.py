@@ -1,9 +1,9 @@
 """Decide whether a run branch is deleted, kept, or reported as waiting for its publication.
 
-A branch is deleted only when its rows are on `main`, or when its run ended without success some time ago and its rows
-may not be published (`waiting_candidates`). Before that time people re-execute the run from its failure, and the
-re-execution reads the branch. While any run of the same root is unfinished, no branch of that root is deleted: a
-re-execution may read the branches of all runs that it continues.
+A branch is deleted only when its rows are on `main`, or when its run ended some time ago and its rows may not be
+published: it ended without success (`waiting_candidates`), or a full re-execution did its work again. Before that time
+people re-execute the run from its failure, and the re-execution reads the branch. While any run of the same root is
+unfinished, no branch of that root is deleted: a re-execution may read the branches of all runs that it continues.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class BranchDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepFor:
-    """How long branches are kept: of runs without success, and of runs that the instance does not know.
+    """How long branches are kept: of runs that are not published, and of runs that the instance does not know.
 
     `unknown` is None when the branches of unknown runs are kept for ever: the run may belong to another deployment
     that writes the same tables.
@@ -116,10 +116,19 @@ def decide(
     # The daemon starts the retry later, so no run of the root is unfinished until then.
     if run.is_complete_and_waiting_to_retry:
         return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
-    # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
-    waits = BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
-    found = waits if run.is_success else _decide_failed(record, runs, keep, ended_with)
+    found = _decide_succeeded(record, runs, keep) if run.is_success else _decide_failed(record, runs, keep, ended_with)
     return BranchDecision(Action.DELETE, "main contains it", found.action) if is_merged else found
+
+
+def _decide_succeeded(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:
+    # The publisher refuses what a full re-execution did again: it would add appended rows twice.
+    if repeated_by(record.dagster_run.run_id, runs.instance) is None:
+        # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
+        return BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
+    age = datetime.now(UTC) - _ended(record)
+    reason = f"the run succeeded {_days(age)} ago, and so did a full re-execution of it"
+    # Not at once: both passed their checks, and a person may want to compare them.
+    return BranchDecision(Action.KEEP if age < keep.failed else Action.DELETE, reason)
 
 
 def _decide_failed(

@@ -82,10 +82,11 @@ def build_branch_sweeper(
     """Build a sensor that deletes the run branches and previews of some tables that are no longer needed.
 
     It deletes branches that `main` contains, branches of runs that failed or were cancelled at least `keep_failed` ago,
-    and branches of failed runs whose full re-execution succeeded. It never deletes a branch while its run, or a
-    re-execution with the same root run, is unfinished or about to be retried, nor a branch that a tag or another branch
-    needs, nor a branch that waits to be published: its run, or one that continues it, succeeded, or all tables of the
-    run were written and passed their checks before a later step failed. With a repository a run is one candidate: a
+    and branches of runs whose full re-execution succeeded: at once where the run failed, and `keep_failed` after its
+    end where it succeeded. It never deletes a branch while its run, or a re-execution with the same root run, is
+    unfinished or about to be retried, nor a branch that a tag or another branch needs, nor a branch that waits to be
+    published: its run, or one that continues it, succeeded, or all tables of the run were written and passed their
+    checks before a later step failed. With a repository a run is one candidate: a
     branch that `main` contains stays as long as another table of the run waits or may be re-executed. Previews are
     deleted after a day. The text of each tick says what was deleted and why, and which branches wait to be published.
 
@@ -94,9 +95,9 @@ def build_branch_sweeper(
         tables: The candidates, as definitions or keys.
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
         waiting: What happens to a branch that waits to be published: nothing (`keep`); the tick logs an error and
-            records an observation of the candidate, once (`alert`); or a run of the publisher is requested for all
-            tables of the run, once (`publish`), unless the tag is held. The text of the tick names such branches in
-            each case.
+            records an observation of the candidate, once (`alert`); or a run of the publisher is requested, once for
+            each state of these branches, unless the tag is held (`publish`). That run publishes whatever waits and
+            passed, also what is younger than `waiting_after`. The text of the tick names such branches in each case.
         publisher: The result of `build_publisher`, for the policy `publish`.
         resource_key: The key of the `LanceResource`.
         options: See `SweeperOptions`.
@@ -142,7 +143,7 @@ def build_branch_sweeper(
         for found in late:
             context.log.error("%s waits to be published", found)
         # They are requested in each tick while versions wait; the run key keeps Dagster from a second run.
-        requests = sweep.publications(publisher) if publisher is not None else []
+        requests = sweep.publications()
         return dg.SensorResult(
             asset_events=[_observation(found) for found in late],
             run_requests=requests or None,
@@ -310,26 +311,16 @@ class _Sweep:
         self.cursor.alerted = tuple(places)
         return [found for place, found in places.items() if place not in known]
 
-    def publications(self, publisher: dg.AssetsDefinition) -> list[dg.RunRequest]:
-        """Request a run of the publisher for each candidate that waits, with all its tables, for the policy `publish`.
+    def publications(self) -> list[dg.RunRequest]:
+        """Request a run of the publisher, which publishes whatever waits, for the policy `publish`.
 
-        The run key allows one request for each state of these tables, so a re-execution that writes more is published
-        too.
+        It chooses among the branches as for a person who materializes its nodes: a branch that a newer one supersedes
+        is left out. The run key allows one request for each state of the waiting branches.
         """
-        # A run that continues others stands for the branches of all of them.
-        by_branch: dict[str, list[_Swept]] = {}
-        for found in self.late if self.promoted else ():
-            by_branch.setdefault(branch_of(self.candidates.newest_run(run_of(found.branch) or "")), []).append(found)
-        return [
-            dg.RunRequest(
-                run_key=f"lance:publish:{branch}:{_digest(tables)}",
-                # All tables of the publisher are selected: the tick may have ended before it visited some tables of
-                # this candidate. The publisher leaves out those that its runs did not write.
-                asset_selection=list(self.promoted.values()),
-                run_config={"ops": {publisher.node_def.name: {"config": {"ref": branch}}}},
-            )
-            for branch, tables in by_branch.items()
-        ]
+        if not (self.promoted and self.late):
+            return []
+        # All tables are selected: the tick may have ended before it visited some tables of a candidate.
+        return [dg.RunRequest(f"lance:publish:{_digest(self.late)}", asset_selection=list(self.promoted.values()))]
 
     def text(self, tables: int) -> str:
         return "; ".join(self._sentences(tables))
@@ -342,7 +333,7 @@ class _Sweep:
         if self.refused:
             yield f"cannot delete {_counted(self.refused)}"
         if kept := self.counts.get(Action.KEEP):
-            yield f"{kept} kept, because a run is unfinished or may be re-executed"
+            yield f"{kept} kept, because a run is unfinished, may be re-executed or was repeated"
         if together := self.counts.get(Action.WITH_OTHERS):
             yield f"{together} kept, because other tables of the run are not merged yet"
         if unknown := self.counts.get(Action.UNKNOWN):

@@ -19,7 +19,7 @@ from lance_dagster.plugin.operate.branch_decisions import BranchDecision, KeepFo
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, family_of, is_written, run_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
 from lance_dagster.plugin.table_asset import WatchedTable
 
 if TYPE_CHECKING:
@@ -80,11 +80,6 @@ class WaitingCandidates:
         if run_id not in self._runs:
             self._runs[run_id] = Candidate.of(run_id, self.instance, ()).run_ids
         return self._runs[run_id]
-
-    def newest_run(self, run_id: str) -> str:
-        """Return the newest run of which the chain has this run, which may be the run itself."""
-        continuing = family_of(run_id, self.instance)
-        return continuing[-1] if continuing else run_id
 
     def ended_with(self, run_id: str, one: WatchedTable) -> dg.RunRecord | None:
         """Return the run with which the candidate of a run was complete, or None when it may not be published.
