@@ -92,13 +92,15 @@ def build_branch_sweeper(
 
     Args:
         name: The sensor's name.
-        tables: The candidates, as definitions or keys.
+        tables: The candidates, as definitions or keys. With a repository, give all tables of a publisher to one
+            sweeper, or give it `publisher`: whether a run may be published depends on all tables that it wrote.
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
         waiting: What happens to a branch that waits to be published: nothing (`keep`); the tick logs an error and
             records an observation of the candidate, once (`alert`); or a run of the publisher is requested, once for
             each state of these branches, unless the tag is held (`publish`). That run publishes whatever waits and
             passed, also what is younger than `waiting_after`. The text of the tick names such branches in each case.
-        publisher: The result of `build_publisher`, for the policy `publish`.
+        publisher: The result of `build_publisher`, for the policy `publish`. With a repository its other tables count
+            too when the sweeper decides whether a run may be published.
         resource_key: The key of the `LanceResource`.
         options: See `SweeperOptions`.
 
@@ -113,6 +115,8 @@ def build_branch_sweeper(
     _check(watched, keep, waiting, publisher)
     _check_options(options)
     promoted = _promoted(publisher, watched) if publisher is not None and waiting == "publish" else {}
+    published = () if publisher is None else _published_by(publisher)
+    together = tuple({one.key: one for one in (*published, *watched)}.values())
 
     @dg.sensor(
         name=name,
@@ -132,6 +136,7 @@ def build_branch_sweeper(
             options=options,
             cursor=cursor,
             watched=watched,
+            together=together,
             promoted=promoted,
         )
         sweep.run()
@@ -191,7 +196,11 @@ class _Cursor:
 
 @dataclass(slots=True, kw_only=True)
 class _Sweep:
-    """One tick of the sweeper."""
+    """One tick of the sweeper.
+
+    `together` are the watched tables and the others of their publisher: with a repository, what a run wrote to all of
+    them is one candidate.
+    """
 
     lance: LanceResource
     instance: dg.DagsterInstance
@@ -199,6 +208,7 @@ class _Sweep:
     options: SweeperOptions
     cursor: _Cursor
     watched: Sequence[WatchedTable]
+    together: Sequence[WatchedTable]
     promoted: Mapping[str, dg.AssetKey]
     candidates: "WaitingCandidates" = field(init=False)
     deleted: list[_Swept] = field(default_factory=list)
@@ -216,7 +226,7 @@ class _Sweep:
         # Imported only in a tick, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
 
-        self.candidates = WaitingCandidates(lance=self.lance, instance=self.instance, watched=self.watched)
+        self.candidates = WaitingCandidates(lance=self.lance, instance=self.instance, watched=self.together)
 
     def run(self) -> None:
         watched = self.watched
@@ -277,7 +287,7 @@ class _Sweep:
             return False
         if name not in self.unmerged:
             # Needed only for branches that `main` contains and whose publisher died, which are few.
-            found = (other.name for other in self.watched if other is not one and self._is_unmerged(other, name))
+            found = (other.name for other in self.together if other is not one and self._is_unmerged(other, name))
             self.unmerged[name] = next(found, None)
         return self.unmerged[name] is not None
 
@@ -319,7 +329,8 @@ class _Sweep:
         """
         if not (self.promoted and self.late):
             return []
-        # All tables are selected: the tick may have ended before it visited some tables of a candidate.
+        # All watched tables are selected: the tick may have ended before it visited some tables of a candidate. In a
+        # repository the publisher adds its other tables.
         return [dg.RunRequest(f"lance:publish:{_digest(self.late)}", asset_selection=list(self.promoted.values()))]
 
     def text(self, tables: int) -> str:
@@ -382,6 +393,14 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
     if missing := [one.name for one in watched if one.name not in found]:
         raise InvalidInputError(f"the publisher {publisher.node_def.name} does not publish {', '.join(missing)}")
     return found
+
+
+def _published_by(publisher: dg.AssetsDefinition) -> Iterator[WatchedTable]:
+    """Yield the tables of a publisher, whose promoted nodes have the places of the tables in their metadata."""
+    for spec in publisher.specs:
+        place = {key: value for key, value in spec.metadata.items() if key in (md.TABLE, md.SCHEMA)}
+        candidate = md.text(spec.metadata, md.CANDIDATE)
+        yield from (WatchedTable(key, place) for key in _deps(spec) if key.to_user_string() == candidate)
 
 
 def _is_held(table: "LanceTable", name: str) -> bool:
