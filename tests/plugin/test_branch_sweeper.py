@@ -8,7 +8,14 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_branch_sweeper, build_waiting_checks
+from lance_dagster import (
+    InvalidInputError,
+    LanceRepository,
+    LanceResource,
+    LanceTable,
+    build_branch_sweeper,
+    build_waiting_checks,
+)
 from lance_dagster.merge.preview import PREVIEW_OF
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop
 
@@ -183,6 +190,22 @@ def test_rows_that_wait_behind_a_hold_are_kept(shop: Shop, stored_instance: dg.D
     (request,) = sweep(shop, stored_instance, **options).run_requests
     assert shop.run(stored_instance, selection=request.asset_selection, run_config=request.run_config).success
     assert [2] == shop.ids("production")
+
+
+def test_a_held_channel_holds_tables_that_it_does_not_name(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A table that was never published has no tag; its request comes after the release of the channel."""
+    waiting_run(shop, instance)
+    assert shop.publish(instance).success
+    channels = LanceRepository.open(shop.lance.root).channels
+    channels.hold("production", reason="audit")
+    assert shop.run(instance, selection=[CUSTOMERS]).success
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    options: dict[str, Any] = {"waiting": "publish", "publisher": publisher, "waiting_after": NOW}
+    held = sweep(shop, instance, **options)
+    assert [] == held.run_requests
+    assert "waiting to be published: 1 branch: shop/customers" in held.skip_message
+    channels.release("production", reason="audited")
+    assert 1 == len(sweep(shop, instance, **options).run_requests)
 
 
 @pytest.mark.slow

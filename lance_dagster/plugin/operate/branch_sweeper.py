@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
@@ -97,8 +98,9 @@ def build_branch_sweeper(
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
         waiting: What happens to a branch that waits to be published: nothing (`keep`); the tick logs an error and
             records an observation of the candidate, once (`alert`); or a run of the publisher is requested, once for
-            each state of these branches, unless the tag is held (`publish`). That run publishes whatever waits and
-            passed, also what is younger than `waiting_after`. The text of the tick names such branches in each case.
+            each state of these branches, unless the channel or the tag is held (`publish`). That run publishes whatever
+            waits and passed, also what is younger than `waiting_after`. The text of the tick names such branches in
+            each case.
         publisher: The result of `build_publisher`, for the policy `publish`. With a repository its other tables count
             too when the sweeper decides whether a run may be published.
         resource_key: The key of the `LanceResource`.
@@ -218,6 +220,8 @@ class _Sweep:
     counts: dict[Action, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     visited: int = 0
+    # The hold of the publisher's channel; None before it is read, and needed only when a branch waits.
+    channel_is_held: bool | None = None
     # For each branch, a table with rows on that branch that `main` lacks.
     unmerged: dict[str, str | None] = field(default_factory=dict)
 
@@ -275,8 +279,20 @@ class _Sweep:
             self.waiting.append(swept)
             is_late = made.waits_since(self.options.get("waiting_after", timedelta(hours=1)))
             # A publication of a held tag would fail, and its run key would keep Dagster from another one.
-            if is_late and not (self.promoted and _is_held(table, self.promoted[one.name].path[0])):
+            if is_late and not (self.promoted and self._is_held(table, self.promoted[one.name].path[0])):
                 self.late.append(swept)
+
+    def _is_held(self, table: "LanceTable", name: str) -> bool:
+        """Return whether a tag is held in a table, or its channel, which need not name the table yet."""
+        from lance_dagster.plugin.publish.publication import find_tag
+
+        if self.channel_is_held is None:
+            repository, hold = self.lance.open_repository(), None
+            with suppress(RefNotFoundError):
+                hold = None if repository is None else repository.channels.get(name).hold
+            self.channel_is_held = hold is not None
+        tag = find_tag(table, name)
+        return self.channel_is_held or (tag is not None and tag.hold is not None)
 
     def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:
         """Return whether another table has rows on the same branch that `main` lacks.
@@ -401,13 +417,6 @@ def _published_by(publisher: dg.AssetsDefinition) -> Iterator[WatchedTable]:
         place = {key: value for key, value in spec.metadata.items() if key in (md.TABLE, md.SCHEMA)}
         candidate = md.text(spec.metadata, md.CANDIDATE)
         yield from (WatchedTable(key, place) for key in _deps(spec) if key.to_user_string() == candidate)
-
-
-def _is_held(table: "LanceTable", name: str) -> bool:
-    from lance_dagster.plugin.publish.publication import find_tag
-
-    tag = find_tag(table, name)
-    return tag is not None and tag.hold is not None
 
 
 def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
