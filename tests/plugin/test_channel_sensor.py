@@ -185,6 +185,24 @@ def test_a_channel_that_is_added_to_a_sensor_begins_now(root: Path, instance: dg
     assert 5 == len(early.announced())
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_channel_that_is_created_again_begins_there(
+    root: Path, instance: dg.DagsterInstance, *, is_seen: bool
+) -> None:
+    """Its log goes on after the deletion, so what was promoted before is not reported again."""
+    repository = repository_of(root)
+    promote(repository, 2)
+    ticks = watching(root, instance)
+    if is_seen:
+        assert [] == ticks.announced()
+    repository.channels.delete("production", reason="moved")
+    assert [] == ticks.announced()
+    assert [] == ticks.announced()
+    repository.channels.create("production", reason="back")
+    promote(repository, 3, "shop/lines")
+    assert [("production/shop/lines", 4)] == ticks.announced()
+
+
 def test_an_error_in_the_middle_loses_no_entry(root: Path, instance: dg.DagsterInstance) -> None:
     """What was read before a fault of the storage is reported at once, and the rest by the next tick."""
     repository = repository_of(root)

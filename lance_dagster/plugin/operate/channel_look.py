@@ -64,13 +64,13 @@ class ChannelLook:
         try:
             newest = self.repository.channels.get(self.channel).entry
         except RefNotFoundError:
-            if self.cursor.note_absent(self.channel):
+            if self.cursor.note_absent(self.channel, self._last_before()):
                 self.notes.append(f"channel {self.channel} was deleted, so the tags of that name are watched")
             return False
         mark = self.cursor.channels.get(self.channel)
         if mark == _mark_of(newest):
             return True
-        # A channel that was watched before it existed has a mark: all of its moves are new.
+        # A channel that was watched while it did not exist has a mark: all of its moves since are new.
         if mark is None and not self._was_watched and not self.cursor.announce_all:
             self.cursor.channels[self.channel] = _mark_of(newest)
             return True
@@ -84,6 +84,15 @@ class ChannelLook:
             mark = None
         self._report_after(mark or BranchMark(0, ""), newest)
         return True
+
+    def _last_before(self) -> int:
+        """Return the number of the entry that deleted the channel: the log goes on when it is created again."""
+        try:
+            (newest,) = self.repository.channels.history(self.channel, limit=1)
+        except RefNotFoundError:
+            return 0
+        # Somebody may have created it again just now; that entry is reported at the next tick.
+        return newest.number if newest.deleted else newest.number - 1
 
     @property
     def _was_watched(self) -> bool:

@@ -21,15 +21,14 @@ class BranchMark(NamedTuple):
     """The last version of a branch that was reported: its number, and the first part of its transaction's uuid.
 
     The number alone does not identify the version: a table that is dropped and created again reuses the numbers. For a
-    channel it is the last entry: its number, and the commit of the repository that it names.
+    channel it is the last entry: its number, and the commit of the repository that it names, which is empty while the
+    channel does not exist.
     """
 
     number: int
     transaction: str
 
 
-# The mark of a ref that was watched before it became a channel: entries are numbered from 1.
-ABSENT = BranchMark(0, "")
 # By ref: the mark of a branch, or for a tag its target and the time of its last move.
 Marks = dict[str, BranchMark | str]
 
@@ -73,11 +72,16 @@ class RefCursor:
         channels = {str(name): _branch_mark(mark) for name, mark in dict(found.get("channels") or {}).items()}
         return cls(seen=seen, channels=channels, next=_number(found.get("next")), announce_all=found.get("all") is True)
 
-    def note_absent(self, channel: str) -> bool:
-        """Record that a watched ref is not a channel, and return whether it was one before."""
-        before = self.channels.get(channel, ABSENT)
-        self.channels[channel] = ABSENT
-        return before != ABSENT
+    def note_absent(self, channel: str, last: int = 0) -> bool:
+        """Record that a watched ref is not a channel, and return whether it was one before.
+
+        Args:
+            channel: The ref.
+            last: The number of the entry that deleted it; 0 where it never was a channel, since entries start with 1.
+        """
+        before = self.channels.get(channel)
+        self.channels[channel] = BranchMark(last, "")
+        return before is not None and before.transaction != ""
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Drop the marks of tables that are no longer watched; without this the cursor would only grow."""
