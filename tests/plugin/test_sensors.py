@@ -207,6 +207,25 @@ def test_branch_is_watched_like_main(lake: LanceResource, instance: dg.DagsterIn
     assert ["dev", "shop", "orders"] == list(spec.key.path)
 
 
+def test_a_ref_that_is_added_to_a_sensor_begins_now(
+    lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
+) -> None:
+    """The past of `main`, a branch and a tag is not reported when a sensor that watched another tag gets them."""
+    orders.append(ROWS)
+    orders.branches.create("dev")
+    for name in ("production", "staging"):
+        orders.tags.create(name, "main@1")
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"]), lake, instance)
+    assert [] == ticks.announced()
+    ticks.sensor = build_ref_sensor("refs", [ORDERS], refs=["production", "main", "dev", "staging", "later"])
+    assert [] == ticks.announced()
+    orders.append(ROWS)
+    orders.branches.create("later")
+    orders.tags.move("staging", "main@3")
+    expected = [("main/shop/orders", 3), ("staging/shop/orders", 3), ("later/shop/orders", 3)]
+    assert expected == ticks.announced()
+
+
 @pytest.mark.parametrize(
     "cursor",
     [

@@ -29,7 +29,7 @@ class BranchMark(NamedTuple):
     transaction: str
 
 
-# By ref: the mark of a branch, or for a tag its target and the time of its last move.
+# By ref: the mark of a branch, or for a tag its target and the time of its last move; empty for a ref that is missing.
 Marks = dict[str, BranchMark | str]
 
 

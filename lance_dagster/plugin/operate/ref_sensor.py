@@ -84,7 +84,7 @@ def build_ref_sensor(
         tables: The candidates, as definitions or keys.
         refs: Branches and tags, by name.
         from_start: Whether the first tick reports the versions that exist already. Otherwise it only records
-            them in the cursor.
+            them in the cursor, as does the first tick after a table or a ref was added.
         budget_seconds: The time after which a tick leaves the remaining tables to the next tick.
         resource_key: The key of the `LanceResource`.
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.

@@ -10,7 +10,7 @@ and the same version numbers. A look therefore compares the transaction of the v
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +32,8 @@ _THREADS = 16
 # Enough of a uuid to tell two tables apart; the cursor holds one for each branch of each table.
 _TRANSACTION_CHARACTERS = 8
 _NAMED = 8
+# The mark of a ref that the table lacked.
+_ABSENT = ""
 
 
 class News(NamedTuple):
@@ -55,13 +57,17 @@ class News(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _Look:
-    """One look at one table; it changes `marks` as it goes, so that it can stop after any version."""
+    """One look at one table; it changes `marks` as it goes, so that it can stop after any version.
+
+    `begins` are the refs of which this look only records the present state.
+    """
 
     lance: LanceResource
     refs: Sequence[str]
     watched: WatchedTable
     marks: Marks
     is_first: bool
+    begins: Collection[str]
     until: float
     news: list[News] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -98,7 +104,8 @@ class _Look:
         else:
             # Not an error: a tag such as `production` is created by the first publication.
             self.missing.append(ref)
-            self.marks.pop(ref, None)
+            # Whatever it names when it is created is news; a ref without a mark was never looked at.
+            self.marks[ref] = _ABSENT
 
     def _look_at_branch(self, table: "LanceTable", branch: str) -> None:
         try:
@@ -109,7 +116,7 @@ class _Look:
         if mark == _mark_of(head):
             return
         # Versions from before the sensor are not news, so the readers are not started for them.
-        if self.is_first:
+        if branch in self.begins:
             self.marks[branch] = _mark_of(head)
             return
         known = mark if isinstance(mark, BranchMark) else None
@@ -142,7 +149,7 @@ class _Look:
         # The publisher materializes the promoted node itself; a second event would start its readers twice. A tag
         # that another program moved later still has the metadata, but not the target that the metadata names.
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
-        if not self.is_first and not by_publisher:
+        if name not in self.begins and not by_publisher:
             # With `branch:`, because other programs allow a tag and a branch of the same name.
             version = table.at(f"branch:{tag.ref}")
             self.news.append(News(self.watched, name, version, is_tag=True, moved_at=moved_at))
@@ -226,14 +233,17 @@ class RefTick:
         # Each tick reads at least one table; otherwise a short budget would stop all progress.
         if place and time.monotonic() >= self.until:
             return None
-        known = self.cursor.seen.get(one.name)
+        known, announce_all = self.cursor.seen.get(one.name), self.cursor.announce_all
+        # A table without marks did not exist. Where others have marks, a ref without one was added to the sensor.
+        begins = [ref for ref in self.refs if known is None or (known and ref not in known)]
         look = _Look(
             lance=self.lance,
             refs=self.refs,
             watched=one,
             # The look gets a copy: when an earlier table had no time left, it is not gathered and must leave no marks.
             marks=dict(known or {}),
-            is_first=known is None and not self.cursor.announce_all,
+            is_first=known is None and not announce_all,
+            begins=() if announce_all else begins,
             until=self.until,
         )
         look.run()
