@@ -73,6 +73,62 @@ def test_a_text_is_no_flag() -> None:
         build_publisher([orders], unchecked="false")  # type: ignore[arg-type]  # what is tested
 
 
+def ref_sensor(**given: Any) -> object:  # noqa: ANN401  # values of any type
+    """A ref sensor with some options."""
+    return build_ref_sensor("refs", [orders], **given)
+
+
+def discovery_sensor(**given: Any) -> object:  # noqa: ANN401  # values of any type
+    """A discovery sensor with some options."""
+    return build_discovery_sensor("new", **given)
+
+
+@pytest.mark.parametrize(
+    "make,given,said",
+    [
+        (
+            ref_sensor,
+            {"job": None},
+            "job has to be a job, or the result of dg.define_asset_job, not None; leave",
+        ),
+        (ref_sensor, {"job": "load"}, "job has to be a job"),
+        (ref_sensor, {"budget_seconds": "x"}, "budget_seconds has to be a number, such as 0.05, not 'x'"),
+        (ref_sensor, {"budget_seconds": -5}, "budget_seconds has to be 0 or more, not -5"),
+        (ref_sensor, {"from_start": "no"}, "from_start has to be True or False, not 'no'"),
+        (
+            ref_sensor,
+            {"minimum_interval_seconds": -1},
+            "minimum_interval_seconds has to be a whole number of 0 or more",
+        ),
+        (ref_sensor, {"default_status": "RUNNING"}, "default_status has to be a DefaultSensorStatus, such as dg."),
+        (ref_sensor, {"description": 3}, "description has to be a string, not 3"),
+        (discovery_sensor, {"job": None}, "job has to be a job"),
+        (discovery_sensor, {"from_start": None}, "from_start has to be True or False, not None"),
+    ],
+    ids=lambda found: found.__name__ if callable(found) else None,
+)
+def test_wrong_values_of_a_sensor(make: Callable[..., object], given: dict[str, Any], said: str) -> None:
+    """A wrong value is refused when definitions load; at a tick it would fail, or count as another one."""
+    with pytest.raises(InvalidInputError) as caught:
+        make(**given)
+    assert said in str(caught.value)
+
+
+def test_any_kind_of_job_is_taken() -> None:
+    """The result of `dg.define_asset_job` has no class in common with a job."""
+
+    @dg.op
+    def nothing() -> None:
+        """Do nothing."""
+
+    @dg.graph
+    def graph() -> None:
+        nothing()
+
+    for job in (dg.define_asset_job("assets", selection=[orders]), graph.to_job("job")):
+        assert isinstance(ref_sensor(job=job), dg.SensorDefinition)
+
+
 @pytest.mark.parametrize("keyword", CALLS)
 def test_repository(tmp_path: Path, keyword: str) -> None:
     """A rollback by a misspelt number of steps would go back by one."""

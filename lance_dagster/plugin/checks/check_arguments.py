@@ -37,7 +37,7 @@ def require_column(check: str, given: object) -> None:
     require_text(f"the column of {check}", given, "id")
 
 
-def require_number(what: str, given: object, *, optional: bool = False) -> None:
+def require_number(what: str, given: object, *, optional: bool = False, least: float = -math.inf) -> None:
     """Refuse a value that is not a number, or is NaN; a bool is not a number. With `optional`, None is allowed.
 
     Raises:
@@ -47,6 +47,8 @@ def require_number(what: str, given: object, *, optional: bool = False) -> None:
         return
     if isinstance(given, bool) or not isinstance(given, int | float) or math.isnan(given):
         raise InvalidInputError(f"{what} has to be a number, such as 0.05, not {shortened(given)}")
+    if given < least:
+        raise InvalidInputError(f"{what} has to be {least:g} or more, not {shortened(given)}")
 
 
 def require_duration(what: str, given: object, *, least: timedelta = timedelta(0)) -> None:

@@ -12,9 +12,9 @@ import dagster as dg
 
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.operate.ref_sensor import SensorOptions, version_materialization
+from lance_dagster.plugin.operate.ref_sensor import SensorOptions, check_sensor_options, version_materialization
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import (
     RESOURCE_KEY,
@@ -62,9 +62,11 @@ def build_discovery_sensor(
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
     Raises:
-        InvalidInputError: An option is unknown, or `folder` leaves the root.
+        InvalidInputError: An option is unknown or has a value of another kind, or `folder` leaves the root.
     """
     check_options(build_discovery_sensor, options, SensorOptions)
+    check_sensor_options(options)
+    check_flag("from_start", from_start)
     require_sequence("known", known, "shop/orders")
     expected = {str(table_address(asset_key_of(table), metadata_of(table))) for table in known}
     with_runs = "job" in options

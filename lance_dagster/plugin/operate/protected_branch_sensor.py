@@ -19,6 +19,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_sensor import (
     BUDGET_SECONDS,
     SensorOptions,
+    check_sensor_options,
     run_logged,
     run_requests,
     stored_cursor,
@@ -56,9 +57,10 @@ def build_protected_branch_sensor(
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
     Raises:
-        InvalidInputError: No table or no branch is given, or an option is unknown.
+        InvalidInputError: No table or no branch is given, or an option is unknown or has a value of another kind.
     """
     check_options(build_protected_branch_sensor, options, SensorOptions)
+    check_sensor_options(options)
     require_sequence("tables", tables, "shop/orders")
     names = string_list("branches", branches, MAIN)
     watched = tuple(WatchedTable.of(table) for table in tables)

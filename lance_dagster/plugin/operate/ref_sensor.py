@@ -11,14 +11,24 @@ observations of external assets.
 import re
 import time
 from collections.abc import Iterable, Sequence
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_options, require_sequence, string_list
+from lance_dagster.format.validation import (
+    check_class,
+    check_flag,
+    check_options,
+    check_string,
+    require_sequence,
+    string_list,
+    whole_number,
+)
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.checks.check_arguments import require_number
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import (
     RESOURCE_KEY,
@@ -49,6 +59,27 @@ class SensorOptions(TypedDict, total=False):
     minimum_interval_seconds: int
     default_status: dg.DefaultSensorStatus
     description: str
+
+
+def check_sensor_options(options: SensorOptions) -> None:
+    """Refuse values with which a sensor would fail at a tick, or of which Dagster does not say what is wrong.
+
+    Raises:
+        InvalidInputError: The message names the option.
+    """
+    # Every kind of job has a name; without a job, the first run that is requested would fail the tick.
+    if "job" in options and not isinstance(getattr(options["job"], "name", None), str):
+        raise InvalidInputError(
+            f"job has to be a job, or the result of dg.define_asset_job, not {shortened(options['job'])}; leave it out "
+            "to request no runs"
+        )
+    if "minimum_interval_seconds" in options:
+        whole_number("minimum_interval_seconds", options["minimum_interval_seconds"], 0)
+    if "default_status" in options:
+        example = "dg.DefaultSensorStatus.RUNNING"
+        check_class("default_status", options["default_status"], dg.DefaultSensorStatus, example)
+    if "description" in options:
+        check_string("description", options["description"])
 
 
 def build_ref_sensor(
@@ -90,9 +121,12 @@ def build_ref_sensor(
         options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
 
     Raises:
-        InvalidInputError: No table or no ref is given, or an option is unknown.
+        InvalidInputError: No table or no ref is given, or an option is unknown or has a value of another kind.
     """
     check_options(build_ref_sensor, options, SensorOptions)
+    check_sensor_options(options)
+    check_flag("from_start", from_start)
+    require_number("budget_seconds", budget_seconds, least=0)
     require_sequence("tables", tables, "shop/orders")
     names = string_list("refs", refs, MAIN)
     watched = tuple(WatchedTable.of(table) for table in tables)
