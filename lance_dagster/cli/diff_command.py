@@ -102,10 +102,12 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
 
 def first_rows(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any]]:
     """Return the first rows of a reader, as many as the limit says or all of them; the rest is not read."""
+    from lance_dagster.format.shown_values import shown_rows
+
     found: list[dict[str, Any]] = []
     # Batch by batch: the first rows of a large table must not cost the reading of all of it.
     for batch in reader:
-        found += batch.slice(0, limit - len(found)).to_pylist()
+        found += shown_rows(batch.slice(0, limit - len(found)))
         if len(found) >= limit:
             break
     return found

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster.datafiles.sql_evaluation import evaluate_predicate
+from lance_dagster.format.shown_values import shown_rows
 
 # Distinct values that are kept before they are assigned to groups. Few groups have more, except those of timestamps.
 _DISTINCT = 100_000
@@ -170,7 +171,7 @@ def _example(within: RowFilter, rows: pa.Table) -> str:
     numbered = rows.append_column(place, pa.array(range(rows.num_rows), pa.int64()))
     inside = set(within.inside(numbered).column(place).to_pylist())
     first = next(number for number in range(rows.num_rows) if number not in inside)
-    (row,) = rows.slice(first, 1).to_pylist()
+    (row,) = shown_rows(rows.slice(first, 1))
     return ", ".join(f"{name} is null" if value is None else f"{name} = {_shown(value)}" for name, value in row.items())
 
 

@@ -36,6 +36,7 @@ from lance_dagster.diff.row_matching import (
 from lance_dagster.diff.versioned_rows import NO_ADDRESSES, OFFSET_BITS, RowOffsets, VersionedRows
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.row_runs import RowRuns
+from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.transactions.row_id_spaces import Translation
 
 
@@ -273,7 +274,7 @@ def keys_of(side: VersionedRows, addresses: Addresses, keys: tuple[ComparedColum
     doubled = first_duplicate(digests[places])
     if doubled is not None:
         names = [side.name(column) for column in keys]
-        row = side.take(addresses[places[doubled : doubled + 1]], names).to_pylist()[0]
+        (row,) = shown_rows(side.take(addresses[places[doubled : doubled + 1]], names))
         shown = ", ".join(f"{name} = {str(value)[:_SHOWN]!r}" for name, value in row.items())
         raise InvalidInputError(f"two rows of {side.state} have the key {shown}; a key may come once in a version")
     return digests, null

@@ -41,6 +41,12 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
     return comparable
 
 
+def has_literals(kind: pa.DataType) -> bool:
+    """Return whether predicates can name values of a type: booleans, integers and text."""
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return text or pa.types.is_boolean(kind) or pa.types.is_integer(kind)
+
+
 def predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
     """Return a Lance SQL predicate that matches every row with one of these keys, and possibly other rows.
 
@@ -69,12 +75,17 @@ def _condition(column: "pa.ChunkedArray[Any]", name: str) -> str | None:
     values = comparable_values(column, name).drop_null().unique()
     if len(values) <= LISTED:
         return _listed(values, name)
+    if not has_literals(values.type):
+        return None
     limits: Any = pc.min_max(values) if not pa.types.is_boolean(values.type) else None
     low, high = plain_literal(limits["min"].as_py()), plain_literal(limits["max"].as_py())
     return None if low is None or high is None else f"`{name}` >= {low} AND `{name}` <= {high}"
 
 
 def _listed(values: "pa.Array[Any]", name: str) -> str | None:
+    # Values of other types stay in Arrow: Python has no dates after the year 9999, and no long durations.
+    if not has_literals(values.type):
+        return None
     listed = [plain_literal(value) for value in values.to_pylist()]
     # A value without a literal would be missing from the list, and its rows from the result, so there is no list then.
     known = [literal for literal in listed if literal is not None]

@@ -17,6 +17,7 @@ import pyarrow as pa
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFiles, conform, evaluate_predicate
 from lance_dagster.edit.staged_files import read_staged
 from lance_dagster.errors import InvalidInputError, Remedy, counted
+from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -173,7 +174,7 @@ def _values(rows: pa.Table) -> str:
     counts = groups.sort_by([("count_all", "descending")])
     shown = [
         f"{_described(columns, row)} ({row['count_all']} {'row' if row['count_all'] == 1 else 'rows'})"
-        for row in counts.slice(0, _SHOWN).to_pylist()
+        for row in shown_rows(counts.slice(0, _SHOWN))
     ]
     more = counts.num_rows - len(shown)
     return ", ".join(shown) + (f" and {more} other values" if more > 1 else " and another value" if more else "")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster.datafiles import Addresses, StagedFiles
-from lance_dagster.edit.key_predicates import LISTED
+from lance_dagster.edit.key_predicates import LISTED, has_literals
 from lance_dagster.edit.upsert import submit_upsert, upsert_operation
 from lance_dagster.edit.write import CommitInfo, refuse_nested_blobs
 from lance_dagster.edit.write_result import Written
@@ -50,9 +50,11 @@ def claimed_values(values: "pa.Array[Any]") -> "pa.Array[Any]":
     if len(found) <= LISTED:
         return found
     # More values than a claim lists, so that the claim becomes the range, and the limits of the range.
-    limits: Any = pc.min_max(found)
-    ends = pa.array([limits["min"].as_py(), limits["max"].as_py()], found.type)
-    few: pa.Array[Any] = pa.concat_arrays([found.slice(0, LISTED + 1), ends]).unique()
+    few: pa.Array[Any] = found.slice(0, LISTED + 1)
+    if has_literals(found.type):
+        limits: Any = pc.min_max(found)
+        ends = pa.array([limits["min"].as_py(), limits["max"].as_py()], found.type)
+        few = pa.concat_arrays([few, ends]).unique()
     return few
 
 

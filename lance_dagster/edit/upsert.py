@@ -46,6 +46,7 @@ from lance_dagster.edit.write import (
 )
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.format.sql_text import check_closed
 from lance_dagster.format.transaction import Update
 from lance_dagster.format.validation import check_names, check_string, string_list
@@ -102,7 +103,7 @@ class Keys:
         # The codes are sorted, so equal keys are neighbours.
         twice = np.flatnonzero(known[1:] == known[:-1])
         if len(twice):
-            row = rows.select(self._columns).slice(int(self._rows[twice[0]]), 1).to_pylist()[0]
+            (row,) = shown_rows(rows.select(self._columns).slice(int(self._rows[twice[0]]), 1))
             shown = ", ".join(f"{name} = {value!r}" for name, value in row.items())
             raise InvalidInputError(f"two of the rows have the key {shown}; each key may occur once")
 

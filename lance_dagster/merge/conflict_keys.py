@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.format.model import Field
+from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_rows import VERSION_FIELDS, ConflictRows
@@ -66,7 +67,7 @@ def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) ->
     try:
         # One row more than can be named is read, which tells whether an ellipsis is needed.
         reader = found.stream(conflict, columns=columns, on=None, limit=MOST_ROWS_NAMED + 1)
-        rows = reader.read_all().to_pylist()
+        rows = shown_rows(reader.read_all())
     except (LanceDagsterError, OSError):
         # The conflict is what has to be reported, whether its rows can be read or not.
         return ()

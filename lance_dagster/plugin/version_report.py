@@ -10,6 +10,7 @@ from contextlib import suppress
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
+from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.history.context import Ref
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
@@ -90,9 +91,9 @@ def content_entries(table: LanceTable, version: Version, rows: int) -> dict[str,
         return {}
     try:
         return _content(table, version, rows)
-    # Errors that pylance raises when it cannot read. The rows are committed, so the step does not fail because of its
-    # report.
-    except (LanceDagsterError, OSError, RuntimeError, ValueError):
+    # Errors that pylance raises when it cannot read, and Arrow when it cannot convert. The rows are committed, so the
+    # step does not fail because of its report.
+    except (LanceDagsterError, OSError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError):
         return {}
 
 
@@ -105,7 +106,7 @@ def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]
     # The last fragment has the rows that were written last.
     if fragments and version.rows:
         names = dataset.schema.names
-        shown = fragments[-1].to_table(columns=names[:_COLUMNS], limit=rows).to_pylist()
+        shown = shown_rows(fragments[-1].to_table(columns=names[:_COLUMNS], limit=rows))
         more = f"\n\n{len(names) - _COLUMNS} more columns: {', '.join(names[_COLUMNS:])}" if names[_COLUMNS:] else ""
         found[md.PREVIEW] = dg.MetadataValue.md(_markdown(names[:_COLUMNS], (row.values() for row in shown)) + more)
     return found

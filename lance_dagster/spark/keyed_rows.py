@@ -26,6 +26,7 @@ from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
 from lance_dagster.edit.write_result import WriteResult
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
+from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.format.validation import check_names, check_options, string_list
 from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
@@ -493,7 +494,7 @@ class _Result:
             several = pc.and_(several, rows.column(name).is_valid())
         first = pc.index(several, pa.scalar(value=True)).as_py()
         if first >= 0 and not self.twice:
-            row = rows.select(list(on)).slice(first, 1).to_pylist()[0]
+            (row,) = shown_rows(rows.select(list(on)).slice(first, 1))
             self.twice = ", ".join(f"{name} = {value!r}" for name, value in row.items())
 
     def encoded(self) -> str:

@@ -155,6 +155,15 @@ def test_first_rows_are_shown(tmp_path: Path) -> None:
     assert (2, 1) == (wrong.exit_code, wrong.stderr.count("\n"))
 
 
+def test_rows_with_values_that_python_has_no_object_for_are_shown(tmp_path: Path) -> None:
+    """The moment is in the year 20237; `show --rows`, `diff --rows` and conflicts read rows the same way."""
+    rows = pa.table({"id": [1], "at": pa.array([2**59], pa.timestamp("us"))})
+    table = LanceTable.create(tmp_path / "far", rows.schema)
+    table.append(rows)
+    assert ["id  at", "1   20237-04-25 10:45:03.423488", "main@2: 1 of 1 row"] == lines_of("head", table.uri)
+    assert [{"id": 1, "at": "20237-04-25 10:45:03.423488"}] == document_of("head", table.uri)["rows"]
+
+
 def test_an_empty_table_shows_its_columns(tmp_path: Path) -> None:
     """The output has the columns and says that there are no rows."""
     assert ["key  value", "main@1: 0 of 0 rows"] == lines_of("head", new_table(tmp_path).uri)

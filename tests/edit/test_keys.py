@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from lance_dagster import LanceTable
 from lance_dagster.edit.key_predicates import exact_predicate_of, predicate_of
+from lance_dagster.edit.staged_upsert import claimed_values
 from lance_dagster.edit.upsert import Keys
 from lance_dagster.errors import InvalidInputError
 
@@ -30,6 +31,10 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "decimals": (pa.decimal128(10, 2), [decimal.Decimal("1.50"), decimal.Decimal("-7.25")]),
     "words": (pa.dictionary(pa.int8(), pa.string()), ["b", "a", "c"]),
     "durations": (pa.duration("s"), [dt.timedelta(seconds=5)]),
+    # Python has no objects for these.
+    "moments of the year 20237": (pa.timestamp("us"), [2**59, 2**59 + 1, 0]),
+    "days before year 1": (pa.date32(), [-(10**7), 5]),
+    "long durations": (pa.duration("s"), [2**55, 5]),
 }
 
 
@@ -89,6 +94,9 @@ def test_a_key_that_comes_twice_is_named() -> None:
     rows = pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "y"]})
     with pytest.raises(InvalidInputError, match="two of the rows have the key a = 1, b = 'y'; each key may occur once"):
         Keys(rows, ["a", "b"])
+    far = pa.table({"at": pa.array([2**59, 2**59], pa.timestamp("us"))})
+    with pytest.raises(InvalidInputError, match=r"have the key at = '20237-04-25 10:45:03.423488'"):
+        Keys(far, ["at"])
 
 
 def test_millions_of_keys_are_numbered() -> None:
@@ -113,6 +121,7 @@ def test_millions_of_keys_are_numbered() -> None:
         ({"k": [1.5], "l": ["x"]}, "`l` IN ('x')"),
         ({"k": [dt.date(2026, 1, 31)]}, None),
         ({"k": [dt.date.fromordinal(number) for number in range(1, 300)]}, None),
+        ({"k": [dt.timedelta(number) for number in range(300)]}, None),
     ],
 )
 def test_a_condition_holds_for_all_keys(rows: dict[str, list[Any]], predicate: str | None) -> None:
@@ -134,6 +143,15 @@ def test_a_condition_holds_for_all_keys(rows: dict[str, list[Any]], predicate: s
 def test_few_keys_are_looked_up_one_by_one(rows: dict[str, list[Any]], predicate: str | None) -> None:
     """The predicate is on one column with few values; nulls are left out, since they match nothing."""
     assert predicate == exact_predicate_of(pa.table(rows), list(rows))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us"), pa.duration("s")], ids=str)
+def test_a_few_values_give_the_claim_of_all(kind: pa.DataType) -> None:
+    """Executors send only these: the limits of values that a predicate can name, and any values of other types."""
+    values = pa.array(range(2**59, 2**59 + 300), kind)
+    few = claimed_values(values)
+    assert len(few) < len(values)
+    assert predicate_of(pa.table({"k": values}), ["k"]) == predicate_of(pa.table({"k": few}), ["k"])
 
 
 def test_numbers_beyond_a_literal_are_not_written_down() -> None:

@@ -122,6 +122,14 @@ def test_a_column_whose_name_is_quoted_is_checked(tmp_path: Path) -> None:
         table.replace_where("`the day` = 'mon'", pa.table({"the day": ["tue"], "n": [1]}))
 
 
+def test_a_value_that_python_has_no_object_for_is_shown(tmp_path: Path) -> None:
+    """The moment is in the year 20237."""
+    schema = pa.schema({"at": pa.timestamp("us")})
+    table = LanceTable.create(tmp_path / "table", schema)
+    with pytest.raises(InvalidInputError, match=r"at = '20237-04-25 10:45:03.423488'"):
+        table.replace_where("at < timestamp '2026-01-31 00:00:00'", pa.table({"at": [2**59]}).cast(schema))
+
+
 @pytest.mark.parametrize("virtual", ["_rowid", "_rowaddr"])
 def test_a_predicate_about_row_ids_takes_no_rows(table: LanceTable, virtual: str) -> None:
     """New rows get their ids in the commit, so the predicate cannot be evaluated before."""

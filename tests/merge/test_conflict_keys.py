@@ -73,6 +73,22 @@ def test_rows_are_named_by_a_key_of_an_extension_type(tmp_path: Path) -> None:
     assert ({"id": ids[0].as_py(), "v": 2}, None) == (row["source"], row["dest"])
 
 
+def test_rows_are_named_by_a_key_that_python_has_no_object_for(tmp_path: Path) -> None:
+    """The moment is in the year 20237; a diff by this key names it too where it comes twice."""
+    key = pa.field("at", pa.timestamp("us"), nullable=False, metadata=PRIMARY)
+    table = LanceTable.create(tmp_path / "far", pa.schema([key, pa.field("v", pa.int64())]))
+    rows = pa.table({"at": [2**59], "v": [1]}).cast(table.schema())
+    table.append(rows)
+    table.branches.create("run")
+    for branch in ("run", "main"):
+        table.update({"v": "2" if branch == "run" else "3"}, where="v = 1", branch=branch)
+    (conflict,) = conflicts(table)
+    assert ("at '20237-04-25 10:45:03.423488'",) == conflict.keys
+    table.append(pa.concat_tables([rows, rows]))
+    with pytest.raises(InvalidInputError, match=r"have the key at = '20237-04-25 10:45:03.423488'"):
+        table.diff("main~1", "main", on=["at"]).stat()
+
+
 def test_both_the_committer_and_the_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run tells where to look, and the committer whom to ask."""
     monkeypatch.setenv("LANCE_DAGSTER_COMMITTER", "ann")

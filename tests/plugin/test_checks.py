@@ -168,6 +168,23 @@ def test_newest_value_decides_about_freshness(audit: Audit) -> None:
         Freshness("name", hour).evaluate(audit)
 
 
+def test_moments_that_python_has_no_object_for(lake: LanceResource) -> None:
+    """Checks decide about moments in the year 20237, and about instants before year 1, and show them."""
+    rows = pa.table({"at": pa.array([2**59, 2**59, None], pa.timestamp("us"))})
+    LanceTable.create(lake.uri_of(ORDERS), rows.schema).append(rows)
+    other = pa.table({"at": pa.array([-(2**36)], pa.timestamp("s"))})
+    LanceTable.create(lake.uri_of(CUSTOMERS), other.schema).append(other)
+    audit = Audit(candidate=lake.open(None, ORDERS), others={CUSTOMERS: lake.open(None, CUSTOMERS)})
+    far = "20237-04-25 10:45:03.423488"
+    assert Unique("at").evaluate(audit).description.endswith(f"another: 1; allowed: none; such as {far}")
+    fresh = Freshness("at", dt.timedelta(days=1)).evaluate(audit)
+    assert fresh.passed
+    assert f"the newest 'at' is {far}; allowed age: 1 day, 0:00:00" == fresh.description
+    assert not Freshness("at", dt.timedelta(days=1)).evaluate(Audit(candidate=lake.open(None, CUSTOMERS))).passed
+    known = KeysExist("at", in_table="shop/customers", key="at").evaluate(audit)
+    assert known.description.endswith(f"allowed: none; such as {far}")
+
+
 def test_braces_in_values(audit: Audit) -> None:
     """A bound and an expression may contain any character."""
     assert InRange("name", maximum="{x}'").evaluate(audit).passed

@@ -106,6 +106,12 @@ def test_preview_of_rows(lake: LanceResource) -> None:
     assert "newest" in appended["lance/preview"]
 
 
+def test_preview_of_values_that_python_has_no_object_for(lake: LanceResource) -> None:
+    """The rows are stored, and the preview shows the value as text, here a moment in the year 20237."""
+    found = materialized(lake, pa.table({"id": [1], "at": pa.array([2**59], pa.timestamp("us"))}))
+    assert "| 1 | 20237-04-25 10:45:03.423488 |" == found["lance/preview"].splitlines()[2]
+
+
 def test_empty_output(lake: LanceResource) -> None:
     """An empty output has no preview, and causes no failure."""
     found = materialized(lake, pa.table({"id": pa.array([], pa.int64())}))

@@ -7,9 +7,10 @@ empty on `main`, so every check that compares numbers of rows passes in that run
 
 import datetime as dt
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.shown_values import shown_value
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import check_class
 from lance_dagster.plugin.checks.check_arguments import refuse_bounds, require_column, require_duration, require_number
@@ -18,6 +19,9 @@ from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_EPOCH, _MICROSECOND = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.timedelta(microseconds=1)
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,15 @@ class Freshness(BuiltInCheck):
         if newest is None:
             description = f"{self.column!r} has no value; allowed age: {self.maximum_age}"
             return CheckOutcome(passed=False, description=description)
-        age = dt.datetime.now(dt.UTC) - newest
+        # In microseconds and not as a datetime, which ends with the year 9999.
+        age = (dt.datetime.now(dt.UTC) - _EPOCH) // _MICROSECOND - _since_epoch(newest)
         return CheckOutcome(
-            passed=age <= self.maximum_age,
-            description=f"the newest {self.column!r} is {newest.isoformat()}; allowed age: {self.maximum_age}",
-            counts={"age_hours": age / dt.timedelta(hours=1)},
+            passed=age <= self.maximum_age // _MICROSECOND,
+            description=f"the newest {self.column!r} is {_shown_instant(newest)}; allowed age: {self.maximum_age}",
+            counts={"age_hours": age / (dt.timedelta(hours=1) // _MICROSECOND)},
         )
 
-    def _newest(self, audit: Audit) -> dt.datetime | None:
+    def _newest(self, audit: Audit) -> "pa.Scalar[Any] | None":
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -75,14 +80,26 @@ class Freshness(BuiltInCheck):
                 f"Freshness checks column {self.column!r}, which is {kind}; it needs a date or timestamp column"
             )
         batches = audit.candidate.scan([self.column], filter=f"{quote_name(self.column)} IS NOT NULL")
-        # Microseconds, because Python has no nanoseconds; a fraction of one does not change the age.
-        instant = pa.timestamp("us", "UTC")
-        newest: dt.datetime | None = None
-        for batch in batches:
-            # The filter may leave a batch empty; its maximum is null.
-            last = cast("dt.datetime | None", pc.max(batch.column(0).cast(instant, safe=False)).as_py())
-            newest = max(newest or last, last) if last else newest
-        return newest
+        # The filter may leave a batch empty; its maximum is null.
+        found: list[Any] = [last for batch in batches if (last := pc.max(batch.column(0))).is_valid]
+        return max(found, key=_since_epoch, default=None)
+
+
+def _since_epoch(instant: Any) -> int:  # noqa: ANN401  # the scalar of a date or timestamp
+    """Return the microseconds since 1970; a fraction of one does not change an age."""
+    import pyarrow as pa
+
+    if pa.types.is_date(instant.type):
+        return int(instant.value) * (86_400_000_000 if pa.types.is_date32(instant.type) else 1_000)
+    unit = instant.type.unit
+    return int(instant.value) // 1_000 if unit == "ns" else int(instant.value) * _MICROSECONDS[unit]
+
+
+def _shown_instant(instant: Any) -> str:  # noqa: ANN401  # as above
+    try:
+        return (_EPOCH + _since_epoch(instant) * _MICROSECOND).isoformat()
+    except OverflowError:
+        return str(shown_value(instant))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

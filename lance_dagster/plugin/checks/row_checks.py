@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import dagster as dg
 
+from lance_dagster.format.shown_values import shown_rows, shown_values
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import whole_number
 from lance_dagster.plugin.checks.check_arguments import (
@@ -122,7 +123,7 @@ class Unique(BuiltInCheck):
         repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
         # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
-        shown = [", ".join(str(row[name]) for name in names) for row in repeated.slice(0, SHOWN).to_pylist()]
+        shown = [", ".join(str(row[name]) for name in names) for row in shown_rows(repeated.slice(0, SHOWN))]
         return CheckOutcome(
             passed=extra == 0,
             description=f"rows that repeat the {', '.join(names)} of another: {extra}; allowed: none{such_as(shown)}",
@@ -182,7 +183,7 @@ class KeysExist(BuiltInCheck):
             # The other table has keys that do not fit into the type of the candidate.
             wanted = wanted.cast(known.type)
         left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
-        shown = [str(value) for value in left.slice(0, SHOWN).to_pylist()]
+        shown = [str(value) for value in shown_values(left.slice(0, SHOWN))]
         return CheckOutcome(
             passed=not len(left),
             description=(

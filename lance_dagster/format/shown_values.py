@@ -1,0 +1,66 @@
+"""Values of Arrow as Python shows them, for people and for JSON.
+
+Python's dates and times end with the year 9999, its durations after a billion days, and it needs to know a time zone.
+Arrow and Lance have none of these limits. A value that Python has no object for is shown as text in place of an object,
+so that one such value does not keep all others from being shown. Nothing may be computed from these values.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+# What pyarrow raises: for a value out of range; for nanoseconds without pandas; for a time zone that is not known.
+_NO_OBJECT = (OverflowError, ValueError, LookupError)
+
+
+def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dictionaries. A value that Python has no object for is text.
+
+    Args:
+        rows: The rows; all of them are converted.
+    """
+    try:
+        return rows.to_pylist()
+    except _NO_OBJECT:
+        columns = [shown_values(rows.column(place)) for place in range(rows.num_columns)]
+        names = rows.schema.names
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def shown_values(values: Any) -> list[Any]:  # noqa: ANN401  # an array, or a column of several
+    """Return the values of an array. A value that Python has no object for is text."""
+    try:
+        found: list[Any] = values.to_pylist()
+    except _NO_OBJECT:
+        return [shown_value(value) for value in values]
+    return found
+
+
+def shown_value(value: Any) -> Any:  # noqa: ANN401  # the scalar of an array, and whatever it is in Python
+    """Return a value of an array; as text, if Python has no object for it."""
+    try:
+        return value.as_py()
+    except _NO_OBJECT:
+        return _parts_or_text(value)
+
+
+def _parts_or_text(value: Any) -> Any:  # noqa: ANN401  # as above
+    """Return the parts of a nested value, each as an object or as text, and any other value as text."""
+    kind = value.type
+    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
+        return shown_value(value.value)
+    if pa.types.is_struct(kind):
+        return {kind.field(place).name: shown_value(value[place]) for place in range(kind.num_fields)}
+    if pa.types.is_map(kind):
+        # Pairs, as pyarrow returns them.
+        entries = value.values
+        return list(zip(shown_values(entries.field(0)), shown_values(entries.field(1)), strict=True))
+    if pa.types.is_nested(kind):
+        return shown_values(value.values)
+    if pa.types.is_duration(kind):
+        return f"{value.value} {kind.unit}"
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        # In UTC: the zone may be what is not known.
+        value = pa.scalar(value.value, pa.timestamp(kind.unit, "UTC"))
+    # Arrow writes a value that is out of its own range as `<value out of range: 1099511627776>`.
+    return value.cast(pa.string()).as_py()
