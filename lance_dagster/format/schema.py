@@ -27,7 +27,7 @@ _YES = frozenset({b"true", b"1", b"yes", b"on"})
 # Virtual columns of pylance.
 _RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
 # The depth is bounded, because nested Arrow types are built recursively.
-_MAX_DEPTH = 100
+MAX_DEPTH = 100
 _PACKED = ("lance-encoding:packed", "packed")
 
 
@@ -36,13 +36,13 @@ def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
 
     Raises:
         InvalidInputError: The format cannot store the type of a column, a name is duplicated or cannot be read back, or
-            metadata is not UTF-8.
+            metadata is not UTF-8, or a column is nested too deeply.
     """
     _check_unique("column", schema.names)
     found: list[Field] = []
     for column in schema:
         check_field_name(column.name, inside=False)
-        _number(column, None, found)
+        _number(column, None, found, 1)
     check_primary_key(found)
     return tuple(found)
 
@@ -100,9 +100,9 @@ def check_field_tree(fields: Sequence[Field], path: str) -> None:
         current = field.id
         while current not in depths:
             ancestors.append(current)
-            if current not in parents or len(ancestors) > _MAX_DEPTH:
+            if current not in parents or len(ancestors) > MAX_DEPTH:
                 missing = current not in parents
-                problem = "does not exist" if missing else f"is nested in itself, or {_MAX_DEPTH} levels deep"
+                problem = "does not exist" if missing else f"is nested in itself, or {MAX_DEPTH} levels deep"
                 where = f"in its schema, the parent of field {field.id} ({field.name!r})"
                 raise CorruptFileError(path, f"{where} {problem}")
             current = parents[current]
@@ -110,7 +110,7 @@ def check_field_tree(fields: Sequence[Field], path: str) -> None:
         for ancestor in reversed(ancestors):
             depth += 1
             depths[ancestor] = depth
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise CorruptFileError(path, f"in its schema, field {field.id} ({field.name!r}) is {depth} levels deep")
 
 
@@ -164,7 +164,10 @@ def _is_whole(field: Field) -> bool:
     return field.extension_name == BLOB or is_packed(field)
 
 
-def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> None:
+def _number(column: ArrowField, parent: Field | None, found: list[Field], depth: int) -> None:
+    # A deeper schema is refused where a manifest is read, so it must not be written.
+    if depth > MAX_DEPTH:
+        raise InvalidInputError(f"field {column.name!r} is {depth} levels deep in its column; {MAX_DEPTH} are possible")
     metadata = _text(column.metadata, f"column {column.name!r}")
     stored = stored_column(column, metadata)
     plain = Field(
@@ -182,7 +185,7 @@ def _number(column: ArrowField, parent: Field | None, found: list[Field]) -> Non
     _check_unique(f"in column {column.name!r}, field", [child.name for child in children])
     for child in children:
         check_field_name(child.name, inside=True)
-        _number(child, own, found)
+        _number(child, own, found, depth + 1)
 
 
 def _children(arrow: Any) -> Iterator[ArrowField]:  # noqa: ANN401  # the stubs have no common class

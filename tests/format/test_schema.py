@@ -319,6 +319,17 @@ def test_a_name_lance_cannot_read_back_is_refused(name: str) -> None:
             fields_from_arrow(pa.schema([("column", pa.struct([(name, pa.int8())]))]))
 
 
+def test_a_column_nested_too_deeply_is_refused() -> None:
+    """The manifest of such a table could be written but not read."""
+    arrow: pa.DataType = pa.int8()
+    for _ in range(99):
+        arrow = pa.list_(arrow)
+    fields = fields_from_arrow(pa.schema([("c", arrow)]))
+    assert arrow == arrow_from_fields(fields).field("c").type
+    with pytest.raises(InvalidInputError, match="field 'item' is 101 levels deep in its column; 100 are possible"):
+        fields_from_arrow(pa.schema([("c", pa.list_(arrow))]))
+
+
 def test_two_fields_of_one_name_are_refused() -> None:
     """The same holds for nested fields."""
     with pytest.raises(InvalidInputError, match="in column 'c', field names must be unique; 'x' is duplicated"):
