@@ -107,7 +107,7 @@ def first_rows(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any
     found: list[dict[str, Any]] = []
     # Batch by batch: the first rows of a large table must not cost the reading of all of it.
     for batch in reader:
-        found += shown_rows(batch.slice(0, limit - len(found)))
+        found += shown_rows(batch.slice(0, min(limit - len(found), batch.num_rows)))
         if len(found) >= limit:
             break
     return found

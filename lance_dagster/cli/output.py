@@ -69,13 +69,22 @@ def _print(lines: Sequence[str]) -> None:
         return
     try:
         for line in lines:
-            click.echo(line)
+            _echo(line)
     except BrokenPipeError:
         # The program that reads the pipe has ended, as `head -1` does; the command itself has not failed.
         discard_output()
     except OSError as error:
         discard_output()
         raise Refusal(f"cannot write the output: {error.strerror}; the command itself is done") from error
+
+
+def _echo(line: str) -> None:
+    try:
+        click.echo(line)
+    except UnicodeEncodeError:
+        # The encoding of the output lacks a character, or a name on disk is not UTF-8. Escapes keep it readable.
+        encoding = sys.stdout.encoding
+        click.echo(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def discard_output() -> None:

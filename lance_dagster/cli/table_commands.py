@@ -3,6 +3,7 @@
 import difflib
 import functools
 import re
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ _VECTOR = re.compile(r"(.+)\[(\d+)\]")
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), *tz=([^\]]+)\]")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(-?\d+)\)")
 _NOT_NULL = " not null"
+# Arrow's own limit of sizes, and its digits.
+_LARGEST, _DIGITS = 2**31 - 1, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +202,7 @@ def parsed_schema(text: str) -> "pa.Schema":
     """Read columns as `create` takes them: `id:int64 not null, tags:list<string>`.
 
     Raises:
-        InvalidInputError: A column has no name or no type, or its type is not known.
+        InvalidInputError: A column has no name or no type, or its type is not known, too large or too deep.
     """
     import pyarrow as pa
 
@@ -210,11 +213,23 @@ def parsed_schema(text: str) -> "pa.Schema":
             raise InvalidInputError(f"cannot read column {part.strip()!r}: expected NAME:TYPE, such as id:int64")
         nullable = not kind.lower().endswith(_NOT_NULL)
         plain = kind if nullable else kind[: -len(_NOT_NULL)].strip()
+        _check_sizes(plain, name)
         fields.append(pa.field(name, _parsed_type(plain, name), nullable))
     twice = sorted({field.name for field in fields if sum(other.name == field.name for other in fields) > 1})
     if twice:
         raise InvalidInputError(f"column {twice[0]!r} is given twice")
     return pa.schema(fields)
+
+
+def _check_sizes(text: str, column: str) -> None:
+    """Refuse a type with a number or a depth that neither Arrow nor the recursion of `_parsed_type` takes."""
+    from lance_dagster.format.schema import MAX_DEPTH
+
+    large = next((each for each in re.findall(r"\d+", text) if len(each) > _DIGITS or int(each) > _LARGEST), None)
+    if large is not None:
+        raise InvalidInputError(f"the type of column {column!r} has a number above {_LARGEST:,}: {reprlib.repr(large)}")
+    if text.count("<") > MAX_DEPTH:
+        raise InvalidInputError(f"the type of column {column!r} is more than {MAX_DEPTH} levels deep")
 
 
 def _split(text: str) -> Iterator[str]:
@@ -262,9 +277,9 @@ def _parquet_schema(path: str) -> "pa.Schema":
     import pyarrow as pa
     from pyarrow import parquet
 
-    if not Path(path).is_file():
-        raise InvalidInputError(f"there is no file {path}; --like takes a local Parquet file")
     try:
+        if not Path(path).is_file():
+            raise InvalidInputError(f"there is no file {path}; --like takes a local Parquet file")
         # Only the footer is read, so a file of any size will do.
         return parquet.read_schema(path).remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:

@@ -14,6 +14,8 @@ from typing import Any, SupportsIndex
 
 from lance_dagster.errors import InvalidInputError
 
+_UNCOUNTABLE = 2**62
+
 
 def check_string(what: str, given: object) -> None:
     """Refuse a value that cannot be encoded as a UTF-8 string; `what` names the argument in messages.
@@ -146,6 +148,17 @@ def whole_number(what: str, given: object, least: int) -> int:
             if (found := operator.index(given)) >= least:
                 return found
     raise InvalidInputError(f"{what} has to be a whole number of {least} or more, not {reprlib.repr(given)}")
+
+
+def optional_limit(what: str, given: object) -> int | None:
+    """Return the largest number of things that are wanted; None for all of them.
+
+    Raises:
+        InvalidInputError: The value is not None, and not a whole number of 0 or more.
+    """
+    found = None if given is None else whole_number(what, given, 0)
+    # More than there can be. Slices of Arrow and `islice` take no number of 2**63 or more, and callers may add to it.
+    return None if found is not None and found >= _UNCOUNTABLE else found
 
 
 def check_flag(what: str, given: object) -> None:

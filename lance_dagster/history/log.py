@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from lance_dagster.format.transaction import MERGE
-from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping, whole_number
+from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping, optional_limit
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.commit_graph import simplified_parents, topological_order, walk
 from lance_dagster.history.lineage import lineage_of
@@ -120,8 +120,7 @@ class LogQuery:
 
     def __post_init__(self) -> None:
         """Refuse a limit that is not a number of versions."""
-        if self.limit is not None:
-            whole_number("the limit", self.limit, 0)
+        object.__setattr__(self, "limit", optional_limit("the limit", self.limit))
 
 
 def first_parents(ancestry: Ancestry, start: VersionRef, query: LogQuery) -> list[Version]:

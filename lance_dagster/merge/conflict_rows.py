@@ -27,7 +27,7 @@ from lance_dagster.diff.versioned_rows import VersionedRows
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.validation import string_list, whole_number
+from lance_dagster.format.validation import optional_limit, string_list
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_locations import (
@@ -294,8 +294,7 @@ class ConflictRows:
             raise InvalidInputError(
                 f"this merge has no conflict {str(conflict)!r}; it has {len(self._conflicts)} others"
             )
-        if limit is not None:
-            limit = whole_number("the limit", limit, 0)
+        limit = optional_limit("the limit", limit)
         request = RowsRequest(
             conflicts=self._conflicts if conflict is None else (conflict,),
             columns=self._columns.chosen(columns),

@@ -23,7 +23,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
-from lance_dagster.format.validation import check_flag, check_options, whole_number
+from lance_dagster.format.validation import check_flag, check_options, optional_limit, whole_number
 from lance_dagster.history.context import Properties
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.tag_hold import given_reason
@@ -122,7 +122,7 @@ class Channels:
             RefNotFoundError: There is no such channel, and never was.
             InvalidInputError: The limit is negative.
         """
-        limit = None if limit is None else whole_number("limit", limit, 0)
+        limit = optional_limit("limit", limit)
         if self._repository.logs.newest("channel", name) is None:
             raise unknown_channel(self._repository, name)
         return tuple(islice(self._repository.logs.entries("channel", name), limit))

@@ -43,6 +43,7 @@ collection deletes them. Data files are left to `LanceTable.maintenance.collect_
 """
 
 import re
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -170,7 +171,8 @@ class _Needs:
         for name in logs.names("channel"):
             found += _named_since(logs, "channel", name, since)
             with suppress(NotFoundError):
-                found += islice(promotions(logs, name), self.retention.promotions)
+                # `islice` takes no larger number than `maxsize`.
+                found += islice(promotions(logs, name), min(self.retention.promotions, sys.maxsize))
         return dict.fromkeys(commit for commit in found if commit)
 
     def _pinned(self) -> Iterator[str]:

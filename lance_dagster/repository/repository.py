@@ -32,7 +32,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
-from lance_dagster.format.validation import check_options, string_list, validate_commit_info, whole_number
+from lance_dagster.format.validation import check_options, optional_limit, string_list, validate_commit_info
 from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -331,7 +331,7 @@ class LanceRepository:
 
     def log(self, ref: str = MAIN, limit: int | None = None) -> list[RepositoryCommit]:
         """Return a commit and those it was made from, newest first, along first parents."""
-        limit = None if limit is None else whole_number("limit", limit, 0)
+        limit = optional_limit("limit", limit)
         return list(islice(self._first_parents(ref), limit))
 
     def commit(

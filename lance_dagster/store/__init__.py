@@ -106,7 +106,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
             "shapes". `record_digests` states whether the digests of written data files are recorded.
 
     Raises:
-        InvalidInputError: The scheme is not supported, or an option is unknown or no text.
+        InvalidInputError: The scheme is not supported, the URI is not UTF-8, or an option is unknown or no text.
     """
     location = resolve_location(uri, {} if storage_options is None else storage_options)
     match location.scheme:

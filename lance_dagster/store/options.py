@@ -116,9 +116,14 @@ def supported_uri(uri: str | os.PathLike[str]) -> str:
     """Return the canonical spelling of a URI at which a table can be stored.
 
     Raises:
-        InvalidInputError: `canonical_uri` refuses the URI, or it has a scheme that no store supports.
+        InvalidInputError: `canonical_uri` refuses the URI, it is not UTF-8, or no store supports its scheme.
     """
     canonical = canonical_uri(uri)
+    try:
+        canonical.encode()
+    except UnicodeEncodeError as error:
+        problem = "a name in it is not UTF-8, and pylance opens no such path; rename that folder"
+        raise InvalidInputError(f"no table can be at {canonical!r}: {problem}") from error
     scheme = scheme_of(canonical)
     if scheme not in SCHEMES:
         raise InvalidInputError(

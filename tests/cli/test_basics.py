@@ -164,6 +164,26 @@ def test_the_log_is_filtered(tmp_path: Path, options: list[str], shown: list[str
     assert sorted(shown) == sorted(document["version"] for document in documents)
 
 
+@pytest.mark.parametrize("limit", [2**63 - 1, 2**63, 10**40])
+def test_a_limit_beyond_every_count_shows_all(table: LanceTable, limit: int) -> None:
+    """No number is too large: neither for Arrow, nor for what takes the first ones."""
+    table.branches.create("other", "main~1")
+    for branch in ("main", "other"):
+        table.update({"value": "7" if branch == "main" else "8"}, where="value = 1", branch=branch)
+    for *arguments, code in (
+        ("log", 0),
+        ("log", "--graph", 0),
+        ("head", 0),
+        ("diff", "main@1..main", "--rows", 0),
+        ("show", "--rows", 0),
+        ("merge", "other", "--preview", "--rows", 1),
+    ):
+        command, *rest = map(str, arguments)
+        result = run(command, table.uri, *rest, "-n", str(limit))
+        assert code == result.exit_code, result.output
+        assert "there are more rows" not in result.stdout
+
+
 def test_a_time_that_is_none_is_a_wrong_call(table: LanceTable) -> None:
     """An invalid time is a wrong call, and the error has an example of a valid one."""
     result = run("log", table.uri, "--since", "tomorrow")

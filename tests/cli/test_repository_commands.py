@@ -164,6 +164,18 @@ def test_the_status_names_branches_that_were_superseded(repository: str) -> None
     assert 1 == run("repository", "publish", repository, "run/2").exit_code
 
 
+@pytest.mark.parametrize("count", [2**63 - 1, 2**63, 10**40])
+def test_a_number_beyond_every_count_is_taken(repository: str, count: int) -> None:
+    """A limit shows all there is; a promotion before the first one does not exist."""
+    run("repository", "promote", repository)
+    assert lines_of("repository", "log", repository) == lines_of("repository", "log", repository, "-n", str(count))
+    history = lines_of("repository", "history", repository)
+    assert history == lines_of("repository", "history", repository, "-n", str(count))
+    assert 0 == run("repository", "collect", repository, "--promotions", str(count)).exit_code
+    refused = run("repository", "rollback", repository, "--reason", "x", "--steps", str(count))
+    assert (2, 1) == (refused.exit_code, refused.stderr.count("\n"))
+
+
 def test_a_release_tag_stays(repository: str) -> None:
     """It is deleted with --force only, and the error says so as a command."""
     (made,) = lines_of("repository", "tag", repository, "v1", "--message", "first")

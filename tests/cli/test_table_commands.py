@@ -7,8 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from lance_dagster import LanceTable
+from lance_dagster.cli.main import main
 from lance_dagster.cli.table_commands import parsed_schema
 from tests.cli.running import document_of, lines_of, process, run
 from tests.conftest import S3Storage
@@ -61,6 +63,23 @@ def test_a_damaged_table_does_not_hide_others(tmp_path: Path) -> None:
     assert ("broken", True, None) == (broken["name"], bool(broken["problem"]), broken["version"])
     assert (Path(table.uri).name, None, "main@2") == (sound["name"], sound["problem"], sound["version"])
     assert "cannot be read: " in lines_of("tables", str(tmp_path))[0]
+
+
+def test_names_that_the_output_cannot_encode_are_listed(tmp_path: Path) -> None:
+    """A character that the encoding lacks becomes an escape; a folder whose name is not UTF-8 holds no table."""
+    for name in ("日", "\udcff"):
+        (tmp_path / name / "_versions").mkdir(parents=True)
+    for encoding, shown in (("latin-1", "\\u65e5"), ("utf-8", "日")):
+        done = CliRunner(charset=encoding).invoke(main, ["tables", str(tmp_path)])
+        assert done.exit_code == 0
+        found, unknown = done.stdout.splitlines()
+        assert found.startswith(shown)
+        assert unknown.startswith("\\udcff")
+        assert "cannot be read: no table can be at " in unknown
+    for command in (("tables",), ("clone", new_table(tmp_path).uri), ("create", "--schema", "a:int8")):
+        refused = run(*command, str(tmp_path / "\udcff"))
+        assert (2, 1) == (refused.exit_code, refused.stderr.count("\n"))
+        assert "a name in it is not UTF-8" in refused.stderr
 
 
 def test_tables_on_s3_are_found(s3_storage: S3Storage) -> None:
@@ -118,6 +137,10 @@ def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
         (("--schema", "a:int64,a:string"), "column 'a' is given twice"),
         (("--like", "nowhere.parquet"), "there is no file nowhere.parquet; --like takes a local Parquet file"),
         (("--like", __file__), "is not a Parquet file: "),
+        (("--like", "x" * 300), "is not a Parquet file: "),
+        (("--schema", "v:float32[99999999999]"), "column 'v' has a number above 2,147,483,647: '99999999999'"),
+        (("--schema", "v:decimal(5,99999999999)"), "column 'v' has a number above 2,147,483,647: '99999999999'"),
+        (("--schema", f"a:{'list<' * 2000}int64{'>' * 2000}"), "the type of column 'a' is more than 100 levels deep"),
     ],
 )
 def test_columns_that_cannot_be_read_are_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

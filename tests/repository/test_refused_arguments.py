@@ -42,6 +42,7 @@ WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "remove with a property": lambda lake: lake.remove_table("orders", properties={"n": NO_TEXT}),
     "release with a property": lambda lake: lake.tags.create("v1", properties={"n": NO_TEXT}),
     "release with a message": lambda lake: lake.tags.create("v1", message=NO_TEXT),
+    "delete a release that cannot be encoded": lambda lake: lake.tags.delete("\udcff", force=True),
     "fork with metadata": lambda lake: lake.fork("orders", "run/2", metadata={"n": NO_TEXT}),
     "a commit of no ref": lambda lake: lake.at(NOTHING),
     "release of no ref": lambda lake: lake.tags.create("v1", NOTHING),

@@ -80,6 +80,13 @@ def test_a_uri_that_is_none_is_refused(given: Any, said: str) -> None:  # noqa: 
         canonical_uri(given)
 
 
+@pytest.mark.parametrize("uri", ["lake/\udcff/t", "s3://bucket/\udcff"])
+def test_a_place_that_pylance_cannot_open_is_refused(uri: str) -> None:
+    """The name of a folder need not be UTF-8 on local disk, and Python shows its bytes as surrogates."""
+    with pytest.raises(InvalidInputError, match="a name in it is not UTF-8"):
+        open_store(uri)
+
+
 @pytest.mark.parametrize("given", [["a"], "a=b", {1: "a"}])
 def test_storage_options_are_a_mapping(given: Any) -> None:  # noqa: ANN401 - what a caller may give
     """The error shows the form of one, and not what was given: it may be secret."""

@@ -36,7 +36,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
-from lance_dagster.format.validation import check_string, whole_number
+from lance_dagster.format.validation import check_string, optional_limit
 from lance_dagster.history.ref_expressions import branch_of_version
 from lance_dagster.history.refs.ref_encoding import branch_file_of, parse_branch, parse_tag, tag_file_of
 from lance_dagster.history.refs.ref_files import (
@@ -90,7 +90,7 @@ class Refs:
         if pattern is not None:
             check_string("pattern", pattern)
         # A negative limit would leave out the last tags.
-        limit = None if limit is None else whole_number("limit", limit, 0)
+        limit = optional_limit("limit", limit)
         return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern, limit=limit)
 
     def branch(self, name: str) -> Branch | None:

@@ -18,7 +18,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
-from lance_dagster.format.validation import validate_commit_info
+from lance_dagster.format.validation import check_string, validate_commit_info
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, person
 
@@ -58,7 +58,12 @@ def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", 
 
 
 def read_tag(logs: RefLogs, name: str) -> ReleaseTag | None:
-    """Read a release tag, or return None."""
+    """Read a release tag, or return None.
+
+    Raises:
+        InvalidInputError: The name is not a string, or cannot be encoded.
+    """
+    check_string("the name of a tag", name)
     # No tag can have such a name, so no request is made for it. A name of dots could also lead out of the folder.
     if "/" in name or name.startswith("."):
         return None

@@ -13,6 +13,7 @@ As in a table, a ref is resolved once, and only the commit is passed on.
 """
 
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
@@ -85,7 +86,8 @@ def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int)
         RefNotFoundError: There were fewer promotions.
     """
     # One more than the steps: the first one is the present commit of the channel.
-    found = list(islice(promotions(logs, channel, upto=entry.number), steps + 1))
+    # `islice` takes no larger number than `maxsize`.
+    found = list(islice(promotions(logs, channel, upto=entry.number), min(steps + 1, sys.maxsize)))
     if len(found) <= steps:
         ago = f"{len(found) - 1} promotion{'' if len(found) == 2 else 's'}"  # noqa: PLR2004
         instead = (
