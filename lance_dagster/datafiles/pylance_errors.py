@@ -45,8 +45,8 @@ _DAMAGE = (
     "current-format reader to read v1 metadata",
 )
 """Parts of messages that mean a damaged file."""
-_FILTERED = "Error applying filter expression"
-"""Part of the message for a filter that fails on the values, such as a cast of a string that is not a number."""
+_EVALUATED = ("Error applying filter expression", "Error parsing timestamp from")
+"""Parts of messages for an expression that fails on a value, such as a cast of a string that is not a number."""
 _BEYOND_THE_END = "Invalid range"
 """Part of the message for a request beyond the end of a file, to which a damaged page leads."""
 _UNFINISHED = (
@@ -139,13 +139,17 @@ def _panics(what: str, where: str, remedy: Remedy | None = None) -> Iterator[Non
             told = "data files that pylance cannot read, unless `verify(deep=True)` finds one damaged"
             unknown = f"{told}: {_first_line(error)}"
             raise UnsupportedFeatureError(where, [unknown]) from error
-        if isinstance(error, _EXPECTED) and _FILTERED not in str(error) and any(part in str(error) for part in _DAMAGE):
+        if isinstance(error, _EXPECTED) and _is_damage(str(error)):
             deep = Remedy("{} names the file", Call("maintenance.verify", named={"deep": True}))
             raise CorruptFileError(where, f"cannot {what}: {_first_line(error)}", deep) from error
         if type(error).__name__ != _PANIC and not any(part in str(error) for part in _CRASHED):
             raise
         crashed = f"cannot {what} of {where}: pylance crashed: {_first_line(error)}"
         raise StoreError(crashed, remedy=remedy) from error
+
+
+def _is_damage(message: str) -> bool:
+    return any(part in message for part in _DAMAGE) and not any(part in message for part in _EVALUATED)
 
 
 def _first_line(error: BaseException) -> str:

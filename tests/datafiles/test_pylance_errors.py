@@ -82,3 +82,15 @@ def test_a_filter_that_fails_on_values_is_a_wrong_argument(tmp_path: Path, filte
     """The error does not depend on what the function in the filter says about the values."""
     with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
         new_table(tmp_path, entries("letter a", 0)).read(filter=filter)
+
+
+def test_a_text_that_is_no_timestamp_is_a_wrong_argument(tmp_path: Path) -> None:
+    """Neither the literal of a filter nor a cast of a column says anything about the files."""
+    table = new_table(tmp_path, entries("letter a", 0))
+    with pytest.raises(InvalidInputError, match="Error parsing timestamp from 'yesterday'"):
+        table.read(filter="to_timestamp(key) > timestamp 'yesterday'")
+    for expression in ("cast('yesterday' as timestamp)", "cast(key as timestamp)"):
+        with pytest.raises(InvalidInputError, match="Error parsing timestamp from"):
+            table.columns.add({"at": expression})
+    with pytest.raises(InvalidInputError, match="Error parsing timestamp from 'letter a'"):
+        table.update({"key": "cast(cast(key as timestamp) as string)"})
