@@ -185,6 +185,58 @@ def test_moments_that_python_has_no_object_for(lake: LanceResource) -> None:
     assert known.description.endswith(f"allowed: none; such as {far}")
 
 
+def audit_of(lake: LanceResource, values: "pa.Array[Any]", others: "pa.Array[Any]") -> Audit:
+    """A table with a column `v`, in a fragment for each value, and another one for the same column."""
+    for key, column in ((ORDERS, values), (CUSTOMERS, others)):
+        table = LanceTable.create(lake.uri_of(key), pa.schema({"v": column.type}))
+        for place in range(len(column)):
+            table.append(pa.table({"v": column[place : place + 1]}))
+    return Audit(candidate=lake.open(None, ORDERS), others={CUSTOMERS: lake.open(None, CUSTOMERS)})
+
+
+UUIDS = pa.array([bytes([number] * 16) for number in (1, 2, 1)], pa.binary(16))
+WORDS = pa.array(["a", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    "values,others,repeated,missing",
+    [
+        (
+            UUIDS.cast(pa.uuid()),
+            UUIDS[:1],
+            "01010101-0101-0101-0101-010101010101",
+            "02020202-0202-0202-0202-020202020202",
+        ),
+        (WORDS.dictionary_encode(), WORDS[:1].dictionary_encode(), "a", "b"),
+        (pa.array([1, 2, 1]).cast(pa.float16()), pa.array([1]), "1.0", "2.0"),
+    ],
+    ids=["uuids", "dictionaries", "half floats"],
+)
+def test_keys_that_arrow_does_not_group(
+    lake: LanceResource, values: "pa.Array[Any]", others: "pa.Array[Any]", repeated: str, missing: str
+) -> None:
+    """They are compared as plain values, and shown as they are."""
+    audit = audit_of(lake, values, others)
+    assert Unique("v").evaluate(audit).description.endswith(f"another: 1; allowed: none; such as {repeated}")
+    known = KeysExist("v", in_table="shop/customers", key="v").evaluate(audit)
+    assert known.description.startswith("1 of 2 values of 'v' are not in 'v'")
+    assert known.description.endswith(f"such as {missing}")
+
+
+def test_values_that_cannot_be_compared(lake: LanceResource) -> None:
+    """The error names the columns and their types."""
+    audit = audit_of(lake, pa.array([{"a": 1}]), pa.array([1]))
+    exist = KeysExist("v", in_table="shop/customers", key="v")
+    for check in (Unique("v"), exist):
+        with pytest.raises(InvalidInputError, match="column 'v' is struct<a: int64>, which cannot be a key"):
+            check.evaluate(audit)
+    table = LanceTable.create(lake.uri_of(dg.AssetKey("days")), pa.schema({"v": pa.date32()}))
+    table.append(pa.table({"v": [dt.date(2024, 1, 1)]}))
+    days = replace(audit, candidate=lake.open(None, dg.AssetKey("days")))
+    with pytest.raises(InvalidInputError, match=r"'v' is date32\[day\] and 'v' of shop/customers is int64; values of"):
+        exist.evaluate(days)
+
+
 def test_braces_in_values(audit: Audit) -> None:
     """A bound and an expression may contain any character."""
     assert InRange("name", maximum="{x}'").evaluate(audit).passed

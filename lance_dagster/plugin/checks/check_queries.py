@@ -10,12 +10,14 @@ a filter, or the columns that it compares.
 """
 
 import difflib
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import dagster as dg
 
+from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import Bound, quote_name
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
@@ -111,18 +113,41 @@ def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) 
 
 
 def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
-    """Return the distinct values of a column without null."""
+    """Return the distinct values of a column without null, as plain values.
+
+    Raises:
+        InvalidInputError: The table has no such column, or its values cannot be compared.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = field_of(table, column).type
     batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
+    # The empty column gives concat_arrays a type when there is no batch.
+    columns = itertools.chain([pa.chunked_array([], kind)], (pa.chunked_array([one.column(0)]) for one in batches))
     # Batches are reduced to distinct values one by one, so memory holds distinct values and not the column.
-    # The empty array gives concat_arrays a type when there is no batch.
-    found: pa.Array[Any] = pc.unique(
-        pa.concat_arrays([pa.array([], kind), *(pc.unique(one.column(0)) for one in batches)])
-    )
+    found: pa.Array[Any] = pc.unique(pa.concat_arrays([pc.unique(comparable(one, column)) for one in columns]))
     return found
+
+
+def comparable(values: "pa.ChunkedArray[Any]", column: str) -> "pa.Array[Any]":
+    """Return the values of a column as one array of plain values, which Arrow can group and look up.
+
+    Raises:
+        InvalidInputError: The values are nested or JSON.
+    """
+    import pyarrow as pa
+
+    # Arrow looks up no half floats; each of them is a float too.
+    return comparable_values(values.cast(pa.float32()) if pa.types.is_float16(values.type) else values, column)
+
+
+def as_stored(values: Any, kind: "pa.DataType") -> Any:  # noqa: ANN401  # an array, or a column of several
+    """Return plain values in the type of their column, such as a UUID, which shows them as people know them."""
+    import pyarrow as pa
+
+    extended = isinstance(kind, pa.BaseExtensionType) and values.type == kind.storage_type
+    return values.cast(kind) if extended else values
 
 
 def between(minimum: Bound | None, maximum: Bound | None) -> str:

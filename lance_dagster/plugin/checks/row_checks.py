@@ -1,11 +1,13 @@
 """Checks of the number of rows of a table, and of their keys."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import dagster as dg
 
-from lance_dagster.format.shown_values import shown_rows, shown_values
+from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.shown_values import shown_values
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import whole_number
 from lance_dagster.plugin.checks.check_arguments import (
@@ -17,7 +19,9 @@ from lance_dagster.plugin.checks.check_arguments import (
 from lance_dagster.plugin.checks.check_queries import (
     SHOWN,
     BuiltInCheck,
+    as_stored,
     between,
+    comparable,
     distinct,
     field_of,
     judged,
@@ -109,21 +113,27 @@ class Unique(BuiltInCheck):
         """Count the rows that repeat the key of another row.
 
         Reads the key columns, all rows of them in memory at once.
+
+        Raises:
+            InvalidInputError: The table has no such column, or its values cannot be compared.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
 
         names = self._names
-        for name in names:
-            field_of(audit.candidate, name)
+        kinds = [field_of(audit.candidate, name).type for name in names]
         # Filter in the scan rather than in Arrow: rows with a null key are never read into memory.
         present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
         keys = audit.candidate.read(names, filter=present)
-        groups = keys.group_by(list(names)).aggregate([([], "count_all")])
+        # Arrow groups plain values only.
+        plain = [comparable(keys.column(name), name) for name in names]
+        groups = pa.table(plain, list(names)).group_by(list(names)).aggregate([([], "count_all")])
         repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
         # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
-        shown = [", ".join(str(row[name]) for name in names) for row in shown_rows(repeated.slice(0, SHOWN))]
+        some = repeated.slice(0, SHOWN)
+        columns = [as_stored(some.column(name), kind) for name, kind in zip(names, kinds, strict=True)]
+        shown = [", ".join(map(str, row)) for row in zip(*map(shown_values, columns), strict=True)]
         return CheckOutcome(
             passed=extra == 0,
             description=f"rows that repeat the {', '.join(names)} of another: {extra}; allowed: none{such_as(shown)}",
@@ -169,7 +179,11 @@ class KeysExist(BuiltInCheck):
         return (dg.AssetKey(self.in_table.split("/")),)
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
-        """Look up the distinct values; reads one column of each table, batch by batch."""
+        """Look up the distinct values; reads one column of each table, batch by batch.
+
+        Raises:
+            InvalidInputError: A table has no such column, or its values cannot be compared with those of the other.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -178,12 +192,18 @@ class KeysExist(BuiltInCheck):
         # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
         known = distinct(other, self.key)
         try:
-            known = known.cast(wanted.type)
-        except pa.ArrowInvalid:
+            with suppress(pa.ArrowInvalid):
+                known = known.cast(wanted.type)
             # The other table has keys that do not fit into the type of the candidate.
             wanted = wanted.cast(known.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidInputError(
+                f"column {self.column!r} is {wanted.type} and {self.key!r} of {self.in_table} is {known.type}; values "
+                f"of these types cannot be compared: {error}"
+            ) from error
         left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
-        shown = [str(value) for value in shown_values(left.slice(0, SHOWN))]
+        kind = field_of(audit.candidate, self.column).type
+        shown = [str(value) for value in shown_values(as_stored(left.slice(0, SHOWN), kind))]
         return CheckOutcome(
             passed=not len(left),
             description=(
