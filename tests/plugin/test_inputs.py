@@ -350,6 +350,19 @@ def test_table_is_rewritten_from_its_own_version(lake: LanceResource) -> None:
     assert table.read(f"run/{result.run_id}")["id"].to_pylist() == [1, 3]
 
 
+@pytest.mark.parametrize("kind,library", [(list[dict[str, Any]], "Python"), (pd.DataFrame, "pandas")])
+def test_rows_that_the_library_cannot_hold(lake: LanceResource, kind: Any, library: str) -> None:
+    """Arrow has dates after the year 9999; the error names the column and the type that would do."""
+    rows = pa.table({"id": [1], "day": pa.array([10**7], pa.date32())})
+    LanceTable.create(lake.uri_of(NUMBERS), rows.schema).append(rows)
+    said = error_of(run(lake, dg.AssetSpec(NUMBERS), reader([], kind)))
+    assert f"{library} cannot hold a value of column 'day', which is date32[day]: " in said
+    assert "annotate the input as pyarrow.Table, or leave the column out by lance/columns" in said
+    seen: list[Any] = []
+    assert run(lake, dg.AssetSpec(NUMBERS), reader(seen, kind, metadata={"lance/columns": ["id"]})).success
+    assert [1] == ids(seen[0])
+
+
 def test_dictionaries_with_different_keys(lake: LanceResource) -> None:
     """Each key is a column, also one that the first dictionary lacks."""
     result = run(lake, returned([{"id": 1}, {"id": 2, "name": "b"}]))

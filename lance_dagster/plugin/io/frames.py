@@ -8,7 +8,7 @@ exist when its library is loaded, and an import of a large library costs seconds
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -82,6 +82,10 @@ Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows
 """The rows of an output: in memory, as a stream, in files of the table, or where Spark's executors compute them."""
 
 
+# For a date beyond the year 9999, a long duration, or a time zone that is not known.
+_NO_OBJECT = (OverflowError, ValueError, LookupError)
+
+
 class FrameHandler(Protocol):
     """Convert the values of one library to rows, and rows to such a value."""
 
@@ -100,6 +104,27 @@ class FrameHandler(Protocol):
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return the rows of a view as a value of this type."""
         ...
+
+
+def in_python(rows: pa.Table, library: str, convert: Callable[[pa.Table], object]) -> object:
+    """Convert rows to a value of Python or of a library that has fewer dates, times and durations than Arrow.
+
+    Raises:
+        InvalidInputError: A value cannot be converted; the error names its column.
+    """
+    try:
+        return convert(rows)
+    except _NO_OBJECT as error:
+        for name in rows.schema.names:
+            try:
+                convert(rows.select([name]))
+            except _NO_OBJECT:
+                kind = rows.schema.field(name).type
+                raise InvalidInputError(
+                    f"{library} cannot hold a value of column {name!r}, which is {kind}: {error}; annotate the input "
+                    "as pyarrow.Table, or leave the column out by lance/columns"
+                ) from error
+        raise
 
 
 class ArrowFrames:
@@ -153,7 +178,7 @@ class PandasFrames:
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a pandas frame in memory."""
-        return view.read().to_pandas()
+        return in_python(view.read(), "pandas", pa.Table.to_pandas)
 
     def _arrow(self, value: Any) -> pa.Table:  # noqa: ANN401
         named = any(name is not None for name in value.index.names)

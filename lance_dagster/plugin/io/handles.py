@@ -14,6 +14,7 @@ from lance_dagster.plugin.io.frames import (
     PolarsFrames,
     SparkFrames,
     StagedFrames,
+    in_python,
     with_vectors,
 )
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
@@ -101,7 +102,7 @@ class DictRows:
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return the rows as dictionaries."""
-        return view.read().to_pylist()
+        return in_python(view.read(), "Python", pa.Table.to_pylist)
 
 
 def _planned(view: PinnedTable) -> pa.Schema:
