@@ -124,17 +124,22 @@ def _counted(table: LanceTable, diff: Diff, on: Sequence[str]) -> tuple[RowCount
 
 
 def _schema_changes(diff: Diff) -> str:
-    shown = [f"`{change}`" for change in diff.schema[:_SCHEMA_CHANGES]]
+    shown = [f"`{_one_line(change)}`" for change in diff.schema[:_SCHEMA_CHANGES]]
     more = len(diff.schema) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _markdown(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    lines = [names, ["---"] * len(names), *([_cell(value) for value in row] for row in rows)]
+    lines = [[_cell(name) for name in names], ["---"] * len(names), *([_cell(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _one_line(value: object) -> str:
+    # A bar or a new line would end the cell; names of columns may have both.
+    return " ".join(str(value).replace("|", "\\|").split())
+
+
 def _cell(value: object) -> str:
-    # A vector or a document would fill the page, and a bar or a new line would end the cell.
-    text = " ".join(str(value).replace("|", "\\|").split())
+    # A vector or a document would fill the page.
+    text = _one_line(value)
     return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}…"

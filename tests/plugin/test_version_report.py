@@ -112,6 +112,15 @@ def test_preview_of_values_that_python_has_no_object_for(lake: LanceResource) ->
     assert "| 1 | 20237-04-25 10:45:03.423488 |" == found["lance/preview"].splitlines()[2]
 
 
+def test_names_of_columns_do_not_end_a_cell(lake: LanceResource) -> None:
+    """A bar and a new line in a name leave the tables of the preview and of the changes whole."""
+    materialized(lake, pa.table({"id": [1]}), schema_evolution="replace")
+    found = materialized(lake, pa.table({"id": [1], "a|b\nc": [2]}), schema_evolution="replace")
+    assert ["| id | a\\|b c |", "| --- | --- |", "| 1 | 2 |"] == found["lance/preview"].splitlines()
+    assert "a\\|b c" in found["lance/changes"]
+    assert all(line.endswith(" |") for line in found["lance/changes"].splitlines()[2:])
+
+
 def test_empty_output(lake: LanceResource) -> None:
     """An empty output has no preview, and causes no failure."""
     found = materialized(lake, pa.table({"id": pa.array([], pa.int64())}))
