@@ -7,7 +7,7 @@ never does. The tags also protect the versions that they name from every clean-u
 `repository.tags` makes release tags, which the tables follow with immutable tags of their own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
-from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at
@@ -28,8 +28,6 @@ from lance_dagster.repository.registry import Registry, RepositoryContext
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
-FOLLOW = MergeOptions(message="follow the repository")
-"""How `main` of a table is merged up to a commit that another process made."""
 _TRIES = 5
 
 
@@ -68,8 +66,9 @@ def project(
     commit: RepositoryCommit,
     names: Iterable[str],
     *,
-    tag: FollowingTag | None,
-    options: MergeOptions | Mapping[str, MergeOptions] | None,
+    tag: FollowingTag | None = None,
+    main: bool = False,
+    strategy: Strategy = None,
 ) -> tuple[Lagging, ...]:
     """Bring `main` and a tag of some tables up to a commit; return what could not be brought up.
 
@@ -78,16 +77,17 @@ def project(
         commit: The commit.
         names: The tables, all of them in the commit.
         tag: The tag to move; None to leave tags alone.
-        options: How `main` is merged, for all tables or by table; None to leave `main` alone.
+        main: Whether `main` is brought up.
+        strategy: Resolves conflicts with commits that another program made on `main`.
     """
 
     def one(name: str) -> list[Lagging]:
         context, at, found = registry.context(name), commit.tables[name], []
         # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
         error: LanceDagsterError | None
-        if options is not None:
+        if main:
             try:
-                error = land(context, at, options if isinstance(options, MergeOptions) else options[name])
+                error = land(context, at, strategy)
             except LanceDagsterError as failed:
                 error = failed
             found += [] if error is None else [Lagging(table=name, ref="main", reason=_reason(error))]
@@ -171,7 +171,7 @@ class Releases:
         # refused here, before it touches the tables.
         tag = create_release(self._repository.logs, name, commit.id, message=message, properties=properties or {})
         following = FollowingTag(name=name, immutable=True)
-        return tag, project(self._repository.registry, commit, commit.tables, tag=following, options=None)
+        return tag, project(self._repository.registry, commit, commit.tables, tag=following)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a release tag of the repository; the tags of the tables stay.

@@ -36,13 +36,12 @@ from lance_dagster.format.validation import check_options, optional_limit, strin
 from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
-from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.adoption import Adopted, Adoption
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FOLLOW, FollowingTag, Lagging, Releases, project
+from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
 from lance_dagster.repository.publish.forks import fork_table
@@ -353,7 +352,7 @@ class LanceRepository:
         """
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            change = TableChange.of(self._context.registry, name, dest, options=_options(message, {}, None))
+            change = TableChange.of(self._context.registry, name, dest, options=MergeOptions(message=message))
             return stage_merge(change, dest)
 
         names = tuple(self.tables()) if tables is None else string_list("tables", tables, "shop/orders")
@@ -431,9 +430,7 @@ class LanceRepository:
             request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
-        # By table, because a version that was planned again has other properties, which record what was audited.
-        options = {name: _options(one.message, one.properties, None) for name, one in current.items()}
-        lagging = project(registry, done.commit, current, tag=None, options=options)
+        lagging = project(registry, done.commit, current, main=True)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
         return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
 
@@ -490,7 +487,7 @@ class LanceRepository:
         done = commit_tables(self._context.logs, request)
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
         names = done.changed or changed_by(self._context, commit, done.commit)
-        project(self._context.registry, done.commit, names, tag=None, options=_options(request.message, {}, None))
+        project(self._context.registry, done.commit, names, main=True)
         # After the commit, as for `remove_table`. `commit` adds the versions of registered tables.
         for name, table_id in added_by(self._context, commit, done.commit).items():
             if self._context.registry.id_of(name) == table_id:
@@ -531,20 +528,19 @@ class LanceRepository:
             return ()
         commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
-        options = _options(f"follow {channel}", {}, None)
         tag = FollowingTag(name=channel, hold=newest.hold)
-        return project(self._context.registry, commit, names, tag=tag, options=options)
+        return project(self._context.registry, commit, names, tag=tag, main=True)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""
         head = self.head()
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
-        found = project(self._context.registry, head, head.tables, tag=None, options=FOLLOW)
+        found = project(self._context.registry, head, head.tables, main=True)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
             # The tags may have missed the end of a hold as well, so its reason is looked up.
             tag = FollowingTag(name=channel.name, hold=channel.hold, ended=self.channels.ended_holds(channel))
-            found += project(self._context.registry, commit, commit.tables, tag=tag, options=None)
+            found += project(self._context.registry, commit, commit.tables, tag=tag)
         return found
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
@@ -580,10 +576,6 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
             if store.get(MARKER) is not None:
                 raise InvalidInputError(f"{root} lies inside the repository at {above}, which has the tables below it")
         *parents, name = parents
-
-
-def _options(message: str, properties: Mapping[str, str], strategy: Strategy) -> MergeOptions:
-    return MergeOptions(message=message, properties=properties, strategy=strategy)
 
 
 def _columns(schema: pa.Schema) -> str:

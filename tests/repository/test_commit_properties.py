@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from lance_dagster import LanceRepository, LanceTable
-from tests.repository.scripted_repository import FAST, rows
+import pytest
+
+from lance_dagster import InvalidInputError, LanceRepository, LanceTable
+from tests.repository.scripted_repository import FAST, Plug, new_repository, rows, run, scripted
+from tests.store.scripted import PlugPulledError
 
 SAID: dict[str, Any] = {"message": "for the audit", "properties": {"ticket": "7"}}
 WHY: dict[str, Any] = {"reason": "for the audit", "properties": {"ticket": "7"}}
@@ -44,6 +47,39 @@ def test_every_move_of_a_channel_keeps_its_reason_and_properties(tmp_path: Path)
     found = lake.channels.history("next")
     assert ["delete", "rollback", "release", "hold", "promote", "promote"] == [entry.action for entry in found]
     assert [("for the audit", {"ticket": "7"})] * 6 == [(entry.reason, entry.properties) for entry in found]
+
+
+@pytest.mark.parametrize("landed_by", ["repair", "publish"])
+def test_main_says_who_published_and_not_who_brought_it_up(tmp_path: Path, landed_by: str) -> None:
+    """A publication that died before `main` of its table followed is landed by another call, under its own name."""
+    repository = new_repository(tmp_path, "orders")
+    dying = Plug(0, lambda request: request.commits and request.key.startswith("_versions/"))
+    with pytest.raises(PlugPulledError):
+        scripted(repository.root, dying).publish(run(repository, 1, "orders"), **SAID)
+    table = repository.table("orders")
+    assert 1 == table.head().number
+    if landed_by == "repair":
+        repository.repair()
+    else:
+        repository.publish(run(repository, 2, "orders"), message="the next one")
+    landed = table.at("main@2")
+    assert ("for the audit", "7") == (landed.message, landed.properties["ticket"])
+    assert landed_by == "repair" or "the next one" == table.head().message
+
+
+def test_a_repeated_publication_speaks_for_itself(tmp_path: Path) -> None:
+    """What a publication staged that was refused is not published under its name by the next one."""
+    repository = new_repository(tmp_path, "orders")
+    branch = run(repository, 1, "orders")
+
+    def refuse(staged: object) -> None:
+        raise InvalidInputError(f"not {staged}")
+
+    with pytest.raises(InvalidInputError, match="not"):
+        repository.publish(branch, message="refused", properties={"ticket": "6"}, audit=refuse)
+    repository.publish(branch, **SAID)
+    landed = repository.table("orders").head()
+    assert ("for the audit", "7") == (landed.message, landed.properties["ticket"])
 
 
 def test_a_release_tag_keeps_its_properties(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import FOLLOW, Lagging, project
+from lance_dagster.repository.projection import Lagging, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, CommittedTables, commit_tables
 from lance_dagster.repository.publish.forks import (
     MERGED,
@@ -173,7 +173,7 @@ def _landed(
     # A later commit may have removed a table that the branch touched.
     present = [name for name in touched.names if name in done.commit.tables]
     # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
-    landed = project(repository.registry, done.commit, present, tag=None, options=wanted.merging)
+    landed = project(repository.registry, done.commit, present, main=True, strategy=wanted.merging.strategy)
     return Published(commit=done.commit, changed=done.changed, lagging=landed)
 
 
@@ -194,8 +194,8 @@ def _landed_again(
         parent = None
     # The commit is checked too: the first attempt may have ended the branch of a table whose `main` lags behind.
     names = head.tables.keys() & {*touched.names, *commit.changed_from(parent)}
-    options = wanted.merging if head.id == merged else FOLLOW
-    landed = project(repository.registry, head, sorted(names), tag=None, options=options)
+    strategy = wanted.merging.strategy if head.id == merged else None
+    landed = project(repository.registry, head, sorted(names), main=True, strategy=strategy)
     return Published(commit=commit, lagging=landed)
 
 

@@ -4,8 +4,9 @@ A publication of many tables merges each one into a branch of its own, `publishe
 `main` of the table. Nothing is visible while the next table is merged, and nothing has to be undone when one of
 them is refused. The branch keeps the version alive as long as a commit of the repository names it.
 
-The name of the branch is a digest of the merged versions and of the version they are merged into. A publication that
-was killed finds its branch again and continues; two publications of the same versions share it.
+The name of the branch is a digest of the merged versions, of the version they are merged into, and of the message and
+properties. A publication that was killed finds its branch again and continues; two publications of the same versions
+with the same message and properties share it. `main` takes message and properties from there, whoever brings it up.
 """
 
 import hashlib
@@ -31,16 +32,16 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
-from lance_dagster.format.transaction import MERGE
+from lance_dagster.format.transaction import COMMITTER, MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.merge_base import version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
-from lance_dagster.history.refs.ref_files import Branch
+from lance_dagster.history.refs.ref_files import RESERVED_PREFIX, Branch
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lineage_at
 from lance_dagster.merge.merge_commit import FAST_FORWARD, MERGE_COMMIT, MergeOptions, merge
-from lance_dagster.merge.rules.strategy import Conflict
+from lance_dagster.merge.rules.strategy import Conflict, Strategy
 from lance_dagster.repository.commits.snapshot import TableVersion
 from lance_dagster.repository.registry import Registry
 
@@ -62,7 +63,8 @@ class TableChange:
     """The change of one table in a publication.
 
     `sources` are the versions to merge; without any, `main` is taken as it is. `options` has strategy, message and
-    properties. With `exact`, the change is refused when `main` has something that a source does not contain.
+    properties, which the version on `main` gets too. With `exact`, the change is refused when `main` has something that
+    a source does not contain.
     """
 
     context: TableContext
@@ -105,7 +107,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     context = change.context
     # `main` is brought up first, so that the branches of all commits are forked from `main` and not from each other.
     # Where commits of another program prevent that, the merge is based on the version that the repository names.
-    refused = None if dest is None else land(context, dest, change.options)
+    refused = None if dest is None else land(context, dest, change.options.strategy)
     if refused is not None and change.exact:
         raise refused
     onto = MAIN if dest is None or refused is None else dest.branch
@@ -152,9 +154,9 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
         key: Identifies the change, so that it is found again after a crash.
     """
     context = change.context
-    onto = MAIN if land(context, dest, change.options) is None else dest.branch
+    onto = MAIN if land(context, dest, change.options.strategy) is None else dest.branch
     head = context.head(onto)
-    branch = _staging_branch(context, head, [key])
+    branch = _staging_branch(context, head, [key, *_recorded(change.options)])
     # A branch with a version of its own has the change: an earlier attempt made it and died before its commit.
     if context.head(branch.name).number == branch.first:
         do(branch.name)
@@ -162,7 +164,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     return None if made.number == branch.first else _named(change.table_id, made, head)
 
 
-def land(context: TableContext, at: TableVersion, options: MergeOptions) -> ConflictError | None:
+def land(context: TableContext, at: TableVersion, strategy: Strategy) -> ConflictError | None:
     """Bring the `main` of a table up to a version that a commit names; return the reason if it cannot be merged."""
     if at.branch == MAIN:
         # Pinned when it was captured. A tag that a person or another program deleted since comes back by a repair.
@@ -172,6 +174,7 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Conf
         return None
     # A version that this process has just made is not read again; the merge fails where its branch is gone.
     staged = context.versions.known(at.commit_id) or _on_its_branch(context, at)
+    options = MergeOptions(strategy=strategy, properties=_own_properties(staged))
     try:
         try:
             # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
@@ -192,6 +195,15 @@ def land(context: TableContext, at: TableVersion, options: MergeOptions) -> Conf
             ),
         )
     return None
+
+
+def _own_properties(staged: State) -> dict[str, str]:
+    """Return the message, author and properties of a staged version, without the records of its merge.
+
+    They say which run published it. Another publication may bring `main` up to it, and must not claim it.
+    """
+    found = {} if staged.transaction is None else staged.transaction.properties
+    return {key: value for key, value in found.items() if key == COMMITTER or not key.startswith(RESERVED_PREFIX)}
 
 
 def landed_at(context: TableContext, at: TableVersion) -> State | None:
@@ -299,7 +311,8 @@ def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[
     context = change.context
     # The strategy is part of the name: a version that was staged with another strategy has other rows.
     strategy = json.dumps(change.options.strategy, sort_keys=True)
-    name = _staging_branch(context, head, [*(source.id for source in sources), strategy]).name
+    merged = [*(source.id for source in sources), strategy, *_recorded(change.options)]
+    name = _staging_branch(context, head, merged).name
     try:
         # A merge that an earlier attempt made is found, and not repeated.
         return [merge(context, source, name, change.options).state for source in sources]
@@ -350,6 +363,12 @@ def _pin(context: TableContext, head: State) -> None:
 
 def _age(moment: pendulum.DateTime) -> timedelta:
     return pendulum.now("UTC") - moment
+
+
+def _recorded(options: MergeOptions) -> tuple[str, str]:
+    # Part of the name too: what was staged by a publisher that died has the id of its run, and not of the one that
+    # publishes the same versions now.
+    return options.message or "", json.dumps(dict(options.properties), sort_keys=True)
 
 
 def _staging_branch(context: TableContext, head: State, merged: Sequence[str]) -> Branch:
