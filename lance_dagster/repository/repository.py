@@ -521,14 +521,15 @@ class LanceRepository:
         """Bring `main` and the tags of some tables up to a channel; return those that could not be brought up.
 
         A process that moved the channel may have died before it did this. Tables that the channel does not name, and
-        a channel that does not exist, are skipped.
+        a channel that does not exist, are skipped. With `main` in place of a channel, `main` of the tables is brought
+        up to the newest commit, and no tag moves.
         """
-        newest = self._context.logs.newest("channel", channel)
+        newest = self._context.logs.newest("branch" if channel == MAIN else "channel", channel)
         if newest is None or newest.deleted:
             return ()
         commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
-        tag = FollowingTag(name=channel, hold=newest.hold)
+        tag = None if channel == MAIN else FollowingTag(name=channel, hold=newest.hold)
         return project(self._context.registry, commit, names, tag=tag, main=True)
 
     def repair(self) -> tuple[Lagging, ...]:

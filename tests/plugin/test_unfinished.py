@@ -136,6 +136,22 @@ def test_the_next_publication_does_the_rest(
     assert after or str(foreign) == str(shop.table().head())
 
 
+def test_a_published_append_that_main_lacks_is_not_repeated(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """After a publisher died between the commit of the repository and `main`, the append is refused all the same."""
+    assert shop.run(stored_instance).success
+    shop.play(mode="append", orders=[4])
+    first = shop.execute(stored_instance, job="candidates")
+    Dying.scripts.append(Plug(0, main_moves))
+    lance, shop.lance = shop.lance, Dying(root=shop.lance.root)
+    assert not shop.publish(stored_instance, *PROMOTED).success
+    shop.lance = lance
+    assert [1, 2, 3] == shop.ids("main")
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id), "candidates")
+    said = f"run {first.run_id}, which this run repeats, appended to shop/orders and published it as main@3"
+    assert said in failure(again, "shop__orders")
+    assert [1, 2, 3, 4] == shop.ids("main")
+
+
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_publication_under_way_is_not_promoted_in_part(shop: Shop, instance: dg.DagsterInstance, after: int) -> None:
     """Another publisher that finds one of two tables on `main`, while the other one is not, promotes neither."""

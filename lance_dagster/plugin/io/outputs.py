@@ -126,9 +126,9 @@ class OutputWriter:
         """Refuse to repeat an append that a run which this one continues has published: it would add its rows twice.
 
         Raises:
-            InvalidInputError: Such a run appended to the asset and was published.
+            InvalidInputError: Such a run appended to the asset and was published, or may have been.
         """
-        if said := appended_before(branch.table, branch.chain, asset, self.instance):
+        if said := appended_before(branch.table, branch.chain, asset, lance=self.lance, instance=self.instance):
             raise InvalidInputError(said)
 
 

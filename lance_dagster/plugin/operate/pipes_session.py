@@ -92,7 +92,7 @@ def pipes_extras(
         table = lance.open_at(place)
         with suppress(RefNotFoundError):
             head = table.head(chain.branch_tag).number if chain.branch_tag else 0
-        published = appended_before(table, chain, key.to_user_string(), context.instance)
+        published = appended_before(table, chain, key.to_user_string(), lance=lance, instance=context.instance)
     settings = {
         "uri": lance.uri_at(place),
         "dotted": place.dotted,

@@ -40,6 +40,7 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import (
     RunBranch,
     RunChain,
@@ -509,7 +510,9 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
     return None
 
 
-def appended_before(table: LanceTable, chain: RunChain, asset: str, instance: dg.DagsterInstance | None) -> str:
+def appended_before(
+    table: LanceTable, chain: RunChain, asset: str, *, lance: LanceResource, instance: dg.DagsterInstance | None
+) -> str:
     """Return why an append must not be repeated: a run that this one continues, or repeats, has published it.
 
     Empty when none has, or when the publication was rolled back by a commit on `main`.
@@ -518,11 +521,18 @@ def appended_before(table: LanceTable, chain: RunChain, asset: str, instance: dg
         table: The table.
         chain: The run, and the runs that it continues.
         asset: The key of the asset.
+        lance: The resource, whose repository `main` of the table is brought up to.
         instance: The Dagster instance that records runs; None outside of a run.
     """
     earlier = () if instance is None else earlier_runs(chain, instance)
     if not earlier or instance is None:
         return ""
+    # A publisher may have died after the commit of the repository, which published the rows, and before `main` of the
+    # table followed, where they are looked for.
+    repository = lance.open_repository()
+    lagging = () if repository is None else repository.follow(MAIN, [repository.name_of(table)])
+    if lagging:
+        return f"an earlier run that this one continues or repeats may have published {asset}: {lagging[0]}"
     since = started_at(dg.RunsFilter(run_ids=list(earlier)), instance)
     landed = landed_as(table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
     if landed is None or is_withdrawn(table, landed):
