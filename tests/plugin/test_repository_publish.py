@@ -312,6 +312,20 @@ def test_a_second_revert_of_the_same_reason_goes_back_no_further(shop: Shop) -> 
     assert ([1, 4], [1, 4]) == shop.production()
 
 
+def test_two_reverts_to_commits_for_one_reason_are_two_rollbacks(shop: Shop) -> None:
+    """A rollback to an older commit is recorded as one also where it has the reason of the rollback before it."""
+    for number in (1, 2, 3):
+        assert shop.run(number).success
+    _, second, first = (entry.commit for entry in shop.repository.channels.history("production"))
+    for commit, left in ((second, [1, 2]), (first, [1]), (first, [1])):
+        assert shop.act(ref=commit[:12], reason="bad data").success
+        assert (left, left) == shop.production()
+    actions = [entry.action for entry in shop.repository.channels.history("production")]
+    assert ["rollback", "rollback", "promote", "promote", "promote"] == actions
+    assert not shop.act(ref="production~1", reason="other").success
+    assert ([1], [1]) == shop.production()
+
+
 def test_tags_that_a_killed_publisher_left_behind_follow(shop: Shop) -> None:
     """*Materialize* on the promoted nodes brings the tags of the tables up to the channel."""
     for number in (1, 2):

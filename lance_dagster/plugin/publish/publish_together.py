@@ -169,7 +169,8 @@ class Together:
             if not (read.steps or read.suffix):
                 return None
             # A retried step must not go back a second time: `production~1` would be counted from the rollback.
-            return self.repository.at(self.channel if self._is_rolled_back() else ref)
+            rollback = self._rolled_back()
+            return self.repository.at(ref if rollback is None else rollback.commit)
         if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
             return None
         try:
@@ -309,9 +310,13 @@ class Together:
         """
         # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
         properties = {**self.about, md.REPORTED: _names(done.versions)}
-        # A retried step finds its rollback as the newest entry, and records no second one.
-        if restored is not None and not self._is_rolled_back():
-            properties[RESTORES] = restored.commit.id
+        if restored is not None:
+            rollback = self._rolled_back()
+            # A retried step finds its rollback as the newest entry, and records no second one. It goes back to the
+            # commit that it restored before, or for `production~1` to the one that it made.
+            repeated = () if rollback is None else (rollback.commit, rollback.properties.get(RESTORES))
+            if restored.commit.id not in repeated:
+                properties[RESTORES] = restored.commit.id
         moved = self.repository.channels.advance(
             self.channel,
             done.commit.id,
@@ -402,15 +407,13 @@ class Together:
         # The publisher of another channel, or another program, made the version: there are only times of two clocks.
         return since is None or entry.at > since
 
-    def _is_rolled_back(self) -> bool:
-        """Return whether the newest entry of the channel is a rollback with the reason of this step."""
+    def _rolled_back(self) -> RefEntry | None:
+        """Return the newest entry of the channel if it is a rollback with the reason of this step."""
         present = self.channel_now()
-        # The reason tells a retry from a further rollback, which needs a reason of its own.
-        return (
-            present is not None
-            and present.entry.action == "rollback"
-            and present.entry.reason == self.about.get(md.REASON)
-        )
+        newest = None if present is None else present.entry
+        # The reason tells a retry from a further rollback by steps, which needs a reason of its own.
+        is_same = newest and newest.action == "rollback" and newest.reason == self.about.get(md.REASON)
+        return newest if is_same else None
 
     def roll_back(self, to: RepositoryView | None, found: Sequence[Publication]) -> list[Publication]:
         """Move the channel back and hold it there, for all tables at once, including those that are not selected.
