@@ -262,7 +262,7 @@ class Channels:
         def entry(before: RefEntry | None) -> RefEntry | None:
             present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
-            wanted = {**named, **{one: at for one, at in offered.items() if _is_newer(at, named.get(one))}}
+            wanted = _advanced(named, offered)
             if before is not None and wanted == named:
                 return None
             if before is not None:
@@ -478,10 +478,19 @@ class Channels:
         return commit_id != entry.commit and is_ancestor(self._repository.logs, commit_id, entry.commit)
 
 
+def _advanced(named: Mapping[str, TableVersion], offered: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
+    """Return the tables that a channel names, with offered versions in place of older ones."""
+    # By id: where a table was moved since, the channel has it under its old name. With both names in the channel, the
+    # table would have two versions there, and its tag would follow one and then the other.
+    present = {at.id: at for at in named.values()}
+    newer = {name: at for name, at in offered.items() if _is_newer(at, present.get(at.id))}
+    replaced = {at.id for at in newer.values()}
+    return {name: at for name, at in named.items() if at.id not in replaced} | newer
+
+
 def _is_newer(offered: TableVersion, present: TableVersion | None) -> bool:
     """Return whether a channel takes an offered version of a table in place of the one that it names."""
-    # Another id means another table, created at the place of the one that the channel names: numbers do not compare.
-    if present is None or offered.id != present.id:
+    if present is None:
         return True
     # A slower publication must not undo a faster one. A version that cannot land on `main` has no number to compare,
     # so the offered one is taken.

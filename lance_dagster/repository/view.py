@@ -1,9 +1,12 @@
 """All tables of a repository at one commit, for reading.
 
+A table that was moved since is found by the name that it has now, and by the one that the commit has.
+
 A view is made of one commit, so its tables stay consistent however long it is used and whatever is published meanwhile.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -107,7 +110,10 @@ class TableView:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RepositoryView(Mapping[str, TableView]):
-    """The tables of one commit of a repository, by name: `repository.at("production")["shop/orders"].read()`."""
+    """The tables of one commit of a repository, by name: `repository.at("production")["shop/orders"].read()`.
+
+    A table that was moved since the commit is listed by its old name, and found by both.
+    """
 
     commit: RepositoryCommit
     _registry: Registry = field(repr=False)
@@ -120,7 +126,7 @@ class RepositoryView(Mapping[str, TableView]):
         """
         if not isinstance(name, str):
             raise InvalidInputError(f"the name of a table is a string, not {name!r}")
-        at = self.commit.tables.get(name)
+        at = self._find(name)
         if at is None:
             known = ", ".join(sorted(self.commit.tables)) or "none"
             raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
@@ -147,7 +153,17 @@ class RepositoryView(Mapping[str, TableView]):
     # `Mapping` would look for KeyError here as well.
     def __contains__(self, name: object) -> bool:
         """Return whether the commit has a table."""
-        return name in self.commit.tables
+        return isinstance(name, str) and self._find(name) is not None
+
+    def _find(self, name: str) -> TableVersion | None:
+        at = self.commit.tables.get(name)
+        if at is not None:
+            return at
+        # Looked up only now, so that a table that was not moved costs no request.
+        with suppress(InvalidInputError):
+            table_id = self._registry.id_of(name)
+            return next((at for at in self.commit.tables.values() if at.id == table_id), None)
+        return None
 
     def __iter__(self) -> Iterator[str]:
         """Return the names of the tables, sorted."""

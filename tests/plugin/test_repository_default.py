@@ -160,6 +160,19 @@ def test_a_table_that_the_channel_went_back_before_is_not_read(root: Path, insta
         both.seen("lines")
 
 
+def test_a_moved_table_is_read_before_it_is_published_again(root: Path, instance: dg.DagsterInstance) -> None:
+    """The promoted node has the new name at once, and the next publication leaves no old name in the channel."""
+    assert Location(root, instance=instance).run(1).success
+    (root / "shop" / "orders.lance").rename(root / "shop" / "sales.lance")
+    repository_at(root).move_table("shop/orders", "shop/sales")
+    repository_at(root).table("shop/sales").config.set({"dagster/asset": "shop/sales"})
+    location = Location(root, "sales", instance=instance)
+    assert [1] == location.seen("sales")
+    assert location.run(2).success
+    assert [1, 2] == location.seen("sales")
+    assert ["shop/lines", "shop/sales"] == list(repository_at(root).at("production"))
+
+
 def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: dg.DagsterInstance) -> None:
     """A publication that the channel's readers would not see is refused; the advice in the error works."""
     assert Location(root, instance=instance).run(1).success

@@ -55,6 +55,22 @@ def test_a_misspelt_channel_is_refused_with_the_nearest_name(tmp_path: Path) -> 
     assert [1] == ids(repository, "main")["a"]
 
 
+def test_a_promotion_of_a_moved_table_replaces_its_old_name(tmp_path: Path) -> None:
+    """A channel reads a moved table by both names, and has one of them after the next promotion of some tables."""
+    repository = published(tmp_path, 1)
+    (tmp_path / "a.lance").rename(tmp_path / "moved.lance")
+    repository.move_table("a", "moved")
+    view = repository.at(TAG)
+    assert {"a": [1], "b": [1]} == ids(repository, TAG)
+    assert [1] == in_order(view["moved"].read())
+    assert ("moved" in view, "other" in view, "../out" in view) == (True, False, False)
+    commit = repository.publish(run(repository, 2, "moved")).commit
+    repository.channels.advance(TAG, commit.id, ["moved"])
+    assert {"moved": [1, 2], "b": [1]} == ids(repository, TAG)
+    assert () == repository.repair()
+    assert "main@3" == repository.table("moved").tags.get(TAG).ref
+
+
 def test_a_publication_does_not_overrun_a_rollback(tmp_path: Path) -> None:
     """Rows that were rolled back while they were published stay withdrawn until a person promotes them."""
     repository = published(tmp_path, 2)

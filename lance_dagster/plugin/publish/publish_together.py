@@ -142,13 +142,13 @@ class Together:
         """
         name, tag = self.repository.name_of(opened.table), opened.previous
         view = None if self.started is None else self.repository.at(self.started.commit)
-        at = None if view is None else view.commit.tables.get(name)
+        found = None if view is None else view.get(name)
         # In the usual case the tag is there, and no version is read.
-        if view is None or at is None or (tag is not None and tag.ref == f"{MAIN}@{at.lands}"):
+        if found is None or (tag is not None and tag.ref == f"{MAIN}@{found.at.lands}"):
             return opened
         # The version is not found where another program has created the table again.
         with suppress(VersionNotFoundError):
-            version = view[name].version
+            version = found.version
             if version.branch == MAIN:
                 tag = tag or Tag(name=self.channel, branch=MAIN, version=version.number)
                 return opened._replace(previous=replace(tag, branch=MAIN, version=version.number))
@@ -352,10 +352,12 @@ class Together:
             names: The tables that count; those that the channel names at the same or a later version are left out.
         """
         present, commit = self.channel_now(), self.repository.head()
-        named = {} if present is None else self.repository.at(present.commit).commit.tables
+        tables = {} if present is None else self.repository.at(present.commit).commit.tables
+        # By id: the channel has the old name of a table that was moved. Another table at its place has another id.
+        named = {at.id: at for at in tables.values()}
         found: list[Unpromoted] = []
         for _ in range(SEARCHED):
-            ahead = [name for name in names if _is_ahead(commit.tables.get(name), named.get(name))]
+            ahead = [name for name in names if _is_ahead(commit.tables.get(name), named)]
             if len(ahead) <= 1:
                 break
             try:
@@ -382,14 +384,16 @@ class Together:
         Returns:
             None where the channel never named the table.
         """
-        name, found = self.repository.name_of(one.table), None
-        present = self.channel_now()
+        found, present = None, self.channel_now()
+        # By id: entries from before the table was moved have its old name.
+        of = self.repository.head().tables.get(self.repository.name_of(one.table))
         for entry in () if present is None else self.repository.channels.history(self.channel, limit=SEARCHED):
             try:
-                at = None if entry.deleted else self.repository.head(entry.commit).tables.get(name)
+                tables = {} if entry.deleted else self.repository.head(entry.commit).tables
             except NotFoundError:
                 # This entry and those before it were collected: nobody knows what they named.
                 return True
+            at = next((at for at in tables.values() if of is not None and at.id == of.id), None)
             if at is not None and (at.lands == NEVER or at.lands >= version.number):
                 return True
             # A rollback with `RESTORES` is a commit of `main` itself, older than what was published after it.
@@ -490,12 +494,11 @@ def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> 
     return dg.MetadataValue.md("\n".join([*lines, *more])) if others else None
 
 
-def _is_ahead(at: TableVersion | None, named: TableVersion | None) -> bool:
+def _is_ahead(at: TableVersion | None, named: Mapping[str, TableVersion]) -> bool:
     # A publisher promotes only what landed on `main`.
     if at is None or at.lands == NEVER:
         return False
-    # Another id is another table, created at the place of the one that the channel names: numbers do not compare.
-    return named is None or at.id != named.id or at.lands > named.lands
+    return at.id not in named or at.lands > named[at.id].lands
 
 
 def _place(at: TableVersion) -> str:
