@@ -41,14 +41,14 @@ class Registry:
 
     def names(self) -> list[str]:
         """List the names of the registered tables, sorted."""
-        return sorted(unquote(name.removesuffix(".json")) for name in self.store.list(TABLES))
+        return sorted(_names_in(self.store, TABLES))
 
     def all_tables(self) -> dict[str, str]:
         """Return the ids of all tables that are or were registered, by their names, if they are still in place."""
         names = self.names()
         with ThreadPoolExecutor(_READERS) as pool:
             found = dict(zip(names, pool.map(self.id_of, names), strict=True))
-            others = {unquote(file.removesuffix(".json")) for file in self.store.list(IDENTITIES)} - {*found.values()}
+            others = {*_names_in(self.store, IDENTITIES)} - {*found.values()}
             # Older commits may name versions of tables that were removed.
             removed = dict(zip(others, pool.map(self.name_of, others), strict=True))
         for table_id, name in removed.items():
@@ -223,6 +223,11 @@ def _tables_below(store: Store, folder: str, known: Collection[str]) -> Iterator
         # Names with these first letters are folders of the repository itself, of environments, and of other programs.
         elif not name.startswith(("_", ".")):
             yield from _tables_below(store, path, known)
+
+
+def _names_in(store: Store, folder: str) -> Iterator[str]:
+    # Anything else is a file of another program, such as `.DS_Store` or the backup of an editor.
+    return (unquote(file.removesuffix(".json")) for file in store.list(folder) if file.endswith(".json"))
 
 
 def _identity_of(store: Store) -> str:

@@ -258,6 +258,23 @@ def test_a_moved_table_keeps_its_history(tmp_path: Path) -> None:
     assert {"moved": [1, 2], "b": [1]} == ids(repository, "production")
 
 
+def test_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
+    """Files that a file manager or an editor leaves in the folders of a repository change nothing."""
+    repository = new_repository(tmp_path, "a")
+    repository.publish(run(repository, 1, "a"), channel="production")
+    repository.tags.create("v1")
+    for folder in ("tables", "identities", "branches", "branches/main", "channels/production", "tags", "commits"):
+        for file in (".DS_Store", "999999999999998.json~", "~lock"):
+            (tmp_path / "_repository" / folder / file).write_text("x")
+    again = LanceRepository.open(tmp_path)
+    again.publish(run(again, 2, "a"), channel="production")
+    assert {"a": [1, 2]} == ids(again, "production")
+    assert {"a": [1]} == ids(again, "production~1")
+    assert (["a"], ["v1"]) == ([one.name for one in again.status().tables], list(again.tags.list()))
+    assert () == again.adopt().tables
+    again.collect()
+
+
 def test_a_copied_folder_is_not_the_same_table(tmp_path: Path) -> None:
     """A copy of a table's folder has the identity of the original and is refused until it gets its own."""
     repository = new_repository(tmp_path, "a")

@@ -70,7 +70,8 @@ _CACHED = 256
 _PUTS = 3
 _LOOKS = 3
 _NONE: Mapping[str, RefEntry] = MappingProxyType({})
-_BRANCH_FILE = re.compile(r"(?P<name>[^/]+)/(?:(?P<entry>[0-9]{15}\.json)|tables/[^/]+)")
+_ENTRY_FILE = re.compile(r"[0-9]{15}\.json")
+_BRANCH_FILE = re.compile(rf"(?P<name>[^/]+)/(?:(?P<entry>{_ENTRY_FILE.pattern})|tables/[^/]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +110,22 @@ class RefLogs:
             known: An entry that was read before; it is not read again where it is the newest one.
         """
         for _ in range(_LOOKS):
-            found = self.store.list(_folder(kind, name), 1)
+            found = self._newest_number(kind, name)
             # An entry is never changed, so its number tells that `known` is what a read would return.
-            if found and known is not None and _number_of(found[0]) == known.number:
+            if known is not None and found == known.number:
                 return known
             # A collection may remove the log of an ended branch between the listing and the read.
             with suppress(NotFoundError):
-                return self.entry(kind, name, _number_of(found[0])) if found else None
+                return None if found is None else self.entry(kind, name, found)
         raise StoreError(f"{self.store.uri}/{_folder(kind, name)} lists entries and does not have them")
+
+    def _newest_number(self, kind: RefKind, name: str) -> int | None:
+        folder = _folder(kind, name)
+        found = self.store.list(folder, 1)
+        if found and not _ENTRY_FILE.fullmatch(found[0]):
+            # A file of another program, such as `.DS_Store` or the backup of an editor, is listed before the entries.
+            found = self.store.list(folder)
+        return next((_number_of(file_name) for file_name in found if _ENTRY_FILE.fullmatch(file_name)), None)
 
     def current(self, kind: RefKind, name: str) -> RefEntry:
         """Return the entry that says which commit a ref names.
@@ -187,7 +196,9 @@ class RefLogs:
 
     def numbers(self, kind: RefKind, name: str) -> list[int]:
         """List the numbers of the entries of a ref, newest first."""
-        return [_number_of(file_name) for file_name in self.store.list(_folder(kind, name))]
+        found = self.store.list(_folder(kind, name))
+        # Anything else is a file of another program.
+        return [_number_of(file_name) for file_name in found if _ENTRY_FILE.fullmatch(file_name)]
 
     def append(self, kind: RefKind, name: str, entry: RefEntry) -> bool:
         """Put the next entry of a ref; return False when another writer put one of that number first.
