@@ -88,6 +88,20 @@ def test_one_damaged_table_does_not_stop_the_others(lake: LanceResource, instanc
     assert 5 == healthy.count_rows()
 
 
+@pytest.mark.parametrize(
+    "keys,steps",
+    [
+        (["repository"], {"repository_23ee12cc"}),
+        (["a/b", "a__b", "a/c"], {"a__b_39c70e34", "a__b_d26dae36", "a__c"}),
+    ],
+    ids=["repository", "alike"],
+)
+def test_names_of_steps_differ(keys: list[str], steps: set[str]) -> None:
+    """Tables whose names are alike as names of steps, or like that of the repository's step, get a digest."""
+    job = build_maintenance_job(keys).job
+    assert {f"{NAME}__{step}" for step in {*steps, "repository"}} == {node.name for node in job.nodes}
+
+
 def test_publication_beside_maintenance(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A run branch that was forked before `main` was compacted and cleaned up is published without a conflict.
 

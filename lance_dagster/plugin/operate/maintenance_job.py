@@ -9,7 +9,9 @@ was forked before merges into the compacted `main` without a conflict. The colle
 tag or a writer may need.
 """
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_AGE = timedelta(days=14)
 _SHOWN = 20
+_REPOSITORY = "repository"
+_DIGITS = 8
 Report = dict[str, dg.MetadataValue | str | int]
 
 
@@ -96,8 +100,9 @@ def build_maintenance_job(
             f"build_maintenance_job needs at least one table, and each only once: {[one.name for one in maintained]}"
         )
     _check_options(options)
-    first = _repository_op(f"{name}__repository", resource_key, options)
-    ops = [_op(one, f"{name}__{_identifier(one.name)}", resource_key, options) for one in maintained]
+    first = _repository_op(f"{name}__{_REPOSITORY}", resource_key, options)
+    steps = zip(maintained, _identifiers(maintained), strict=True)
+    ops = [_op(one, f"{name}__{step}", resource_key, options) for one, step in steps]
 
     # In one process: a process for each table would take longer to start than the work of most tables.
     @dg.job(name=name, executor_def=dg.in_process_executor, description=_about(maintained))
@@ -270,6 +275,17 @@ def _garbage(found: "GarbageReport") -> Report:
 
 def _fragments(table: "LanceTable") -> int:
     return len(table.to_lance(MAIN).get_fragments())
+
+
+def _identifiers(tables: Sequence[WatchedTable]) -> list[str]:
+    """Return a name for the step of each table, no two of them alike and none that of the repository's step."""
+    plain = [_identifier(one.name) for one in tables]
+    times = Counter([*plain, _REPOSITORY])
+    # Only where names are alike, such as those of `a/b` and `a__b`: the others are easy to write in a configuration.
+    return [
+        name if times[name] == 1 else f"{name}_{hashlib.sha256(repr(one.key.path).encode()).hexdigest()[:_DIGITS]}"
+        for name, one in zip(plain, tables, strict=True)
+    ]
 
 
 def _identifier(name: str) -> str:
