@@ -1,4 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import shutil
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -8,7 +9,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceResource, LanceTable, build_maintenance_job
+from lance_dagster import InvalidInputError, LanceRepository, LanceResource, LanceTable, build_maintenance_job
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 NAME = "lance_maintenance"
@@ -73,19 +74,36 @@ def test_stale_indices_are_refreshed(lake: LanceResource, instance: dg.DagsterIn
 
 
 def test_one_damaged_table_does_not_stop_the_others(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """The run fails at its end and names the damage; the healthy table is compacted, a missing one is named."""
+    """The run fails at its end and names the damage; the healthy table is compacted."""
     damaged, healthy = small_fragments(lake), small_fragments(lake, CUSTOMERS)
     next(Path(damaged.uri, "data").glob("*.lance")).unlink()
-    result = run(build_maintenance_job([ORDERS, CUSTOMERS, "shop/missing"]).job, lake, instance)
+    result = run(build_maintenance_job([ORDERS, CUSTOMERS]).job, lake, instance)
     assert not result.success
     failed = {event.step_key: event.step_failure_data for event in result.get_step_failure_events()}
-    assert {f"{NAME}__shop__orders", f"{NAME}__shop__missing"} == set(failed)
+    assert {f"{NAME}__shop__orders"} == set(failed)
     assert "shop/orders is damaged" in failed[f"{NAME}__shop__orders"].user_failure_data.description
-    assert "no table" in failed[f"{NAME}__shop__missing"].user_failure_data.description
     assert report(instance)["lance/problems"] > 0
     assert "lance/fragments_after" not in report(instance)
     assert 1 == report(instance, CUSTOMERS)["lance/fragments_after"]
     assert 5 == healthy.count_rows()
+
+
+def test_a_table_that_no_run_has_written_is_left_out(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The run succeeds without it; a table of the repository that is gone fails it."""
+    small_fragments(lake)
+    job = build_maintenance_job([ORDERS, "shop/missing"]).job
+    done = run(job, lake, instance)
+    assert done.success
+    said = [
+        entry.user_message for entry in instance.all_logs(done.run_id) if "nothing to maintain" in entry.user_message
+    ]
+    assert 1 == len(said)
+    assert "shop/missing: nothing to maintain: no table shop/missing" in said[0]
+    assert 1 == report(instance)["lance/fragments_after"]
+    lost = LanceRepository.create(lake.root).create_table("shop/missing", pa.schema([("id", pa.int64())]))
+    shutil.rmtree(lost.uri)
+    (failed,) = run(job, lake, instance).get_step_failure_events()
+    assert "which the repository has, is gone" in failed.step_failure_data.user_failure_data.description
 
 
 @pytest.mark.parametrize(

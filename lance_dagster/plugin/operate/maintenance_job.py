@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 import dagster as dg
 from pydantic import Field
 
-from lance_dagster.errors import InvalidInputError, LanceDagsterError
+from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
@@ -80,7 +80,8 @@ def build_maintenance_job(
 
     It records an observation of each candidate: how many versions, files and bytes were removed, the number of
     fragments before and after, the refreshed indices, and the problems that were found. A step fails when its table
-    is damaged or its maintenance raises an error; the other tables are maintained all the same.
+    is damaged or its maintenance raises an error; the other tables are maintained all the same. A table that no run has
+    written yet is left out, with a warning.
 
     Args:
         tables: The candidates, as definitions or keys.
@@ -138,7 +139,13 @@ def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOpt
         spark: SparkResource | None = getattr(context.resources, spark_key) if spark_key else None
         step = _Step(context, one.name, spark, dry_run=config.dry_run)
         try:
-            step.run(lance.table(one.key, one.metadata), options)
+            table = _written_table(context, lance, one)
+        except LanceDagsterError as error:
+            raise dg.Failure(description=f"{one.name}: {error}") from error
+        if table is None:
+            return
+        try:
+            step.run(table, options)
         except LanceDagsterError as error:
             raise dg.Failure(description=f"{one.name}: {error}", metadata=step.report) from error
         finally:
@@ -148,6 +155,24 @@ def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOpt
             raise dg.Failure(description=f"{one.name} is damaged: {step.damage[0]}", metadata=step.report)
 
     return maintain
+
+
+def _written_table(context: dg.OpExecutionContext, lance: LanceResource, one: WatchedTable) -> "LanceTable | None":
+    """Return the table of a candidate; None, with a warning, when no run has written it yet.
+
+    Raises:
+        TableNotFoundError: The repository has the table, and it is gone.
+    """
+    try:
+        return lance.table(one.key, one.metadata)
+    except TableNotFoundError as error:
+        repository, name = lance.repository_there(), str(lance.address_of(one.key, one.metadata))
+        if repository is not None and name in repository.tables():
+            uri = lance.uri_of(one.key, one.metadata)
+            raise TableNotFoundError(f"the table at {uri}, which the repository has, is gone") from error
+        # A job is defined with all of its tables, and some may not have been written yet.
+        context.log.warning("%s: nothing to maintain: %s", one.name, error)
+        return None
 
 
 def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
