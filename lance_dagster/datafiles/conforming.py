@@ -7,7 +7,6 @@ Arrow and Spark take any bytes as a string, and so does pylance when it writes t
 such string would make its whole column unreadable: text is checked here, before it is written.
 """
 
-import functools
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -148,7 +147,6 @@ def refuse_null_parts(values: "pa.Array[Any]", column: "pa.Field[Any]") -> None:
         raise SchemaMismatchError(f"column {column.name!r} has nulls in {part}, which the table holds not null")
 
 
-@functools.lru_cache(maxsize=1024)
 def _has_required_part(arrow: pa.DataType) -> bool:
     """Return whether a part of a type, at any depth, takes no nulls; the keys and the entries of a map never do."""
     parts = [arrow.field(index) for index in range(arrow.num_fields)]

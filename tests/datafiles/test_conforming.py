@@ -9,6 +9,8 @@ from lance_dagster.datafiles import conform
 from lance_dagster.errors import SchemaMismatchError
 
 NUMBER = pa.field("item", pa.int32(), nullable=False)
+# pyarrow takes a field for the items, which its stubs do not know.
+MAP: pa.DataType = pa.map_(pa.string(), NUMBER.with_name("value"))  # type: ignore[call-overload]
 PART = pa.struct([pa.field("a", pa.int32(), nullable=False)])
 TYPES: dict[str, tuple[pa.DataType, Any, list[Any]]] = {
     "list": (pa.list_(NUMBER), [[1, None]], [[1], None, []]),
@@ -17,7 +19,7 @@ TYPES: dict[str, tuple[pa.DataType, Any, list[Any]]] = {
     "struct": (PART, [{"a": None}], [{"a": 1}, None]),
     "struct in list": (pa.list_(PART), [[{"a": None}]], [[{"a": 1}], [None], None]),
     "struct in struct": (pa.struct([("s", PART)]), [{"s": {"a": None}}], [{"s": None}, None]),
-    "map": (pa.map_(pa.string(), NUMBER.with_name("value")), [[("k", None)]], [[("k", 1)], None]),
+    "map": (MAP, [[("k", None)]], [[("k", 1)], None]),
 }
 """For each type, whose parts take no nulls, values with a null in a part, and values without one."""
 
