@@ -51,7 +51,6 @@ from lance_dagster.format.transaction import (
     MERGE,
     PICKED_FROM,
     Append,
-    Delete,
     Operation,
     Overwrite,
     Transaction,
@@ -591,7 +590,7 @@ def _refuse_moved_rows(earlier: Version, since: Sequence[Change]) -> None:
         claimed = change.claims and all(
             claim.mode != UPSERT and (claim.exclusive or claim.partitions or not brought) for claim in change.claims
         )
-        if claimed or change.moves_no_row or isinstance(change.operation, Append | Delete | Overwrite):
+        if claimed or change.moves_no_row or change.adds_no_copy or isinstance(change.operation, Append | Overwrite):
             continue
         raise CommitConflictError(
             f"cannot replace the rows of {earlier}: {change.author} may have moved them in {change.version}",

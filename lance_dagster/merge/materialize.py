@@ -17,10 +17,10 @@ import pyarrow as pa
 from lance_dagster.datafiles import StagedFiles, batch_size, take_rows, write_files
 from lance_dagster.edit.write import moved_in, target
 from lance_dagster.errors import CorruptFileError
+from lance_dagster.format import transaction as ops
 from lance_dagster.format.codec import encoded
 from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import DataFile, Flag, Fragment, Fragments, Manifest
-from lance_dagster.format.transaction import Append, Delete, Merge, Operation, Overwrite, Update
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import with_deleted
 from lance_dagster.history.versions import State
@@ -37,7 +37,7 @@ _WRITERS = 16
 
 def materialize(
     context: TableContext, plan: MergePlan, source: State, head: State, *, changes: Iterable[Change]
-) -> tuple[Operation, Manifest]:
+) -> tuple[ops.Operation, Manifest]:
     """Store the files that the plan needs; return the operation to record and the manifest that follows the head.
 
     Args:
@@ -71,7 +71,7 @@ def materialize(
     # Other writers treat the table as replaced after an `Overwrite`, so it is recorded only where that is true: the
     # source did overwrite, and no fragment of the dest is left.
     overwrites = len(plan.removed) == len(head.manifest.fragments) and any(
-        isinstance(change.operation, Overwrite) for change in changes
+        isinstance(change.operation, ops.Overwrite) for change in changes
     )
     return _recorded(plan, manifest, changed, added, overwrites=overwrites), manifest
 
@@ -87,24 +87,30 @@ def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragmen
 
 def _recorded(
     plan: MergePlan, manifest: Manifest, changed: Fragments, added: Fragments, *, overwrites: bool
-) -> Operation:
+) -> ops.Operation:
     """Choose the operation to record: the one that lets most commits that are in flight be rebased onto the merge."""
+    fields, metadata, keeps_nulls = manifest.fields, manifest.schema_metadata, plan.tally.keeps_nulls
     if overwrites:
-        return Overwrite(fragments=added, fields=manifest.fields, schema_metadata=manifest.schema_metadata)
-    # An append that is in flight is rebased over a `Merge` only if that preserves nullability, so the flag must be true
-    # to the result.
-    if plan.changes_columns:
-        return Merge(
-            fragments=manifest.fragments,
-            fields=manifest.fields,
-            schema_metadata=manifest.schema_metadata,
-            preserves_nullability=plan.tally.keeps_nulls,
+        return ops.Overwrite(fragments=added, fields=fields, schema_metadata=metadata)
+    if plan.tally.schema_changed:
+        # An append in flight is rebased over it only if that preserves nullability, so the flag must be true.
+        return ops.Merge(
+            fragments=manifest.fragments, fields=fields, schema_metadata=metadata, preserves_nullability=keeps_nulls
         )
+    # An index in flight lacks rows that came back and values that are new. Writers leave their fragments out of it only
+    # after an update that names the fields.
+    written = tuple(sorted(plan.rewritten)) if changed else ()
     if not changed and not plan.removed:
-        return Append(fragments=added)
-    if not added:
-        return Delete(updated_fragments=changed, deleted_fragment_ids=plan.removed)
-    return Update(removed_fragment_ids=plan.removed, updated_fragments=changed, new_fragments=added)
+        return ops.Append(fragments=added)
+    if not added and not written:
+        return ops.Delete(updated_fragments=changed, deleted_fragment_ids=plan.removed)
+    return ops.Update(
+        removed_fragment_ids=plan.removed,
+        updated_fragments=changed,
+        new_fragments=added,
+        fields_modified=written,
+        mode=ops.REWRITE_COLUMNS if written and not added else ops.REWRITE_ROWS,
+    )
 
 
 class _Materializer:
@@ -191,5 +197,4 @@ class _Materializer:
         if not copy_file(store, key, context.store, f"{DATA}/{file.path}"):
             raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
         # Blobs lie in a folder called like the file; most files have none.
-        blobs = file.path.removesuffix(".lance")
-        copy_folder(store, key.removesuffix(".lance"), context.store, f"{DATA}/{blobs}")
+        copy_folder(store, key.removesuffix(".lance"), context.store, f"{DATA}/{file.path.removesuffix('.lance')}")

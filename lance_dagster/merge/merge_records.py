@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN, PUBLISHED
-from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX, Delete
+from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX
 from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_records_of
 from lance_dagster.history.merge_base import merge_base
 from lance_dagster.history.refs.ref_files import PUBLISHED_ID, READY
@@ -39,7 +39,7 @@ def origins(of: Lineage, parent: Lineage) -> str:
 def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> bool:
     """Tell whether a side inserted rows by a pick of a change that the other side has and the merge base does not."""
     # A picked deletion inserts no rows, so no row can be there twice.
-    return any(_is_of(change, other, base) and not isinstance(change.operation, Delete) for change in changes)
+    return any(_is_of(change, other, base) and not change.adds_no_copy for change in changes)
 
 
 def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Change], other: Lineage) -> list[Change]:

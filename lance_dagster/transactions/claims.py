@@ -18,10 +18,12 @@ from lance_dagster.format.transaction import (
     COMMITTER,
     MERGE,
     CreateIndex,
+    Delete,
     Operation,
     Overwrite,
     ReserveFragments,
     Transaction,
+    Update,
     UpdateBases,
     UpdateConfig,
 )
@@ -143,6 +145,12 @@ class Change:
     def moves_no_row(self) -> bool:
         """Whether the operation leaves rows, columns and fragments unchanged."""
         return isinstance(self.operation, _MOVES_NO_ROW)
+
+    @cached_property
+    def adds_no_copy(self) -> bool:
+        """Whether the operation deletes rows, brings them back or gives them values, and puts none elsewhere."""
+        in_place = isinstance(self.operation, Update) and not self.operation.new_fragments
+        return in_place or isinstance(self.operation, Delete)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:

@@ -62,6 +62,10 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
     if _adds_keys(pending) and isinstance(other, ops.Append | ops.Update):
         # An upsert inserts the keys it did not find; the other rows may contain those keys by now.
         return RETRYABLE
+    # Stricter than pylance: a merge that also changes columns may bring deleted rows back, or other values, in
+    # fragments that the index would claim to cover.
+    if isinstance(operation, ops.CreateIndex) and isinstance(other, ops.Merge) and _merges_branches(committed):
+        return RETRYABLE
     # Stricter than pylance, which adds the rows of the same file twice.
     if _add_same_files(operation, other):
         return RETRYABLE
@@ -99,6 +103,13 @@ def appended_since(pending: Transaction, before: Manifest, after: Manifest) -> b
     if not (kept and numbered and same_schema and after.index_section == before.index_section):
         return False
     return not _add_same_files(pending.operation, ops.Append(fragments=added))
+
+
+def _merges_branches(transaction: Transaction) -> bool:
+    """Return whether a transaction is a merge, pick or revert, and not an edit of columns."""
+    # A squash merge records claims alone, which no edit of columns does.
+    marks = ops.CHANGE_ORIGIN_PROPERTIES | {ops.MERGE, ops.CLAIMS}
+    return not marks.isdisjoint(transaction.properties)
 
 
 def _adds_keys(pending: Transaction) -> bool:

@@ -21,6 +21,9 @@ from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import (
+    CLAIMS,
+    MERGE,
+    REVERTED,
     Append,
     Delete,
     Operation,
@@ -34,7 +37,7 @@ from lance_dagster.format.transaction import (
 from lance_dagster.history.commit import WRITER, Proposal, create_first
 from lance_dagster.history.context import open_context
 from lance_dagster.transactions.apply import next_version
-from lance_dagster.transactions.conflicts import COMPATIBLE, appended_since, classify, is_plain_append
+from lance_dagster.transactions.conflicts import COMPATIBLE, RETRYABLE, appended_since, classify, is_plain_append
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 from tests.soak import every, thinned
 
@@ -310,6 +313,15 @@ def test_two_versions_alone_show_that_an_append_is_compatible(made: dict[str, Ma
         '{"mode": "replace", "predicate": "key = 1", "partitions": []}',
     ):
         assert not is_plain_append(replace(pending, properties={"lance_dagster.claims": f"[{claim}]"}))
+
+
+@pytest.mark.parametrize("marks", [{MERGE: "run@4"}, {REVERTED: "main@4"}, {CLAIMS: "[]"}, {}], ids=str)
+def test_an_index_is_made_again_after_a_merge_that_changed_columns(
+    made: dict[str, Made], marks: dict[str, str]
+) -> None:
+    """The merge may have brought rows back that the index lacks; an edit of columns alone brings none."""
+    landed = replace(made["add values"].transaction, properties=marks)
+    assert (RETRYABLE if marks else COMPATIBLE) == classify(made["index value"].transaction, landed)
 
 
 @pytest.mark.parametrize("change,earlier", [pair for pair in VERDICTS if VERDICTS[pair] == (PASSES, RETRY)])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
@@ -70,3 +71,46 @@ def test_a_stale_change_is_done_to_what_the_package_left(
     pair.table.update({"key": "'end'"}, where="value = 1")
     pair.table.upsert(entries("end", 0, 70), on=["value"])
     as_pylance(pair.table).validate()
+
+
+def _write_in_place(table: LanceTable, branch: str = "main") -> None:
+    """Write other values beside the rows of the first fragment, as pylance does."""
+    dataset = as_pylance(table, branch)
+    values = pa.table({"old": pa.array(range(5), pa.int64()), "value": pa.array(range(100, 105), pa.int64())})
+    changed, fields = dataset.get_fragments()[0].update_columns(values, left_on="value", right_on="old")
+    operation = lance.LanceOperation.Update(
+        updated_fragments=[changed], fields_modified=fields, update_mode="rewrite_columns"
+    )
+    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+
+
+def _merge_in_place(table: LanceTable) -> None:
+    table.branches.create("run")
+    _write_in_place(table, "run")
+    table.merge("run")
+
+
+# What is done before the index is begun, what lands before it is committed, and a value that is there only afterwards.
+BEFORE_INDEX: dict[str, tuple[PackageChange, PackageChange, int]] = {
+    "reverted delete": (lambda t: t.delete("value IN (2, 7)"), lambda t: t.revert("main"), 2),
+    "reverted update": (BY_PACKAGE["update"], lambda t: t.revert("main"), 7),
+    "reverted values": (_write_in_place, lambda t: t.revert("main"), 2),
+    "merged values": (lambda t: t.config.set({"a": "b"}), _merge_in_place, 102),
+}
+
+
+@pytest.mark.parametrize("change", BEFORE_INDEX)
+@pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+def test_an_index_that_a_merge_or_revert_overtakes_has_no_stale_rows(
+    tmp_path: Path, change: str, *, stable: bool
+) -> None:
+    """The index lacks rows that came back and has old values of others, so it must not cover their fragments."""
+    table = ParityPair.made(tmp_path, stable_row_ids=stable).table
+    before, landing, value = BEFORE_INDEX[change]
+    before(table)
+    building = as_pylance(table)
+    landing(table)
+    building.create_scalar_index("value", "BTREE")
+    assert 1 == table.count_rows(filter=f"value = {value}")
+    assert 0 == table.count_rows(filter=f"value = {value + 100 if value < 100 else value - 100}")
+    assert table.maintenance.indices()[0].unindexed_rows > 0

@@ -82,6 +82,7 @@ class MergePlan:
     `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
     `casts` are columns of the dest that have another type in the result, with their ids there; `casts_of_source` are
     those of the source. `combined` are rows that the caller writes anew, as fragments from the id `first_combined` on.
+    `rewritten` are fields of which rows in `changed` have values that an index made from the dest does not contain.
     """
 
     manifest: Manifest
@@ -91,16 +92,12 @@ class MergePlan:
     aliases: Mapping[str, list[Alias]]
     fields: Mapping[int, int]
     columns: frozenset[int]
+    rewritten: frozenset[int]
     casts: Mapping[int, int]
     casts_of_source: Mapping[int, int]
     combined: CombinedUpdates
     first_combined: int
     tally: Tally
-
-    @property
-    def changes_columns(self) -> bool:
-        """Whether the schema changes, or values beside rows that stay where they are."""
-        return self.tally.schema_changed or self.tally.columns_changed
 
 
 def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
@@ -310,9 +307,7 @@ class _Build:
         doubled = fragments.doubled(added)
         if doubled:
             # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
-            did = f"{source.name} brings them in again", f"{dest.name} has them"
-            conflict = Conflict(kind=HISTORY, unit=f"{doubled} rows", source=did[0], dest=did[1])
-            return [Finding(conflict=conflict, options=())]
+            return [self._come_again(doubled)]
         manifest = replace(
             before,
             fields=self.schema.fields,
@@ -331,15 +326,28 @@ class _Build:
             casts=_casts(dest, source, self.schema),
             casts_of_source=_casts(source, dest, self.schema),
             columns=self._columns_moved(),
+            rewritten=self._rewritten(),
             combined=self.rows.combined,
             first_combined=first + len(added),
             tally=self._tally(added),
         )
 
+    def _come_again(self, rows: int) -> Finding:
+        did = [f"{self.sides[0].name} brings them in again", f"{self.sides[1].name} has them"]
+        conflict = Conflict(kind=HISTORY, unit=f"{rows} rows", source=did[0], dest=did[1])
+        return Finding(conflict=conflict, options=())
+
     def _columns_moved(self) -> frozenset[int]:
         """Return the fields for which rows taken from the source have values."""
         decided = (each for each in self.rows.decided if each.decision.from_source)
         return frozenset().union(*(each.situation.source_columns for each in decided))
+
+    def _rewritten(self) -> frozenset[int]:
+        """Return the fields of which rows that stay in fragments of the dest have values that were not there."""
+        edits = self.rows.builder.edits
+        # A row that comes back is not in any index that was made while it was deleted.
+        revived = [field.id for field in self.schema.fields if edits.revived]
+        return frozenset(revived).union(*(columns for _, columns in edits.columns.values()))
 
     def _indexed(self, manifest: Manifest) -> Manifest:
         """Keep the dest's indices as far as they stay valid. Those of the source refer to other fragment ids."""
@@ -407,7 +415,6 @@ class _Build:
             rows_combined=combined,
             rows_removed=separate.rows_removed + removed - combined + sum(map(len, self.rows.dropped.values())),
             schema_changed=before != schema.fields,
-            columns_changed=bool(edits.columns),
             keeps_nulls=all(field.nullable or field.id not in could_be_null for field in schema.fields),
             needs_backfill={
                 schema.paths[number]: rows for number, rows in sorted(lacking.items()) if number in schema.paths

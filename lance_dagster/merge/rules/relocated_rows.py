@@ -27,8 +27,8 @@ from lance_dagster.format.row_runs import RowRuns, VersionRuns, bitmap_of
 from lance_dagster.format.transaction import (
     CHANGE_ORIGIN_PROPERTIES,
     MERGE_STRATEGY,
+    REWRITE_ROWS,
     Append,
-    Delete,
     Merge,
     Overwrite,
     Restore,
@@ -410,7 +410,11 @@ def _updates(change: Change) -> bool:
     # A version that claims only to append or to replace took its old rows out for good, whatever its operation. They
     # count as deleted then, and the rows it put in as inserted.
     replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
-    return isinstance(operation, Update) and not operation.writes_columns and not replaces
+    # A merge may write columns in place and move rows at once. Then the mode says so, which pylance never does.
+    moves = isinstance(operation, Update) and (
+        not operation.writes_columns or bool(operation.mode == REWRITE_ROWS and operation.new_fragments)
+    )
+    return moves and not replaces
 
 
 def _puts_in(change: Change) -> bool:
@@ -423,7 +427,7 @@ def _brings_back(change: Change) -> bool:
     # Without a strategy, a merge never brings a row back that one of its sides took out.
     telling = CHANGE_ORIGIN_PROPERTIES | {MERGE_STRATEGY}
     took = change.transaction is not None and not telling.isdisjoint(change.transaction.properties)
-    return took and not isinstance(change.operation, Delete)
+    return took and not change.adds_no_copy
 
 
 def _all_rows(base: Manifest) -> dict[int, BitMap]:

@@ -53,15 +53,13 @@ class Tally:
 
     `rows_combined` of the rows with new values are written anew, with the changes of both sides. `needs_backfill` gives
     by the path of a column that one side added how many rows only the other side has or updated: they are null there.
-    `columns_changed` says that rows get other values where they are. Where `keeps_nulls`, no column that could be null
-    before is required to have values.
+    Where `keeps_nulls`, no column that could be null before is required to have values.
     """
 
     rows_added: int
     rows_updated: int
     rows_removed: int
     schema_changed: bool
-    columns_changed: bool
     keeps_nulls: bool
     rows_combined: int = 0
     needs_backfill: Mapping[str, int] = field(default_factory=dict)

@@ -10,7 +10,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pyroaring import BitMap
 
 from lance_dagster.format.model import Fragment
-from lance_dagster.format.transaction import DataReplacement, Delete, Merge, Overwrite, Restore, Rewrite, Update
+from lance_dagster.format.transaction import (
+    CHANGE_ORIGIN_PROPERTIES,
+    MERGE,
+    DataReplacement,
+    Delete,
+    Merge,
+    Overwrite,
+    Restore,
+    Rewrite,
+    Update,
+)
 from lance_dagster.merge.rules.change_makers import makers, row_makers, value_makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
@@ -34,6 +44,7 @@ from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 
 _ROWS = (Update, Delete, Overwrite, Restore)
 _COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
+_MERGED = CHANGE_ORIGIN_PROPERTIES | {MERGE}
 _OffsetsByKey = dict[BaseKey, BitMap]
 
 
@@ -245,10 +256,14 @@ def _rewritten_in_place(side: SideHistory) -> Iterator[tuple[Update, Fragment]]:
     """Return the fragments in which updates of a side put new files beside rows."""
     for change in side.changes:
         operation = change.operation
-        for fragment in operation.updated_fragments if isinstance(operation, Update) else ():
+        properties = change.transaction.properties.keys() if change.transaction is not None else ()
+        # A merge, pick or revert brings columns as a whole, whichever operation made them.
+        if not isinstance(operation, Update) or not _MERGED.isdisjoint(properties):
+            continue
+        for fragment in operation.updated_fragments:
             before = None if change.before is None else change.before.fragments.find(fragment.id)
             # An update that moves rows leaves the files as they are; what a writer says of its mode is not relied on.
-            if isinstance(operation, Update) and (before is None or before.file_names != fragment.file_names):
+            if before is None or before.file_names != fragment.file_names:
                 yield operation, fragment
 
 
