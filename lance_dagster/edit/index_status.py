@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from pyroaring import BitMap
+
 from lance_dagster.edit.write import CommitInfo, retried, submit
 from lance_dagster.errors import NotFoundError
 from lance_dagster.format.model import Field, IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
-from lance_dagster.transactions.index_updates import covered_fragments, index_type, indices_of
+from lance_dagster.transactions.index_updates import covered_by_readers, index_type, indices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +40,10 @@ def index_statuses(manifest: Manifest) -> tuple[IndexStatus, ...]:
     """Return the status of each index, sorted by name; the segments of one index are one entry."""
     fields = {field.id: field for field in manifest.fields}
     rows = {fragment.id: fragment.rows for fragment in manifest.fragments}
-    # An index without fields is a system index, such as the fragment-reuse index, which answers no query.
-    indices = sorted((index for index in indices_of(manifest) if index.fields), key=lambda index: index.name)
+    # An index without fields is a system index, which answers no query.
+    indices = sorted((pair for pair in covered_by_readers(manifest) if pair[0].fields), key=lambda pair: pair[0].name)
     return tuple(
-        _status(name, tuple(segments), fields, rows) for name, segments in groupby(indices, lambda index: index.name)
+        _status(name, tuple(segments), fields, rows) for name, segments in groupby(indices, lambda pair: pair[0].name)
     )
 
 
@@ -66,13 +68,10 @@ def drop_index(context: TableContext, name: str, info: CommitInfo) -> State:
 
 
 def _status(
-    name: str, segments: tuple[IndexMetadata, ...], fields: Mapping[int, Field], rows: Mapping[int, int]
+    name: str, covered: tuple[tuple[IndexMetadata, BitMap], ...], fields: Mapping[int, Field], rows: Mapping[int, int]
 ) -> IndexStatus:
-    known: set[int] = set()
-    for index in segments:
-        bitmap = covered_fragments(index)
-        # An old writer may omit the fragment bitmap. Lance then treats the index as covering no fragment.
-        known.update(bitmap or ())
+    segments = [index for index, _ in covered]
+    known = {number for _, bitmap in covered for number in bitmap}
     # A bitmap may name fragments that were compacted or deleted since the index was built.
     indexed = sum(rows[number] for number in known & rows.keys())
     return IndexStatus(

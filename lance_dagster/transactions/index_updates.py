@@ -5,10 +5,10 @@ in a bitmap. A query uses the index for covered fragments and scans the others. 
 therefore always safe; keeping it is safe only while the index contains the values of that fragment.
 
 Removed fragments stay in the bitmap: they have no effect on queries, and show that the index was built on rows which
-no longer exist.
+no longer exist. Where there is a fragment-reuse index, readers follow them to other fragments (`fragment_reuse`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from pyroaring import BitMap
@@ -17,9 +17,10 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.codec import decode_indices, encode_indices
 from lance_dagster.format.model import IndexMetadata, Manifest
 from lance_dagster.format.transaction import CreateIndex, Rewrite, RewriteGroup, RewrittenIndex
+from lance_dagster.transactions.fragment_reuse import FRAGMENT_REUSE, deferred_compactions, followed, with_replaced
 
 # Lance stores its own bookkeeping as indices without fields, which do not concern users.
-_SYSTEM_INDICES = frozenset({"__lance_frag_reuse", "__lance_mem_wal"})
+_SYSTEM_INDICES = frozenset({FRAGMENT_REUSE, "__lance_mem_wal"})
 
 
 def indices_of(manifest: Manifest) -> tuple[IndexMetadata, ...]:
@@ -47,6 +48,21 @@ def covered_fragments(index: IndexMetadata) -> BitMap | None:
         raise CorruptFileError(f"index {index.name!r}", f"its fragment bitmap cannot be read: {error}") from error
 
 
+def covered_by_readers(manifest: Manifest) -> list[tuple[IndexMetadata, BitMap]]:
+    """Return the indices that answer queries, each with the fragments that readers take it to cover.
+
+    An index without a recorded bitmap covers none.
+
+    Raises:
+        CorruptFileError: A bitmap cannot be decoded.
+    """
+    indices = indices_of(manifest)
+    # Where compactions are unknown, coverage is understated.
+    compactions = deferred_compactions(indices) or []
+    answering = (index for index in indices if index.name not in _SYSTEM_INDICES)
+    return [(index, followed(covered_fragments(index) or BitMap(), compactions)) for index in answering]
+
+
 def drop_indices_without_fields(manifest: Manifest) -> Manifest:
     """Drop the indices on fields that are missing from the schema."""
     known = {field.id for field in manifest.fields}
@@ -61,12 +77,8 @@ def uncover_fields(manifest: Manifest, fields: Collection[int], fragments: Colle
     changed = frozenset(fields)
     if not fragments or not changed:
         return manifest
-    return _changed(
-        manifest,
-        [
-            uncover(index, fragments) if changed.intersection((*index.fields, *index.covering_fields)) else index
-            for index in indices_of(manifest)
-        ],
+    return _uncovered(
+        manifest, fragments, lambda index: not changed.isdisjoint((*index.fields, *index.covering_fields))
     )
 
 
@@ -74,7 +86,7 @@ def uncover_fragments(manifest: Manifest, fragments: Collection[int]) -> Manifes
     """Remove fragments from the coverage of all indices, because rows were undeleted that an index may not contain."""
     if not fragments:
         return manifest
-    return _changed(manifest, [uncover(index, fragments) for index in indices_of(manifest)])
+    return _uncovered(manifest, fragments, lambda index: index.name not in _SYSTEM_INDICES)
 
 
 def drop_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
@@ -87,18 +99,23 @@ def drop_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
 def incomplete_indices(manifest: Manifest) -> list[str]:
     """Return the names of the indices that do not cover every fragment of a version."""
     coverage: dict[str, BitMap] = {}
-    for index in indices_of(manifest):
-        if index.name not in _SYSTEM_INDICES:
-            coverage[index.name] = coverage.get(index.name, BitMap()) | (covered_fragments(index) or BitMap())
+    for index, covered in covered_by_readers(manifest):
+        coverage[index.name] = coverage.get(index.name, BitMap()) | covered
     wanted = BitMap(manifest.fragments.ids)
     return sorted(name for name, known in coverage.items() if wanted - known)
 
 
-def uncover(index: IndexMetadata, fragments: Iterable[int]) -> IndexMetadata:
-    """Remove fragments from the coverage of an index."""
+def _uncovered(manifest: Manifest, fragments: Collection[int], select: Callable[[IndexMetadata], bool]) -> Manifest:
+    """Remove fragments from the coverage of some indices."""
+    indices = indices_of(manifest)
+    gone = with_replaced(BitMap(fragments), deferred_compactions(indices), manifest)
+    return _changed(manifest, [_without(index, gone) if select(index) else index for index in indices])
+
+
+def _without(index: IndexMetadata, fragments: BitMap) -> IndexMetadata:
     # Without a bitmap nothing can be removed; pylance recalculates it on its next commit.
     bitmap = covered_fragments(index)
-    return index if bitmap is None else replace(index, bitmap=(bitmap - BitMap(fragments)).serialize())
+    return index if bitmap is None else replace(index, bitmap=(bitmap - fragments).serialize())
 
 
 def apply_create_index(manifest: Manifest, operation: CreateIndex) -> Manifest:

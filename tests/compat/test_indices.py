@@ -1,6 +1,7 @@
 """Indices made by pylance still give right answers after commits of the package."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import lance
@@ -8,7 +9,15 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from tests.table_factory import as_pylance, entries, new_table, sorted_rows
+from lance_dagster.format.codec import encode_indices
+from lance_dagster.store import open_store
+from lance_dagster.transactions.index_updates import (
+    covered_by_readers,
+    covered_fragments,
+    indices_of,
+    uncover_fields,
+)
+from tests.table_factory import as_pylance, context_on, entries, new_table, sorted_rows
 
 CHANGES: dict[str, Callable[[LanceTable], object]] = {
     "append": lambda table: table.append(entries("x", *range(100, 120))),
@@ -46,6 +55,26 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
     as_pylance(made).create_scalar_index("value", "BTREE")
     as_pylance(made).create_scalar_index("key", "BITMAP")
     return made
+
+
+@pytest.fixture
+def deferred(tmp_path: Path) -> LanceTable:
+    """Two pairs of fragments of five rows, each pair compacted to one, with an index that was not stored anew."""
+    uri = str(tmp_path / "deferred")
+    lance.write_dataset(entries("a", *range(20)), uri, max_rows_per_file=5)
+    lance.dataset(uri).create_scalar_index("value", "BTREE")
+    lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=10, defer_index_remap=True)
+    return LanceTable.open(uri)
+
+
+def write_in_place(dataset: lance.LanceDataset) -> None:
+    """Write values from 100 on beside the rows of the first fragment."""
+    values = pa.table({"old": pa.array(range(10), pa.int64()), "value": pa.array(range(100, 110), pa.int64())})
+    changed, fields = dataset.get_fragments()[0].update_columns(values, left_on="value", right_on="old")
+    operation = lance.LanceOperation.Update(
+        updated_fragments=[changed], fields_modified=fields, update_mode="rewrite_columns"
+    )
+    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
 
 
 def assert_answers(dataset: lance.LanceDataset) -> None:
@@ -136,3 +165,28 @@ def test_a_vector_index_answers_after_commits_of_the_package(tmp_path: Path) -> 
     found = as_pylance(table).to_table(nearest=query)["id"].to_pylist()
     assert {99, 101, 1000} == set(found)
     assert 1000 == found[0]
+
+
+def test_an_index_left_behind_by_a_compaction_is_right_after_a_merge(deferred: LanceTable) -> None:
+    """Readers follow it to the new fragments, so it must not name the old fragments of one that got other values."""
+    assert [(20, 0)] == [(index.indexed_rows, index.unindexed_rows) for index in deferred.maintenance.indices()]
+    deferred.branches.create("run")
+    write_in_place(as_pylance(deferred, "run"))
+    assert ("value_idx",) == deferred.preview_merge("run").reindex_needed
+    deferred.merge("run")
+    assert (1, 0) == (deferred.count_rows(filter="value = 104"), deferred.count_rows(filter="value = 4"))
+    assert 1 == deferred.count_rows(filter="value = 14")
+    assert [(10, 10)] == [(index.indexed_rows, index.unindexed_rows) for index in deferred.maintenance.indices()]
+    deferred.upsert(entries("b", 104), on=["value"])
+    assert 20 == deferred.count_rows()
+
+
+def test_an_index_whose_old_fragments_are_unknown_covers_no_new_one(deferred: LanceTable) -> None:
+    """A large record of the compactions is in a file, and is not read to remove a fragment from the coverage."""
+    manifest = context_on(open_store(deferred.uri)).head("main").manifest
+    # A reference to a file with the details, which is empty here.
+    elsewhere = ("", b"\x12\x00")
+    indices = [one if one.fields else replace(one, details=elsewhere) for one in indices_of(manifest)]
+    changed = uncover_fields(replace(manifest, index_section=encode_indices(indices)), [1], [4])
+    assert [[]] == [list(covered) for _, covered in covered_by_readers(changed)]
+    assert [[]] == [list(covered_fragments(one) or ()) for one in indices_of(changed) if one.fields]

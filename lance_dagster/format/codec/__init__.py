@@ -1,7 +1,12 @@
 """Wire bytes to values and back: the only door to protobuf."""
 
 from lance_dagster.format.codec.data_files import DataFileShape, decode_shape
-from lance_dagster.format.codec.index_parts import decode_indices, encode_indices, rebase_index_section
+from lance_dagster.format.codec.index_parts import (
+    decode_indices,
+    encode_indices,
+    rebase_index_section,
+    replaced_fragments,
+)
 from lance_dagster.format.codec.manifest_parts import encoded
 from lance_dagster.format.codec.manifests import (
     COMMIT_ID,
@@ -61,6 +66,7 @@ __all__ = [
     "encode_versions",
     "encoded",
     "rebase_index_section",
+    "replaced_fragments",
     "row_id_range",
     "single_range",
     "smallest_row_id",

@@ -59,6 +59,22 @@ def _parsed_section(section: bytes, path: str) -> wire.IndexSection:
         raise CorruptFileError(path, f"its index section cannot be parsed: {error}") from error
 
 
+def replaced_fragments(details: bytes) -> list[tuple[list[int], list[int]]] | None:
+    """Decode the details of the fragment-reuse index: the ids of fragments that compactions replaced, oldest first.
+
+    Each entry has the ids of the old fragments and those of the new ones. The result is None where the details are in a
+    file, or of a kind that is not known.
+    """
+    try:
+        message = wire.FragmentReuseIndexDetails.FromString(details)
+    except DecodeError:
+        return None
+    if unknown_fields(message) or message.HasField("external"):
+        return None
+    groups = (group for version in message.inline.versions for group in version.groups)
+    return [([one.id for one in group.old_fragments], [one.id for one in group.new_fragments]) for group in groups]
+
+
 def index_from_wire(message: wire.IndexMetadata) -> IndexMetadata:
     """Decode the metadata of one index.
 
