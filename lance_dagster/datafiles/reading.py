@@ -155,9 +155,18 @@ def read_data_file(
         yield from reader.read_all(batch_size=_FILE_ROWS).to_batches()
 
 
-def compact_with_pylance(dataset: "lance.LanceDataset", target_rows: int, deleted_share: float) -> None:
-    """Compact a table with pylance, indices included; pylance commits versions of its own."""
+def compact_with_pylance(
+    dataset: "lance.LanceDataset", target_rows: int, deleted_share: float, *, defer_indices: bool = False
+) -> None:
+    """Compact a table with pylance, which commits versions of its own.
+
+    Indices are stored anew, or with `defer_indices` left to readers, which follow the rows to their new fragments.
+    """
+    # None leaves the choice to the configuration of the table.
+    deferred = True if defer_indices else None
     with query_errors(None, dataset.uri):
         dataset.optimize.compact_files(
-            target_rows_per_fragment=target_rows, materialize_deletions_threshold=deleted_share
+            target_rows_per_fragment=target_rows,
+            materialize_deletions_threshold=deleted_share,
+            defer_index_remap=deferred,
         )

@@ -52,6 +52,7 @@ from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
+from lance_dagster.transactions.fragment_reuse import defers_indices
 from lance_dagster.transactions.index_updates import indices_of
 
 _ATTEMPTS = 5
@@ -159,7 +160,9 @@ def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
             f"the index {inherited[0]!r}, which it inherited and pylance would break; drop the index, or compact the "
             "branch or table that made it"
         )
-    compact_with_pylance(context.dataset(head), goal.target_rows, goal.deleted_share)
+    # After a compaction that left the indices as they were, pylance would break them if it stored them anew now.
+    defer = defers_indices(indices_of(head.manifest))
+    compact_with_pylance(context.dataset(head), goal.target_rows, goal.deleted_share, defer_indices=defer)
     return context.head(head.branch)
 
 

@@ -190,3 +190,12 @@ def test_an_index_whose_old_fragments_are_unknown_covers_no_new_one(deferred: La
     changed = uncover_fields(replace(manifest, index_section=encode_indices(indices)), [1], [4])
     assert [[]] == [list(covered) for _, covered in covered_by_readers(changed)]
     assert [[]] == [list(covered_fragments(one) or ()) for one in indices_of(changed) if one.fields]
+
+
+def test_a_compaction_after_a_deferred_one_keeps_the_index_right(deferred: LanceTable) -> None:
+    """Pylance would store the index anew from addresses that are gone, so the package defers that again."""
+    deferred.delete("value IN (3, 13)")
+    deferred.maintenance.compact(deleted_share=0.0)
+    assert {18: 18} == {index.indexed_rows: deferred.count_rows() for index in deferred.maintenance.indices()}
+    found = [deferred.count_rows(filter=f"value = {value}") for value in range(20)]
+    assert [0 if value in {3, 13} else 1 for value in range(20)] == found
