@@ -166,6 +166,15 @@ class Lineage:
         """Tell whether this version contains another one."""
         return self.contained.get(other.id, -1) >= other.state.number
 
+    def has_all_of(self, other: "Lineage") -> bool:
+        """Tell whether another version has nothing of its own: the first version of a branch only repeats another."""
+        for segment in other.segments:
+            if self.contained.get(segment.id, -1) >= segment.number:
+                return True
+            if segment.number != segment.first:
+                return False
+        return False
+
 
 def lineage_of(state: State, refs: Refs) -> Lineage:
     """Find out what a version contains; reads the files of its branch and of the branches below.

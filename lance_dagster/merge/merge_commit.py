@@ -135,7 +135,7 @@ def base_of(context: TableContext, one: State, other: State) -> State:
 
 def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, base: Lineage) -> tuple[Conflict, ...]:
     """Return the conflicts that refuse the merge whatever the sides did."""
-    if options.mode == FAST_FORWARD and not source.contains(dest):
+    if options.mode == FAST_FORWARD and not source.has_all_of(dest):
         diverged = f"{dest.state} has changes that {source.state} does not contain"
         return (Conflict(kind="history", unit="history", source="only a fast-forward was asked for", dest=diverged),)
     # Squashed versions do not count as contained, so a later merge cannot tell which rows of their branch are there

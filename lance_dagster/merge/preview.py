@@ -229,7 +229,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         source=str(source),
         dest=str(head),
         base=str(base.state),
-        fast_forward=source_lineage.contains(dest_lineage),
+        fast_forward=source_lineage.has_all_of(dest_lineage),
         _rows=rows(MergeRefusal(conflicts=())),
     )
     merged = version_that_merged(source_lineage, dest_lineage, context.versions)

@@ -23,7 +23,7 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.lineage import Lineage, changes_since, lineage_of
+from lance_dagster.history.lineage import changes_since, lineage_of
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import origins
 from lance_dagster.transactions.claims import Change
@@ -130,7 +130,7 @@ class _Walk:
         if before.contains(of) or not after.contains(of):
             # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
             return None
-        return _Introduction(whole=_has(before, parent) and source.id == self.of.id, into=into.id)
+        return _Introduction(whole=before.has_all_of(parent) and source.id == self.of.id, into=into.id)
 
     def _introduce(self, state: State, introduction: _Introduction) -> None:
         self.introduced[state.id] = introduction
@@ -139,11 +139,3 @@ class _Walk:
     def _take_back(self, state: State, *, whole: bool) -> None:
         before = self.context.load_recorded(RecordedVersion(self.context.versions.describe(state).parents[0]))
         self.last = self.reverted[state.id] = LastRevert(by=state, before=before, whole=whole)
-
-
-def _has(lineage: Lineage, other: Lineage) -> bool:
-    """Tell whether a version contains another one; the first version of a branch counts as the one it repeats."""
-    own = other.segments[0]
-    if own.number == own.first and len(other.segments) > 1:
-        return lineage.contained.get(other.segments[1].id, -1) >= own.forked
-    return lineage.contains(other)

@@ -331,6 +331,17 @@ def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
         table.merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
+def test_a_fresh_branch_has_no_changes_of_its_own(table: LanceTable) -> None:
+    """Its first version repeats the fork point, so a sibling is merged into it by a fast-forward."""
+    table.branches.create("staging")
+    table.branches.create("inner", at="branch:staging")
+    table.append(entries("n", 5), branch="run")
+    for into in ("staging", "inner"):
+        assert table.preview_merge("run", into=into).fast_forward
+        table.merge("run", into=into, mode="ff-only")
+        assert contents(table, "run") == contents(table, into)
+
+
 def test_a_squash_leaves_no_parent_and_happens_once(table: LanceTable) -> None:
     """The rows are merged, and the branch cannot be merged afterwards in either direction."""
     table.append(entries("n", 5), branch="run")

@@ -118,7 +118,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         # Sources that the newest version contains are left out: a repeated call finds what an earlier one published.
         if version_that_merged(lineage, dest_lineage, context.versions) is not None:
             continue
-        if change.exact and not lineage.contains(dest_lineage):
+        if change.exact and not lineage.has_all_of(dest_lineage):
             raise RefMovedError(onto, f"a version that {source} contains", str(head))
         new.append(source)
     if new:
