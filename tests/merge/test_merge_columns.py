@@ -137,6 +137,39 @@ def test_a_column_beside_updated_rows_is_settled_without_loss(tmp_path: Path, ad
     sound(table)
 
 
+BEFORE_THE_COLUMN: dict[str, Callable[[LanceTable, str], object]] = {
+    "append": lambda table, branch: table.append(entries("n", 5), branch=branch),
+    "update": lambda table, branch: table.update({"key": "'u'"}, where="value = 2", branch=branch),
+    "compaction": lambda table, branch: table.maintenance.compact(branch=branch),
+}
+
+
+@pytest.mark.parametrize("winner", ["source-wins", "dest-wins"])
+@pytest.mark.parametrize("adding", ["run", "main"])
+@pytest.mark.parametrize("before", BEFORE_THE_COLUMN)
+def test_a_column_beside_updated_rows_is_settled_after_other_changes(
+    tmp_path: Path, before: str, adding: str, winner: Winner
+) -> None:
+    """The side that added the column has values for all of its rows, also where it moved or inserted some before."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3, 4))
+    table.branches.create("run")
+    BEFORE_THE_COLUMN[before](table, adding)
+    double(table, adding)
+    table.update({"key": "'x'"}, where="value = 1", branch="main" if adding == "run" else "run")
+    assert ["column double"] == [conflict.unit for conflict in table.preview_merge("run").conflicts]
+    table.merge("run", strategy=winner)
+    wins = winner == ("source-wins" if adding == "run" else "dest-wins")
+    found = {row["value"]: (row["key"], row["double"]) for row in rows(table)}
+    assert {
+        1: ("a", 2) if wins else ("x", None),
+        2: ("u" if before == "update" else "a", 4),
+        3: ("b", 6),
+        4: ("b", 8),
+        **({5: ("n", 10)} if before == "append" else {}),
+    } == found
+    sound(table)
+
+
 def test_columns_of_one_unit_are_settled_together(tmp_path: Path) -> None:
     """A strategy can be given for a unit of two columns."""
     table = new_table(tmp_path, entries("a", 1, 2))

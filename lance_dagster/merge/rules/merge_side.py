@@ -199,6 +199,22 @@ class MergeSide:
         found = [set(backing(self.rows.relocated[one].fragment)) for one in holders]
         return set.intersection(*found) if found else set()
 
+    def may_lack_columns(self, number: BaseKey, changes: FragmentRowChanges) -> bool:
+        """Tell whether rows of a fragment of the merge base may lack columns that the side wrote beside others."""
+        fields = self.columns.written.get(None, frozenset())
+        if not fields or isinstance(number, AbsentRows) or changes.rewritten:
+            return bool(fields)
+        # The fields were written in fragments that the merge base lacks, which have none of these rows then.
+        away = changes.moved | changes.updated
+        if not away:
+            return False
+        # A column that the merge base lacks has values only where the side wrote some.
+        known = fields - self.columns.base_ids.keys()
+        known &= self.backed_for_all(number, away)
+        if changes.place is not None and changes.stays:
+            known &= backing(changes.place).keys()
+        return known != fields
+
     @property
     def shares_rows(self) -> bool:
         """Whether the row ids say that both sides have rows that the merge base does not have."""

@@ -47,7 +47,7 @@ class Situation:
     `source_columns` and `dest_columns` are the fields in which a side has other values than the merge base, or values
     that the merge base lacks. `source_undone` and `dest_undone` are rows for which a side's change does not count.
     `traceable` says that a row can be found wherever it was moved, so that the merge may move it as well. `uncertain`
-    says that columns were written beside rows whose place in the merge base is unknown, so perhaps not beside these.
+    says that columns were written beside rows of unknown origin, so perhaps not beside all of these.
     `combined` are rows that are written anew with the cells of both sides, so that both copies go; for those among them
     that are `in_conflict`, a strategy decides about cells.
     """
@@ -186,7 +186,7 @@ class RowRules:
             source_undone=source_undone,
             dest_undone=dest_undone,
             traceable=self.source.base.stable_row_ids,
-            uncertain=any(side.columns.written.get(None) for side in (self.source, self.dest)),
+            uncertain=self.source.may_lack_columns(number, source) or self.dest.may_lack_columns(number, dest),
             combined=self.combined.combined.get(number, BitMap()),
             in_conflict=self.combined.in_conflict.get(number, BitMap()),
         )
