@@ -5,7 +5,7 @@ such a schema before the table exists. The rules record observed behaviour of py
 pylance itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.arrow_types import BLOB
@@ -28,6 +28,16 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     Raises:
         InvalidInputError: A column cannot be stored; the message names it.
     """
+    for path, problem in storage_problems(fields, file_version).values():
+        raise InvalidInputError(f"column {path!r}: {problem}")
+
+
+def storage_problems(fields: Sequence[Field], file_version: str) -> dict[int, tuple[str, str]]:
+    """Return the path and the problem of each field that data files of a version cannot hold, by its id."""
+    return {field.id: (path, problem) for field, path, problem in _problems(fields, file_version)}
+
+
+def _problems(fields: Sequence[Field], file_version: str) -> Iterator[tuple[Field, str, str]]:
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
     version = parse_file_version(file_version)
@@ -41,7 +51,7 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
             or _empty_problem(field, parents, version)
         )
         if problem is not None:
-            raise InvalidInputError(f"column {_path_of(field, by_id)!r}: {problem}")
+            yield field, _path_of(field, by_id), problem
 
 
 def _vector_problem(field: Field) -> str | None:

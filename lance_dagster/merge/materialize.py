@@ -46,9 +46,6 @@ def materialize(
         source: The version that is merged.
         head: The version it is merged into.
         changes: What the source did since the merge base.
-
-    Raises:
-        InvalidInputError: A fragment would be left without a file, since all columns it has values of are dropped.
     """
     materializer = _Materializer(context, source, head)
     finished = materializer.all_finished([*plan.changed.values(), *plan.added])

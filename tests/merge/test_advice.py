@@ -26,6 +26,11 @@ def cast(table: LanceTable, branch: str) -> object:
     return table.columns.cast("value", pa.int32(), branch=branch)
 
 
+# A column of nulls, which no file has.
+PLACE: list[Step] = [
+    lambda t: t.columns.add([pa.field("place", pa.struct([("x", pa.int64()), ("y", pa.int64())]))]),
+    lambda t: t.merge("main", into="run"),
+]
 CASES: dict[str, tuple[list[Step], str, list[Step]]] = {
     "cast, and rows": (
         [lambda t: cast(t, "run"), lambda t: t.append(entries("c", 9))],
@@ -80,6 +85,16 @@ CASES: dict[str, tuple[list[Step], str, list[Step]]] = {
         [lambda t: t.columns.rename("key", "name", branch="run"), lambda t: t.columns.add({"name": "'x'"})],
         "column name: rename the column on run or main, and try again",
         [lambda t: t.columns.rename("name", "title", branch="run")],
+    ),
+    "each field of a struct dropped by another side": (
+        [*PLACE, lambda t: t.columns.drop(["place.x"], branch="run"), lambda t: t.columns.drop(["place.y"])],
+        "column place: drop place whole on run and on main, and try again",
+        [lambda t: t.columns.drop(["place"], branch="run"), lambda t: t.columns.drop(["place"])],
+    ),
+    "each column with values dropped by another side": (
+        [*PLACE, lambda t: t.columns.drop(["key"], branch="run"), lambda t: t.columns.drop(["value"])],
+        "values of 3 rows: give column place values on main where it is null (`update`), and try again",
+        [lambda t: t.update({"place": "named_struct('x', 1, 'y', 2)"})],
     ),
 }
 

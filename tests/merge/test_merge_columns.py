@@ -759,3 +759,16 @@ def test_rows_updated_beside_the_same_column_keep_their_values(tmp_path: Path, u
     table.merge("run")
     assert [(1, 2), (2, 4), (7, 14)] == rows_of(table, "main")
     as_pylance(table).validate()
+
+
+def test_a_preview_tells_that_no_column_would_be_left(tmp_path: Path) -> None:
+    """Without rows too: each side dropped another column, and the merge is refused as the preview says."""
+    table = new_table(tmp_path)
+    table.branches.create("run")
+    table.columns.drop(["key"], branch="run")
+    table.columns.drop(["value"])
+    preview = table.preview_merge("run")
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge("run", strategy="source-wins")
+    assert ["columns"] == [one.unit for one in preview.conflicts] == [one.unit for one in caught.value.conflicts]
+    assert ["key"] == table.schema().names

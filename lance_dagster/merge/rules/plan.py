@@ -39,6 +39,7 @@ from lance_dagster.merge.rules.columns.column_conflicts import lost_columns, unf
 from lance_dagster.merge.rules.columns.column_matching import columns_among
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_schemas
 from lance_dagster.merge.rules.columns.settings_merge import MergedSettings, merge_settings
+from lance_dagster.merge.rules.columns.unreadable_results import fragments_without_values, unreadable_columns
 from lance_dagster.merge.rules.merge_input import (
     MergeInput,
     blocking_findings,
@@ -153,6 +154,7 @@ def _plan_under(
         in_conflict = [finding.conflict.unit for finding in claims.findings]
         strategy.check_scopes(lambda: [*in_conflict, *claimed_units(source, dest)])
         findings += [*settings.findings, *claims.findings, *schema.findings, *lost_columns(source, dest, schema)]
+        findings += unreadable_columns(source, dest, schema)
         rules = RowRules(
             source=source,
             dest=dest,
@@ -304,10 +306,10 @@ class _Build:
         changed, removed = fragments.changed()
         first = _free_fragment_id(before)
         added = tuple(fragments.added(first))
-        doubled = fragments.doubled(added)
-        if doubled:
-            # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
-            return [self._come_again(doubled)]
+        without = fragments_without_values(*self.sides, self.schema, changed=changed, added=added, removed=removed)
+        unsound = [*without, *self._doubled(fragments.doubled(added))]
+        if unsound:
+            return unsound
         manifest = replace(
             before,
             fields=self.schema.fields,
@@ -332,10 +334,12 @@ class _Build:
             tally=self._tally(added),
         )
 
-    def _come_again(self, rows: int) -> Finding:
-        did = [f"{self.sides[0].name} brings them in again", f"{self.sides[1].name} has them"]
-        conflict = Conflict(kind=HISTORY, unit=f"{rows} rows", source=did[0], dest=did[1])
-        return Finding(conflict=conflict, options=())
+    def _doubled(self, rows: int) -> Iterator[Finding]:
+        # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
+        if rows:
+            source, dest = self.sides
+            did = f"{source.name} brings them in again", f"{dest.name} has them"
+            yield Finding(conflict=Conflict(kind=HISTORY, unit=f"{rows} rows", source=did[0], dest=did[1]), options=())
 
     def _columns_moved(self) -> frozenset[int]:
         """Return the fields for which rows taken from the source have values."""

@@ -8,6 +8,7 @@ from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.transaction import Merge
 from lance_dagster.merge.rules.columns.column_conflicts import lost_columns
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_schemas
+from lance_dagster.merge.rules.columns.unreadable_results import unreadable_columns
 from lance_dagster.merge.rules.strategy import ParsedStrategy, Strategy, Winner
 from lance_dagster.transactions.claims import SideHistory
 from tests.merge.rules.literal_merges import AMOUNT, BASE, FIELDS, ID, appended, both_sides, described, side
@@ -127,3 +128,34 @@ def test_rows_of_the_old_type_are_refused(how: str, did: str | None, changer: st
     for finding in found:
         told_of = finding.conflict.source if changer == "run" else finding.conflict.dest
         assert told_of.endswith(str(did))
+
+
+S, A = Field(id=2, name="s", logical_type="struct"), Field(id=3, name="a", logical_type="int64", parent_id=2)
+B = Field(id=4, name="b", logical_type="int64", parent_id=2)
+PACKED = replace(S, metadata={"lance-encoding:packed": b"true"})
+UNREADABLE: dict[str, tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], str, str]] = {
+    "no column": (FIELDS, (ID,), (AMOUNT,), "columns", "dropped id"),
+    "a struct without fields": ((*FIELDS, S, A, B), (*FIELDS, S, A), (*FIELDS, S, B), "column s", "dropped s.a"),
+    "a packed struct of flags": (
+        (*FIELDS, S, A),
+        (*FIELDS, PACKED, A),
+        (*FIELDS, S, A, replace(B, logical_type="bool")),
+        "column s.b",
+        "changed it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_columns_that_nobody_could_read_are_refused(case: str) -> None:
+    """Each side alone is readable, and no strategy makes the result of both so."""
+    before, of_source, of_dest, unit, did = UNREADABLE[case]
+    base = replace(with_fields(before), file_version="2.2")
+    made = {}
+    for name, fields in (("run", of_source), ("main", of_dest)):
+        after = with_fields(fields, base)
+        operation = Merge(fragments=after.fragments, fields=fields, schema_metadata={}, preserves_nullability=True)
+        made[name] = side(name, after, operation, base=base)
+    sides = both_sides(made["run"], made["main"], base=base)
+    (found,) = unreadable_columns(*sides, merge_schemas(*sides, ParsedStrategy.NONE, crosswise=False))
+    assert (unit, (), True) == (found.conflict.unit, found.options, did in found.conflict.dest)

@@ -1,0 +1,171 @@
+"""Find results of a merge that no reader could read, although neither side is such a version.
+
+Each side may drop a part of the columns, so that nothing of a struct, of the table or of a fragment is left. Columns
+can also come together that data files cannot hold. No strategy settles these conflicts, since none brings a dropped
+column back: the advice says what to change on which branch.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from lance_dagster.errors import counted
+from lance_dagster.format.file_versions import storage_problems
+from lance_dagster.format.model import DataFile, Field
+from lance_dagster.merge.rules.change_makers import change_makers, drop_makers, schema_makers
+from lance_dagster.merge.rules.columns.column_matching import paths_of
+from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
+from lance_dagster.merge.rules.merge_side import MergeSide
+from lance_dagster.merge.rules.result import MergedFragment
+from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, Finding, made_after_reset
+
+
+def unreadable_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
+    """Find columns of the result that cannot be stored or read, and a result without any column."""
+    fields = schema.fields
+    # Most merges change no column of the dest.
+    if fields == dest.manifest.fields:
+        return
+    if not fields:
+        did = _dropped(source, _in_table), _dropped(dest, _in_table)
+        yield _finding("schema", "columns", did, made_after_reset("its drop of columns", source.branch))
+    emptied = _emptied(source, dest, schema)
+    yield from (_emptied_struct(source, dest, schema, field) for field in emptied)
+    known = {field.id for field in emptied}
+    yield from (found for number, found in _unstorable(source, dest, schema) if number not in known)
+
+
+def fragments_without_values(
+    source: MergeSide,
+    dest: MergeSide,
+    schema: MergedSchema,
+    *,
+    changed: Mapping[int, MergedFragment],
+    added: Iterable[MergedFragment],
+    removed: Collection[int],
+) -> Iterator[Finding]:
+    """Find fragments of the result of whose columns none has values: no file would record how many rows they have.
+
+    Args:
+        source: The side that is merged.
+        dest: The side it is merged into.
+        schema: The fields of the result.
+        changed: The fragments of the dest that the merge changes.
+        added: The fragments of the source that it adds.
+        removed: The fragments of the dest of which no row is left.
+    """
+    live = {field.id for field in schema.fields}
+    # Only a column that is gone leaves a file without a use.
+    if live.issuperset(field.id for field in dest.manifest.fields):
+        return
+    kept = (one for one in dest.manifest.fragments if one.id not in removed and one.id not in changed)
+    of_dest = sum(one.physical_rows for one in kept if one.files and live.isdisjoint(_stored(one.files)))
+    of_dest += _without_values(changed.values(), live)
+    of_source = _without_values(added, live)
+    if of_dest or of_source:
+        names = " or ".join(field.name for field in schema.fields if field.parent_id < 0)
+        branches = [side.branch for side, rows in ((source, of_source), (dest, of_dest)) if rows]
+        did = _dropped(source, _in_table), _dropped(dest, _in_table)
+        advice = f"give column {names} values on {' and '.join(branches)} where it is null (`update`), and try again"
+        yield _finding("schema", f"values of {counted(of_dest + of_source, 'row')}", did, advice)
+
+
+def _without_values(fragments: Iterable[MergedFragment], live: Collection[int]) -> int:
+    """Count the rows of fragments for which no file has a column of the result."""
+    files = ((one.fragment.physical_rows, (*one.fragment.files, *one.files)) for one in fragments)
+    return sum(rows for rows, own in files if own and _stored(own).isdisjoint(live))
+
+
+def _stored(files: Iterable[DataFile]) -> set[int]:
+    return {number for file in files for number in file.fields}
+
+
+def _in_table(field: Field) -> bool:
+    return field.parent_id < 0
+
+
+def _dropped(side: MergeSide, select: Callable[[Field], bool]) -> str:
+    """Say which of some fields of the merge base a side dropped."""
+    there = {*side.columns.ids, *side.cast_fields}
+    gone = [field for field in side.base.fields if select(field) and field.id not in there]
+    if not gone:
+        return f"{side.name} kept no other"
+    paths = paths_of(side.base.fields)
+    makers = dict.fromkeys(drop_makers(side, field.id) for field in gone)
+    return f"{', '.join(makers)} dropped {', '.join(paths[field.id] for field in gone)}"
+
+
+def _emptied(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> list[Field]:
+    """Return the structs of the result without fields that had some on a side."""
+    inside = {field.parent_id for field in schema.fields}
+    own = {new: number for number, new in schema.from_source.items()}
+    of_source, of_dest = ({field.parent_id for field in side.manifest.fields} for side in (source, dest))
+    return [
+        field
+        for field in schema.fields
+        if field.logical_type == "struct"
+        and field.id not in inside
+        and (field.id in of_dest or own.get(field.id) in of_source)
+    ]
+
+
+def _emptied_struct(source: MergeSide, dest: MergeSide, schema: MergedSchema, field: Field) -> Finding:
+    base_id = _base_id(source, dest, schema, field)
+    did = [_dropped(side, lambda one: one.parent_id == base_id) for side in (source, dest)]
+    whole = _droppable(schema.fields, field)
+    advice = f"drop {schema.paths[whole.id]} whole on {source.branch} and on {dest.branch}, and try again"
+    return _finding("column", f"column {schema.paths[field.id]}", (did[0], did[1]), advice)
+
+
+def _base_id(source: MergeSide, dest: MergeSide, schema: MergedSchema, field: Field) -> int | None:
+    of_dest = dest.columns.base_ids.get(field.id)
+    if of_dest is not None:
+        return of_dest
+    own = next((number for number, new in schema.from_source.items() if new == field.id), None)
+    return None if own is None else source.columns.base_ids.get(own)
+
+
+def _droppable(fields: Collection[Field], field: Field) -> Field:
+    """Return the nearest column or field around one that can be dropped: a list needs its item, a struct a field."""
+    by_id = {one.id: one for one in fields}
+    while (around := by_id.get(field.parent_id)) is not None:
+        beside = [one for one in fields if one.parent_id == around.id]
+        if around.logical_type == "struct" and len(beside) > 1:
+            break
+        field = around
+    return field
+
+
+def _unstorable(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[tuple[int, Finding]]:
+    """Find fields that data files cannot hold as the result has them, and that neither side has so."""
+    version = dest.manifest.file_version
+    # Tables of early Lance releases record no version.
+    if not version:
+        return
+    own = {new: number for number, new in schema.from_source.items()}
+    before = [storage_problems(side.manifest.fields, version) for side in (source, dest)]
+    for number, (path, problem) in storage_problems(schema.fields, version).items():
+        there = before[0].get(own.get(number, -1)), before[1].get(number)
+        if any(known is not None and known[1] == problem for known in there):
+            continue
+        base = _base_field(source, dest, schema, number)
+        did = [
+            f"{schema_makers(side) if base is None else change_makers(side, base)} changed it"
+            for side in (source, dest)
+        ]
+        advice = f"{problem}; undo one of the changes (`revert`), and try again"
+        yield number, _finding("column", f"column {path}", (did[0], did[1]), advice)
+
+
+def _base_field(source: MergeSide, dest: MergeSide, schema: MergedSchema, number: int) -> Field | None:
+    """Return the field of the merge base to which a field of the result, or the nearest field around it, belongs."""
+    by_id = {field.id: field for field in schema.fields}
+    found, at = None, by_id.get(number)
+    while at is not None and found is None:
+        base_id = _base_id(source, dest, schema, at)
+        found = next((field for field in source.base.fields if field.id == base_id), None)
+        at = by_id.get(at.parent_id)
+    return found
+
+
+def _finding(kind: ConflictKind, unit: str, did: tuple[str, str], advice: str) -> Finding:
+    conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
+    return Finding(conflict=conflict, options=(), advice=advice)
