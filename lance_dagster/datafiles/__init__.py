@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
 from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type, refuse_null_parts
+from lance_dagster.datafiles.dictionaries import (
+    decoded,
+    has_narrow_dictionaries,
+    plain_type,
+    take,
+    take_array,
+    take_column,
+)
 from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
@@ -91,6 +99,7 @@ __all__ = [
     "conform",
     "count",
     "count_physical_rows",
+    "decoded",
     "digest_of",
     "digested_files",
     "evaluate_condition",
@@ -101,9 +110,11 @@ __all__ = [
     "expression_types",
     "fits_type",
     "group_by_fragment",
+    "has_narrow_dictionaries",
     "matching_offsets",
     "offsets_by_fragment",
     "open_dataset",
+    "plain_type",
     "planned_schema",
     "projected_schema",
     "quote_column",
@@ -125,6 +136,9 @@ __all__ = [
     "scan_fragments",
     "scan_isolated",
     "staged_fragments",
+    "take",
+    "take_array",
+    "take_column",
     "take_rows",
     "write_files",
 ]

@@ -5,7 +5,6 @@ more, so they get the value of a neighbouring row: it is valid even where the co
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.datafiles.row_addresses import OFFSET_MASK, ROW_ADDRESS
 from lance_dagster.datafiles.sql_evaluation import expression_types
-from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_files
+from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_file
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import Fragment
 
@@ -55,10 +54,10 @@ def backfill(
     rows = fragment.physical_rows
     # One file holds the whole fragment, whatever its size: the files of a fragment must agree on the number of rows.
     computed = _computed(dataset, fragment.id, reads, compute, schema=target.schema)
-    files = write_files(replace(target, max_rows=rows, max_bytes=None), _filled(computed, rows))
-    if [rows] != [file.rows for file in files]:
+    file = write_file(target, _filled(computed, rows), rows)
+    if file is None:
         raise CorruptFileError(dataset.uri, f"fragment {fragment.id} does not have the {rows} rows it should")
-    return files[0]
+    return file
 
 
 def _computed(

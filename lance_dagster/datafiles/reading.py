@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from lance_dagster.datafiles.dictionaries import late_materialization
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_string, string_list
@@ -49,7 +50,9 @@ def _stream(dataset: "lance.LanceDataset", columns: Sequence[str] | None, filter
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri):
         _check_columns(dataset, wanted or [])
-        return dataset.scanner(columns=wanted, filter=filter).to_reader()
+        return dataset.scanner(
+            columns=wanted, filter=filter, late_materialization=late_materialization(dataset.schema)
+        ).to_reader()
 
 
 def _translated(stream: pa.RecordBatchReader, filter: str | None, where: str) -> pa.RecordBatchReader:

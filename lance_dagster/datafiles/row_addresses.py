@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from lance_dagster.datafiles.dictionaries import has_narrow_dictionaries, late_materialization, take
 from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.arrow_types import has_blobs
@@ -98,6 +99,7 @@ def scan_computed(
             with_row_address=True,
             blob_handling="all_binary",
             batch_size=_BLOBS_AT_ONCE if blob_columns(dataset.schema) else None,
+            late_materialization=late_materialization(dataset.schema),
         )
         yield from map(_located, scanner.to_batches())
 
@@ -110,7 +112,12 @@ def scan_addressed(
         check_closed("the condition", where)
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         scanner = dataset.scanner(
-            columns=list(columns), filter=where, with_row_address=True, scan_in_order=True, batch_size=_KEYS_AT_ONCE
+            columns=list(columns),
+            filter=where,
+            with_row_address=True,
+            scan_in_order=True,
+            batch_size=_KEYS_AT_ONCE,
+            late_materialization=late_materialization(dataset.schema),
         )
         waiting: list[pa.RecordBatch] = []
         for batch in scanner.to_batches():
@@ -206,7 +213,9 @@ def take_rows(
         CorruptFileError: An address has no row, or a position has a row with another address.
     """
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
-        if places is not None and set(columns).isdisjoint(blob_columns(dataset.schema)):
+        # `take` joins the dictionaries of all rows, and fails where they have too many values together.
+        looked_up = has_narrow_dictionaries(dataset.schema) or not set(columns).isdisjoint(blob_columns(dataset.schema))
+        if places is not None and not looked_up:
             found = _located(dataset.take(places.tolist(), columns=[*columns, ROW_ADDRESS]))
         else:
             found = _looked_up(dataset, addresses, columns)
@@ -214,7 +223,7 @@ def take_rows(
     ordered = found.addresses[order]
     if not np.array_equal(ordered, np.sort(addresses)):
         raise CorruptFileError(dataset.uri, f"the rows read are not the {len(addresses)} rows found before")
-    return found.rows.take(order[np.searchsorted(ordered, addresses)])
+    return take(found.rows, order[np.searchsorted(ordered, addresses)])
 
 
 def _looked_up(dataset: "lance.LanceDataset", addresses: Addresses, columns: Sequence[str]) -> AddressedRows:
@@ -225,6 +234,7 @@ def _looked_up(dataset: "lance.LanceDataset", addresses: Addresses, columns: Seq
         filter=rows_at(dataset, addresses.tolist()),
         with_row_address=True,
         blob_handling="all_binary",
+        late_materialization=late_materialization(dataset.schema),
     )
     return _located(scanner.to_table())
 

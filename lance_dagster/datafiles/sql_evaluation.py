@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from lance_dagster.datafiles.dictionaries import decoded
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.row_addresses import ROW_ADDRESS, row_offsets
 from lance_dagster.format.sql_text import check_closed
@@ -90,7 +91,8 @@ def _matches(condition: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[
 
 
 def _as_structs(table: pa.Table) -> pa.StructArray:
-    columns = [_stored(column) for column in table.combine_chunks().itercolumns()]
+    plain = pa.table([decoded(column) for column in table.columns], names=table.column_names)
+    columns = [_stored(column) for column in plain.combine_chunks().itercolumns()]
     return pa.StructArray.from_arrays(columns, names=table.column_names)
 
 

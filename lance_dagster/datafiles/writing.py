@@ -6,8 +6,8 @@ writer lays them out. It takes the field ids from the newest version of `main`, 
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lance_dagster.datafiles.conforming import conform
+from lance_dagster.datafiles.dictionaries import DictionaryRoom, has_narrow_dictionaries, joined
 from lance_dagster.datafiles.digests import record_written
 from lance_dagster.datafiles.pylance_errors import storage_errors
-from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError, UnsupportedFeatureError
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import DataFile, Field, Fragment, parse_file_version
@@ -111,41 +112,82 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
         # Tables of early Lance releases record no version.
         version = f"of version {target.file_version!r}" if target.file_version else "older than 2.0"
         raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}, which pylance may do"])
+    conformed: Iterator[pa.RecordBatch] = (conform(batch, target.schema) for batch in batches)
+    if has_narrow_dictionaries(target.schema):
+        conformed = joined(conformed, target.schema, target.file_version)
     if has_blobs(target.schema):
-        return _write_blobs(target, batches)
-    # A file is opened by its first row, so that an empty stream leaves no file behind.
-    files: list[StagedFile] = []
-    writer: _OpenFile | None = None
-    for batch in batches:
-        rest = conform(batch, target.schema)
-        while rest.num_rows:
-            writer = writer or _OpenFile(target)
-            rest = writer.write(rest)
-            if writer.full:
-                files.append(writer.close())
-                writer = None
-    if writer is not None:
-        files.append(writer.close())
-    return tuple(files)
+        return _write_blobs(target, conformed)
+    files = _Files(target)
+    for batch in conformed:
+        files.add(batch)
+    return files.closed()
+
+
+def write_file(target: WriteTarget, batches: Iterable[pa.RecordBatch], rows: int) -> StagedFile | None:
+    """Write batches to one data file, whatever its size; None unless they have as many rows as they should.
+
+    Raises:
+        SchemaMismatchError: A batch does not match the schema, or the rows have more values than a dictionary can
+            number.
+        StoreError: The storage failed.
+    """
+    if has_narrow_dictionaries(target.schema):
+        parts = (conform(batch, target.schema) for batch in batches)
+        found = list(joined(parts, target.schema, target.file_version, most_bytes=None))
+        if len(found) > 1:
+            names = ", ".join(repr(name) for name in target.schema.names)
+            raise SchemaMismatchError(
+                f"the rows of one fragment have more different values in {names} than the dictionary can number, and "
+                "they have to be in one file; use a dictionary with wider indices, or the type of the values"
+            )
+        batches = found
+    files = write_files(replace(target, max_rows=rows, max_bytes=None), batches)
+    return files[0] if [rows] == [file.rows for file in files] else None
 
 
 def _write_blobs(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
-    conformed = (conform(batch, target.schema) for batch in batches)
     # Without a row no file is written, so the first one is awaited.
-    first = next((batch for batch in conformed if batch.num_rows), None)
-    if first is None:
-        return ()
-    written = write_blob_files(
-        target.data_uri,
-        chain([first], conformed),
-        target.schema,
-        max_rows=target.max_rows,
-        options=target.storage_options,
-    )
+    rows = (batch for batch in batches if batch.num_rows)
+    # Each batch of narrow dictionaries may have as many values as a file can hold.
+    streams = ([batch] for batch in rows) if has_narrow_dictionaries(target.schema) else _one_stream(rows)
     return tuple(
         StagedFile(fragment.files[0].path, fragment.physical_rows, fragment.files[0].file_size_bytes or 0)
-        for fragment in written
+        for stream in streams
+        for fragment in write_blob_files(
+            target.data_uri, stream, target.schema, max_rows=target.max_rows, options=target.storage_options
+        )
     )
+
+
+def _one_stream(rows: Iterator[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
+    first = next(rows, None)
+    if first is not None:
+        yield chain([first], rows)
+
+
+class _Files:
+    """The data files of a write. A file is opened by its first row, so that an empty stream leaves no file behind."""
+
+    def __init__(self, target: WriteTarget) -> None:
+        self._target = target
+        self._done: list[StagedFile] = []
+        self._open: _OpenFile | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        while rows.num_rows:
+            if self._open is None or not self._open.dictionaries.take(rows):
+                self.closed()
+                self._open = _OpenFile(self._target)
+                self._open.dictionaries.take(rows)
+            rows = self._open.write(rows)
+            if self._open.full:
+                self.closed()
+
+    def closed(self) -> tuple[StagedFile, ...]:
+        if self._open is not None:
+            self._done.append(self._open.close())
+            self._open = None
+        return tuple(self._done)
 
 
 class _OpenFile:
@@ -158,6 +200,7 @@ class _OpenFile:
         self._bytes = target.max_bytes
         self._target = target
         self._writer: LanceFileWriter | None = None
+        self.dictionaries = DictionaryRoom(target.schema, target.file_version)
 
     @property
     def full(self) -> bool:

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import (
-    batch_size,
-)
+from lance_dagster.datafiles import batch_size, take
 from lance_dagster.diff.manifest_diff import Comparison
 from lance_dagster.diff.row_comparison import RowDifferences, parts_of
 from lance_dagster.diff.versioned_rows import RowOffsets, VersionedRows
@@ -98,7 +96,7 @@ class ChangedRows:
             both = pa.concat_tables([_as_stream(olds, shown, after=False), _as_stream(news, shown, after=True)])
             count = olds.num_rows
             # The rows are interleaved: preimage and postimage of each row follow one another.
-            yield both.take(np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
+            yield take(both, np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
         for rows in self._after.batches(changes.added, self._names[1]):
             yield _as_stream(rows, shown, after=True), [INSERT]
 

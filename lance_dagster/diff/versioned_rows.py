@@ -17,6 +17,7 @@ from pyroaring import BitMap
 from lance_dagster.datafiles import (
     Addresses,
     count_physical_rows,
+    decoded,
     group_by_fragment,
     offsets_by_fragment,
     projected_schema,
@@ -111,7 +112,7 @@ class VersionedRows:
         read = 0
         # Rows are read in storage order and put back into the order that was asked for.
         for part, where in self._parts_of(offsets_by_fragment(ordered), names):
-            together = [part.column(name).combine_chunks() for name in names]
+            together = [decoded(part.column(name)).combine_chunks() for name in names]
             values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
             places = order[np.searchsorted(ordered, where)]
             found[places] = digests(values, after=self._after)

@@ -29,6 +29,7 @@ from lance_dagster.datafiles import (
     StagedFile,
     StagedFiles,
     compact_with_pylance,
+    has_narrow_dictionaries,
     scan_fragments,
     write_files,
 )
@@ -141,8 +142,15 @@ def _is_share(given: object) -> bool:
 
 
 def _can_move_rows(head: State) -> bool:
-    """Return whether this package can move the rows: there are no blobs, and every index is inherited."""
-    return not head.manifest.holds_blobs and all(_inherited(index) for index in indices_of(head.manifest))
+    """Return whether this package can move the rows: there are no blobs, and every index is inherited.
+
+    Rows with narrow dictionaries are moved here even if there is an index, which then does not cover the new fragments.
+    """
+    manifest = head.manifest
+    # pylance 14 would put more values into one file than such a dictionary numbers, and nobody could read the file.
+    return not manifest.holds_blobs and (
+        has_narrow_dictionaries(head.schema) or all(_inherited(index) for index in indices_of(manifest))
+    )
 
 
 def _inherited(index: IndexMetadata) -> bool:
@@ -159,6 +167,12 @@ def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
             f"cannot compact branch {head.branch!r} of {context.uri}: it has {what}, which only pylance can move, and "
             f"the index {inherited[0]!r}, which it inherited and pylance would break; drop the index, or compact the "
             "branch or table that made it"
+        )
+    if has_narrow_dictionaries(head.schema):
+        raise InvalidInputError(
+            f"cannot compact branch {head.branch!r} of {context.uri}: it has blobs, which only pylance can move, and a "
+            "dictionary with indices of less than 32 bits, in which pylance loses count of the values; use the type of "
+            "the values in a column of its own"
         )
     # After a compaction that left the indices as they were, pylance would break them if it stored them anew now.
     defer = defers_indices(indices_of(head.manifest))
@@ -190,10 +204,15 @@ def _commit_groups(
     *,
     info: CommitInfo,
 ) -> State:
-    old = [tuple(_found(head, number) for number in group.fragments) for group in groups]
+    found = [tuple(_found(head, number) for number in group.fragments) for group in groups]
+    # Dictionaries may need as many files as there were. Without this rule each compaction would rewrite them again.
+    useful = [each for each in zip(found, groups, files, strict=True) if _is_useful(each[0], each[2])]
+    if not useful:
+        return head
+    old = [fragments for fragments, _, _ in useful]
     written = [
         _described(context, head, fragments, StagedFiles(head.schema, tuple(made), group.target.base))
-        for fragments, group, made in zip(old, groups, files, strict=True)
+        for fragments, group, made in useful
     ]
     # A Rewrite operation names its new fragments by id. As in pylance, a separate commit reserves the ids first, so
     # that a concurrent append is not assigned the same ones.
@@ -217,6 +236,10 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
     return commit_transaction(context.versions, head.branch, transaction, read=head)
+
+
+def _is_useful(group: Group, files: Sequence[StagedFile]) -> bool:
+    return len(files) < len(group) or any(fragment.deletion is not None for fragment in group)
 
 
 def _described(context: TableContext, head: State, group: Group, staged: StagedFiles) -> tuple[Fragment, ...]:

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import (
-    Compute,
-)
+from lance_dagster.datafiles import Compute, take_array
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
@@ -40,7 +38,7 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
         raise InvalidInputError(f"the table to join has the key {doubled} more than once; each key may occur once")
     places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
-    values = table.select(names).combine_chunks()
+    values = table.select(names)
     # Every column becomes nullable, because a row without a match has no value.
     columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's
 
@@ -50,8 +48,8 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
         asked = pa.Table.from_arrays([*plain, pa.array(np.arange(rows.num_rows))], names=[*keys, _PLACE])
         # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
         matched = asked.join(places, list(keys), join_type="left outer").sort_by(_PLACE)
-        taken = values.take(matched.column(_ROW).combine_chunks())
-        return pa.RecordBatch.from_arrays([column.combine_chunks() for column in taken.columns], schema=columns)
+        taken = [take_array(column, matched.column(_ROW).combine_chunks()) for column in values.columns]
+        return pa.RecordBatch.from_arrays(taken, schema=columns)
 
     return columns, compute
 

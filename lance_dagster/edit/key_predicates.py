@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lance_dagster.datafiles import decoded
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import plain_literal
 
@@ -24,15 +25,13 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
     # The table may return another text for the same JSON, such as one without spaces.
     if getattr(column.type, "extension_name", "") == "arrow.json":
         raise InvalidInputError(f"column {name!r} is JSON, which cannot be a key; give columns of other types")
-    whole: Any = column.combine_chunks()
+    # Dictionaries of two arrays may assign different codes to one value, so the values themselves are compared.
+    whole: Any = decoded(column).combine_chunks()
     # pyarrow returns a chunked array again for some types, and when there is no chunk.
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
     if isinstance(whole, pa.ExtensionArray):
         whole = whole.storage
-    # Dictionaries of two arrays may assign different codes to one value, so the values themselves are compared.
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.dictionary_decode()
     if pa.types.is_nested(whole.type) or pa.types.is_float16(whole.type):
         raise InvalidInputError(
             f"column {name!r} is {column.type}, which cannot be a key; give columns whose values are not nested"

@@ -29,6 +29,7 @@ from lance_dagster.datafiles import (
     evaluate_condition,
     offsets_by_fragment,
     scan_addressed,
+    take,
     take_rows,
     write_files,
 )
@@ -340,7 +341,7 @@ class _UpsertAttempt:
         # The changed fields. An inserted row is new to every index, so all fields count as changed then.
         columns = self._rows.schema.names if not len(added) else self._schema.names
         operation = upsert_operation(self._context, self._head, staged, changed.addresses, gone=gone, columns=columns)
-        keys_added = self._rows.take(added) if len(added) else None
+        keys_added = take(self._rows, added) if len(added) else None
         return Written(
             state=submit_upsert(self._context, self._head, operation, info, on=self._on, added=keys_added),
             added=len(added),
@@ -388,7 +389,7 @@ class _UpsertAttempt:
             # A condition cannot use blobs, and reading their bytes would be expensive.
             names = [name for name in self._schema.names if name not in self._blobs]
             before = take_rows(self._dataset, pairs.addresses, names, pairs.places)
-            source = self._rows.take(pairs.given).drop_columns([*self._blobs.intersection(self._rows.schema.names)])
+            source = take(self._rows, pairs.given).drop_columns([*self._blobs.intersection(self._rows.schema.names)])
             found.append(evaluate_condition(condition, {"source": source, "target": before}))
         return matches.only(np.concatenate(found))
 
@@ -396,7 +397,7 @@ class _UpsertAttempt:
         """Yield the rows to write: first the updated rows, then the inserted ones."""
         for part in self._parts_of(len(changed.given)):
             pairs = changed.only(part)
-            rows = self._rows.take(pairs.given)
+            rows = take(self._rows, pairs.given)
             if self._kept:
                 # Columns that the source lacks keep the values of the table.
                 before = take_rows(self._dataset, pairs.addresses, self._kept, pairs.places)
@@ -404,7 +405,7 @@ class _UpsertAttempt:
                     rows = rows.append_column(column, before.column(column.name))
             yield from rows.select(self._schema.names).to_batches()
         for part in self._parts_of(len(added)):
-            rows = self._rows.take(added[part])
+            rows = take(self._rows, added[part])
             for name in self._kept:
                 column = self._schema.field(name)
                 rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import Addresses, Positions, batch_size
+from lance_dagster.datafiles import Addresses, Positions, batch_size, decoded, plain_type
 from lance_dagster.diff.comparison_shapes import ComparedColumn, compared_columns
 from lance_dagster.diff.row_comparison import keys_of, parts_of
 from lance_dagster.diff.row_matching import Flags, RowPositions, paired_by_values
@@ -333,7 +333,8 @@ class ConflictRows:
         names = {own: column.name for column in columns if (own := column.names[version]) is not None}
         return [
             # A line is null where the version lacks the row, even in a column that forbids nulls.
-            field.with_name(names[field.name]).with_nullable(nullable=True)
+            # Rows of several files may have more values than a dictionary can number.
+            field.with_name(names[field.name]).with_nullable(nullable=True).with_type(plain_type(field.type))
             for field in (self._versions[version].schema(list(names)) if names else ())
         ]
 
@@ -419,7 +420,7 @@ class ConflictRows:
         # Only rows that the version has are read. A null index leaves a null in the lines of all others.
         places = pa.array(np.cumsum(there) - 1, mask=~there)
         rows = self._versions[version].take(_unsigned(addresses[there]), list(names.values()))
-        return {name: _whole(rows.column(own).take(places)) for name, own in names.items()}
+        return {name: _whole(decoded(rows.column(own)).take(places)) for name, own in names.items()}
 
     def _row_ids(self, locations: RowLocations) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """Return the stable id of each row in the first version that has the row, or its address without stable ids."""

@@ -14,7 +14,7 @@ from itertools import compress
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, batch_size, take_rows, write_files
+from lance_dagster.datafiles import StagedFiles, batch_size, take_column, take_rows, write_files
 from lance_dagster.edit.write import moved_in, target
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import transaction as ops
@@ -165,7 +165,7 @@ class _Materializer:
             place = np.arange(source.num_rows)
             # The dest's copies come first, so the source's copy of a row is as many rows further on.
             cells = rows.from_source[part] * source.num_rows + place[:, np.newaxis]
-            columns = [both.column(name).take(pa.array(cells[:, at])) for at, name in enumerate(rows.columns)]
+            columns = [take_column(both.column(name), cells[:, at]) for at, name in enumerate(rows.columns)]
             yield from pa.table(columns, schema=both.schema).select(schema.names).to_batches()
 
     def _writers(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import Addresses, blob_columns, evaluate_predicate, row_offsets, scan_fragment
+from lance_dagster.datafiles import Addresses, blob_columns, decoded, evaluate_predicate, row_offsets, scan_fragment
 from lance_dagster.diff.comparison_shapes import ComparedColumn, compared_columns
 from lance_dagster.diff.row_digests import digests
 from lance_dagster.diff.row_matching import Flags
@@ -146,7 +146,7 @@ def _cell_digests(
     rows: pa.Table, columns: Sequence[ComparedColumn]
 ) -> "np.ndarray[tuple[int, int, int], np.dtype[np.uint64]]":
     """Return a digest for each row and column, of two numbers."""
-    each = [digests([(rows.column(one.after).combine_chunks(), one.shape)], after=True) for one in columns]
+    each = [digests([(decoded(rows.column(one.after)).combine_chunks(), one.shape)], after=True) for one in columns]
     return np.stack(each, axis=1)
 
 

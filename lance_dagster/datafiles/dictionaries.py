@@ -1,0 +1,271 @@
+"""Keep dictionaries within their index type: when rows are put together, and in data files.
+
+A dictionary with indices of 8 bits numbers 128 values, as in categories of pandas. Rows that come together may have
+more, and neither Arrow nor pylance divides them. pylance 14 puts the dictionaries of all batches of a file after one
+another, equal ones too. Once they are together longer than the index type allows, it writes a file that nobody can
+read; in files of version 2.0, where a null takes a place as well, it refuses to write. So a file gets few batches, each
+with one dictionary that has every value once, and is closed before the next one would be too much.
+
+Dictionaries that pylance reads from files of version 2.0 may have a null among their values, which Arrow cannot unify.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.format.model import parse_file_version
+
+_WIDE_BITS = 32
+"""Indices of so many bits number more values than a file has rows."""
+_JOINED_BYTES = 128 * 1024 * 1024
+_UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+
+
+def dictionaries_in(arrow: Any) -> Iterator[Any]:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+    """Yield the dictionary types in a type: itself, or those nested in it."""
+    if pa.types.is_dictionary(arrow):
+        yield arrow
+    elif pa.types.is_nested(arrow):
+        for index in range(arrow.num_fields):
+            yield from dictionaries_in(arrow.field(index).type)
+
+
+def has_narrow_dictionaries(schema: pa.Schema) -> bool:
+    """Return whether a dictionary of a schema may have too few indices for the values of a file."""
+    return any(kind.index_type.bit_width < _WIDE_BITS for column in schema for kind in dictionaries_in(column.type))
+
+
+def late_materialization(schema: pa.Schema) -> bool | None:
+    """Return the option of that name for pylance's scanner; None leaves the choice to pylance.
+
+    pylance 14 puts rows of several fragments into one batch when it reads their columns after the filter, and fails
+    where the dictionaries of these fragments do not go together.
+    """
+    return False if has_narrow_dictionaries(schema) else None
+
+
+def plain_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type
+    """Return a type with the types of the values in place of dictionaries."""
+    if pa.types.is_dictionary(arrow):
+        return arrow.value_type
+    if not any(dictionaries_in(arrow)):
+        return arrow
+    inner = [arrow.field(index).with_type(plain_type(arrow.field(index).type)) for index in range(arrow.num_fields)]
+    if pa.types.is_struct(arrow):
+        return pa.struct(inner)
+    if pa.types.is_map(arrow):
+        entries = inner[0].type
+        return pa.map_(entries.field(0), entries.field(1))
+    if pa.types.is_fixed_size_list(arrow):
+        return pa.list_(inner[0], arrow.list_size)
+    return pa.large_list(inner[0]) if pa.types.is_large_list(arrow) else pa.list_(inner[0])
+
+
+def decoded(values: Any) -> Any:  # noqa: ANN401  # an array, or one of several chunks
+    """Return an array with the values themselves in place of dictionaries; one of several chunks chunk by chunk."""
+    return values.cast(plain_type(values.type)) if any(dictionaries_in(values.type)) else values
+
+
+def take(table: pa.Table, places: Any) -> pa.Table:  # noqa: ANN401  # an array of numbers, of Arrow or NumPy
+    """Return rows of a table, as `pa.Table.take` does, also where its chunks have dictionaries that do not go together.
+
+    Raises:
+        SchemaMismatchError: One row has more values than its dictionary can number.
+    """
+    if not any(any(dictionaries_in(column.type)) for column in table.schema):
+        return table.take(places)
+    return pa.table([take_column(column, places) for column in table.columns], schema=table.schema)
+
+
+def take_column(column: Any, places: Any) -> Any:  # noqa: ANN401  # as `take`
+    """Return values of a column of several chunks, as `take` does for a table."""
+    if not any(dictionaries_in(column.type)):
+        return column.take(pa.array(places))
+    plain = decoded(column).take(pa.array(places))
+    chunks = [part for chunk in plain.chunks for part in _encoded_parts(chunk, column.type)]
+    return pa.chunked_array(chunks, column.type)
+
+
+def take_array(column: Any, places: Any) -> Any:  # noqa: ANN401  # as `take`
+    """Return values of a column of several chunks as one array.
+
+    Raises:
+        SchemaMismatchError: They are more different values than a dictionary of the column can number.
+    """
+    whole = decoded(column).take(pa.array(places)).combine_chunks()
+    if whole.type == column.type:
+        return whole
+    try:
+        return _encoded(whole, column.type)
+    except pa.ArrowInvalid as error:
+        raise _too_many(column.type) from error
+
+
+def _encoded_parts(values: Any, wanted: Any) -> Iterator[Any]:  # noqa: ANN401  # an array, a type
+    """Encode plain values again, in as many arrays as their dictionaries need."""
+    try:
+        yield _encoded(values, wanted)
+    except pa.ArrowInvalid as error:
+        if len(values) <= 1:
+            raise _too_many(wanted) from error
+        middle = len(values) // 2
+        yield from _encoded_parts(values.slice(0, middle), wanted)
+        yield from _encoded_parts(values.slice(middle), wanted)
+
+
+def _encoded(values: Any, wanted: Any) -> Any:  # noqa: ANN401  # an array, a type
+    if pa.types.is_dictionary(wanted):
+        return values.dictionary_encode().cast(wanted)
+    try:
+        return values.cast(wanted)
+    except pa.ArrowNotImplementedError:
+        # Arrow casts nested strings to dictionaries, but no nested numbers.
+        return pa.array(values.to_pylist(), wanted)
+
+
+def _too_many(what: object) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"the rows have more different values than a dictionary of {what} can number; use a dictionary with wider "
+        "indices, or the type of the values"
+    )
+
+
+class DictionaryRoom:
+    """Counts the values in the dictionaries of a file, column by column, nested ones included."""
+
+    def __init__(self, schema: pa.Schema, file_version: str) -> None:
+        """Begin with a file without rows, of a schema."""
+        self._schema, self._version = schema, file_version
+        self._narrow = has_narrow_dictionaries(schema)
+        self._used: list[int] = []
+
+    def take(self, batch: pa.RecordBatch) -> bool:
+        """Count the dictionaries of a batch if they fit beside those of the file, and tell whether they do."""
+        if not self._narrow:
+            return True
+        there = [len(one.dictionary) for one in _dictionaries(batch)]
+        total = [one + other for one, other in zip(self._used or [0] * len(there), there, strict=True)]
+        if self._used and not within_limits(total, self._schema, self._version):
+            return False
+        self._used = total
+        return True
+
+
+def within_limits(lengths: Iterable[int], schema: pa.Schema, file_version: str) -> bool:
+    """Tell whether dictionaries of some lengths, in the order of the columns, have indices for all their values."""
+    kinds = (kind for column in schema for kind in dictionaries_in(column.type))
+    # In files of version 2.0 a null is one of the values.
+    null = int(parse_file_version(file_version) < (2, 1))
+    return all(length + null <= _most_values(kind) for length, kind in zip(lengths, kinds, strict=True))
+
+
+def _most_values(kind: Any) -> int:  # noqa: ANN401  # a dictionary type
+    index = kind.index_type
+    return int(2 ** (index.bit_width - pa.types.is_signed_integer(index)))
+
+
+def _dictionaries(batch: pa.RecordBatch) -> list[Any]:
+    """Return the arrays in a batch that have a dictionary, in the order of `dictionaries_in`."""
+    return [one for column in batch.columns for one in _encoded_arrays(column)]
+
+
+def _encoded_arrays(values: Any) -> Iterator[Any]:  # noqa: ANN401  # an array of any type
+    arrow = values.type
+    if pa.types.is_dictionary(arrow):
+        yield values
+    elif pa.types.is_nested(arrow) and any(dictionaries_in(arrow)):
+        if pa.types.is_struct(arrow):
+            parts: Sequence[Any] = [values.field(index) for index in range(arrow.num_fields)]
+        else:
+            parts = [values.keys, values.items] if pa.types.is_map(arrow) else [values.values]
+        for part in parts:
+            yield from _encoded_arrays(part)
+
+
+def joined(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, file_version: str, *, most_bytes: int | None = _JOINED_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """Put batches together that have room in one dictionary for each column; divide those that have not.
+
+    Args:
+        batches: Batches of the schema.
+        schema: A schema with narrow dictionaries.
+        file_version: The version of the data files.
+        most_bytes: About how many bytes are put together; None for no limit.
+
+    Raises:
+        SchemaMismatchError: One row has more values than its dictionary can number.
+    """
+
+    def fits(batch: pa.RecordBatch) -> bool:
+        return within_limits((len(one.dictionary) for one in _dictionaries(batch)), schema, file_version)
+
+    pending: list[pa.RecordBatch] = []
+    known: pa.RecordBatch | None = None
+    size = 0
+    for batch in (part for whole in batches for part in _clean(whole, fits)):
+        both = None if known is None else _dictionaries_of(known, batch)
+        if pending and (both is None or not fits(both) or (most_bytes is not None and size >= most_bytes)):
+            yield _together(pending)
+            pending, both, size = [], None, 0
+        known = batch.slice(0, 0) if both is None else both
+        pending.append(batch)
+        size += batch.nbytes
+    if pending:
+        yield _together(pending)
+
+
+def _clean(batch: pa.RecordBatch, fits: Callable[[pa.RecordBatch], bool]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch with dictionaries that fit into a file and have no null among their values."""
+    if not batch.num_rows:
+        return
+    if fits(batch) and not any(one.dictionary.null_count for one in _dictionaries(batch)):
+        yield batch
+        return
+    try:
+        columns = [
+            _encoded(decoded(column), column.type) if any(dictionaries_in(column.type)) else column
+            for column in batch.columns
+        ]
+        clean = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        if fits(clean):
+            yield clean
+            return
+    except pa.ArrowInvalid as error:
+        if batch.num_rows == 1:
+            raise _too_many("this table") from error
+    if batch.num_rows == 1:
+        raise _too_many("this table")
+    middle = batch.num_rows // 2
+    for part in (np.arange(middle), np.arange(middle, batch.num_rows)):
+        # Copied: pylance 14 dies on slices of some structs.
+        yield from _clean(batch.take(part), fits)
+
+
+def _dictionaries_of(known: pa.RecordBatch, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """Return no row, with the dictionaries of both batches; None where these have too many values for one."""
+    pairs = zip(_dictionaries(known), _dictionaries(batch), strict=True)
+    if all(one.dictionary.equals(other.dictionary) for one, other in pairs):
+        return known
+    try:
+        # Arrow unifies up to one value less than there are indices.
+        both = pa.Table.from_batches([known, batch.slice(0, 0)]).unify_dictionaries()
+    except _UNFIT:
+        return None
+    columns: list[Any] = [column.chunk(0) for column in both.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=known.schema)
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    whole = pa.Table.from_batches(batches)
+    # Where every index is taken, the dictionaries are equal, which needs no unification.
+    with suppress(*_UNFIT):
+        whole = whole.unify_dictionaries()
+    columns: list[Any] = [pa.concat_arrays(column.chunks) for column in whole.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=whole.schema)
