@@ -32,8 +32,9 @@ from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, ret
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, counted
 from lance_dagster.format import casts, evolution
 from lance_dagster.format.evolution import Fields
+from lance_dagster.format.file_versions import check_description, check_newly_storable
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.schema import arrow_from_fields
+from lance_dagster.format.schema import arrow_from_fields, is_layout_key, with_field_metadata
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
 from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping
 from lance_dagster.history.context import TableContext
@@ -136,6 +137,7 @@ def add_columns(
     def attempt() -> State:
         head = context.head(info.branch)
         fields = evolution.add_columns(head.manifest.fields, source.columns, evolution.next_field_id(head.manifest))
+        check_newly_storable(head.manifest.fields, fields, head.manifest.file_version)
         made = fields[len(head.manifest.fields) :]
         fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
         nullable = all(column.nullable for column in source.columns)
@@ -236,14 +238,27 @@ def map_update(what: str, given: Mapping[str, str | None], *, replace: bool) -> 
 
 
 def describe_column(context: TableContext, path: str, update: MapUpdate, info: CommitInfo) -> State:
-    """Change the metadata of a field."""
+    """Change the metadata of a field.
+
+    Raises:
+        InvalidInputError: The path names no field, or with the metadata its values could not be stored or read.
+    """
     check_string("column", path)
 
     def attempt() -> State:
         head = context.head(info.branch)
+        fields = head.manifest.fields
         # The transaction names the field by id, so the path is resolved anew after a concurrent rename.
-        number = evolution.find_field(head.manifest.fields, path).id
-        return submit(context, head, UpdateConfig(field_metadata={number: update}), info.as_properties())
+        field = evolution.find_field(fields, path)
+        wanted = update
+        if update.replace:
+            # What says how the values are stored belongs to them, and is not given again by a caller who replaces the
+            # rest.
+            kept = {key: value.decode() for key, value in field.metadata.items() if is_layout_key(key)}
+            wanted = MapUpdate(entries={**kept, **update.entries}, replace=True)
+        described = {field.id: wanted}
+        check_description(fields, with_field_metadata(fields, described), field.id, head.manifest.file_version)
+        return submit(context, head, UpdateConfig(field_metadata=described), info.as_properties())
 
     return retried(attempt)
 

@@ -11,7 +11,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.arrow_types import BLOB
 from lance_dagster.format.logical_types import FIXED_SIZE_LIST_OF_STRUCTS
 from lance_dagster.format.model import Field, parse_file_version
-from lance_dagster.format.schema import is_packed
+from lance_dagster.format.schema import is_inner_struct, is_layout_key, is_packed, stored_layout
 
 _VECTOR = "fixed_size_list:"
 _NOT_IN_VECTORS = frozenset({"string", "large_string", "binary", "large_binary", "dict"})
@@ -20,6 +20,11 @@ _NOT_PACKED = frozenset(
     {"bool", "null", "struct", "map", "list", "list.struct", "large_list", "large_list.struct", "json", "dict"}
 )
 _PARTS_OF_A_DICTIONARY = 4
+_CHOICES = {
+    "lance-encoding:compression": ("none", "lz4", "zstd", "fsst"),
+    "lance-encoding:structural-encoding": ("miniblock", "fullzip"),
+}
+"""Keys in the metadata of a column of which pylance 14 takes these values only, when it writes rows."""
 
 
 def check_storable(fields: Sequence[Field], file_version: str) -> None:
@@ -30,6 +35,51 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
     """
     for path, problem in storage_problems(fields, file_version).values():
         raise InvalidInputError(f"column {path!r}: {problem}")
+
+
+def check_description(before: Sequence[Field], after: Sequence[Field], number: int, file_version: str) -> None:
+    """Refuse other metadata of a field that changes how its values are stored, or with which it cannot be read.
+
+    Args:
+        before: The fields of the table.
+        after: The same fields, one of them with other metadata.
+        number: The id of that field.
+        file_version: The version of the data files of the table.
+
+    Raises:
+        InvalidInputError: The stored values would be read in another way than they were written, or not at all.
+    """
+    by_id = {field.id: field for field in after}
+    was, now = next(field for field in before if field.id == number), by_id[number]
+    path = _path_of(now, by_id)
+    if stored_layout(was) != stored_layout(now):
+        keys = {key for key in {*was.metadata, *now.metadata} if was.metadata.get(key) != now.metadata.get(key)}
+        named = ", ".join(sorted(key for key in keys if is_layout_key(key)))
+        raise InvalidInputError(
+            f"{named} in the metadata of column {path!r} says how its values are stored, so it cannot change; add a "
+            "column with this metadata (`columns.add`), and drop this one"
+        )
+    # Keys of another writer can be taken out.
+    if is_inner_struct(now, after) and not now.metadata.items() <= was.metadata.items():
+        raise InvalidInputError(
+            f"column {path!r} is a struct inside of a struct, and pylance cannot read rows by a filter where such a "
+            "struct has metadata; describe one of its fields, or the column as a whole"
+        )
+    check_newly_storable(before, after, file_version)
+
+
+def check_newly_storable(before: Sequence[Field], after: Sequence[Field], file_version: str) -> None:
+    """Refuse a change of the fields after which data files cannot hold a column that they could hold before.
+
+    Raises:
+        InvalidInputError: The message names the column.
+    """
+    # Tables of early Lance releases record no version.
+    problems = storage_problems(after, file_version) if file_version else {}
+    known = storage_problems(before, file_version) if problems else {}
+    for number, found in problems.items():
+        if known.get(number) != found:
+            raise InvalidInputError(f"column {found[0]!r}: {found[1]}")
 
 
 def storage_problems(fields: Sequence[Field], file_version: str) -> dict[int, tuple[str, str]]:
@@ -48,6 +98,7 @@ def _problems(fields: Sequence[Field], file_version: str) -> Iterator[tuple[Fiel
             or _version_problem(field, version)
             or _dictionary_problem(field)
             or _packing_problem(field, by_id, version)
+            or _encoding_problem(field, version)
             or _empty_problem(field, parents, version)
         )
         if problem is not None:
@@ -98,6 +149,16 @@ def _packing_problem(field: Field, by_id: Mapping[int, Field], version: tuple[in
         or (kind == "fixed_size_list" and version == (2, 1))
     ):
         return f"a packed struct cannot hold {field.logical_type} in data files of version {version[0]}.{version[1]}"
+    return None
+
+
+def _encoding_problem(field: Field, version: tuple[int, int]) -> str | None:
+    if version < (2, 1):
+        return None
+    for key, known in _CHOICES.items():
+        asked = field.metadata.get(key)
+        if asked is not None and asked.decode("utf-8", "replace") not in known:
+            return f"Lance takes {', '.join(known)} as {key}, and not {asked.decode('utf-8', 'replace')!r}"
     return None
 
 

@@ -15,7 +15,7 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError, Unsupporte
 from lance_dagster.format import arrow_types
 from lance_dagster.format.arrow_types import BLOB, JSON, stored_column
 from lance_dagster.format.logical_types import EXTENSION_NAME, arrow_type
-from lance_dagster.format.model import Field
+from lance_dagster.format.model import LEGACY_BLOB, Field
 from lance_dagster.format.transaction import MapUpdate
 
 ArrowField: TypeAlias = "pa.Field[Any]"
@@ -29,6 +29,7 @@ _RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_vers
 # The depth is bounded, because nested Arrow types are built recursively.
 MAX_DEPTH = 100
 _PACKED = ("lance-encoding:packed", "packed")
+_EXTENSION = "ARROW:extension:"
 
 
 def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
@@ -158,6 +159,32 @@ def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2))
 def is_packed(field: Field) -> bool:
     """Return whether a struct is packed: all its values are stored in one column of a data file."""
     return field.logical_type == "struct" and any(field.metadata.get(key, b"").lower() == b"true" for key in _PACKED)
+
+
+def is_layout_key(key: str) -> bool:
+    """Return whether a key in the metadata of a field says how its values are stored."""
+    return key in (*_PACKED, LEGACY_BLOB) or key.startswith(_EXTENSION)
+
+
+def stored_layout(field: Field) -> tuple[object, ...]:
+    """Return what the metadata of a field says about how its values are stored.
+
+    Values that were written under one layout are read as nulls, or not at all, under another one.
+    """
+    extension = {key: value for key, value in field.metadata.items() if key.startswith(_EXTENSION)}
+    return is_packed(field), LEGACY_BLOB in field.metadata, extension
+
+
+def is_inner_struct(field: Field, fields: Sequence[Field]) -> bool:
+    """Return whether a field is a struct of several fields inside of a struct, and each of them is stored by itself.
+
+    pylance 14 cannot read rows by a filter where such a struct has metadata.
+    """
+    if field.logical_type != "struct" or _is_whole(field) or field.parent_id < 0:
+        return False
+    around = next((other for other in fields if other.id == field.parent_id), None)
+    several = sum(other.parent_id == field.id for other in fields) > 1
+    return several and around is not None and around.logical_type == "struct" and not _is_whole(around)
 
 
 def _is_whole(field: Field) -> bool:

@@ -183,12 +183,13 @@ class Columns:
         Args:
             column: The column, or a field inside a struct.
             metadata: Keys and values.
-            replace: Whether to remove the keys that are not given.
+            replace: Whether to remove the keys that are not given; keys that say how values are stored stay.
             branch: The branch to commit to.
             message: The commit message.
 
         Raises:
-            InvalidInputError: The path names no field.
+            InvalidInputError: The path names no field; or a key says how values are stored, as `ARROW:extension:name`
+                does, or has a value that Lance does not take; or the column is a struct inside of a struct.
         """
         info = CommitInfo.of(branch, message, properties)
         # Primary and clustering keys are declared in metadata, so the edit also updates the fields' derived attributes.

@@ -429,6 +429,35 @@ def test_metadata_is_set_and_taken_out(table: LanceTable) -> None:
     assert dataset.schema == table.schema()
 
 
+@pytest.mark.parametrize(
+    "column,key,value,problem",
+    [
+        ("place", "lance-encoding:packed", "true", "says how its values are stored"),
+        ("place", "packed", "true", "says how its values are stored"),
+        ("key", "lance-encoding:blob", "true", "says how its values are stored"),
+        ("key", "ARROW:extension:name", "arrow.json", "says how its values are stored"),
+        ("key", "lance-encoding:compression", "gzip", "Lance takes none, lz4, zstd, fsst as"),
+        ("key", "lance-encoding:structural-encoding", "page", "Lance takes miniblock, fullzip as"),
+    ],
+)
+def test_metadata_that_stored_values_do_not_fit_is_refused(
+    table: LanceTable, column: str, key: str, value: str, problem: str
+) -> None:
+    """The rows would be read as nulls, or not at all, or no row could be written any more."""
+    before = table.head()
+    with pytest.raises(InvalidInputError, match=problem):
+        table.columns.set_metadata(column, {key: value})
+    assert before == table.head()
+
+
+def test_the_type_of_a_column_stays_when_its_metadata_is_replaced(tmp_path: Path) -> None:
+    """A caller who replaces the metadata does not have to give the keys of an extension type."""
+    table = LanceTable.create(tmp_path / "table", pa.schema([pa.field("doc", pa.json_())]))
+    table.append(pa.table({"doc": pa.array(['{"a":1}'], pa.json_())}))
+    table.columns.set_metadata("doc", {"unit": "m"}, replace=True)
+    assert (pa.json_(), ['{"a":1}']) == (table.schema().field("doc").type, table.read()["doc"].to_pylist())
+
+
 def test_two_settings_of_one_key_need_a_person(table: LanceTable) -> None:
     """Concurrent settings of the same key conflict, because neither takes precedence; other keys do not."""
     other = through(table, intruder_at_commit(lambda: table.config.set({"a": "intruder"})))

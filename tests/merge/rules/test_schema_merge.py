@@ -143,6 +143,13 @@ UNREADABLE: dict[str, tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, .
         "column s.b",
         "changed it",
     ),
+    "values stored otherwise": (
+        FIELDS,
+        (ID, replace(AMOUNT, metadata={"lance-encoding:blob": b"true"})),
+        (ID, replace(AMOUNT, nullable=False)),
+        "metadata of column amount",
+        "has stored values",
+    ),
 }
 
 

@@ -8,14 +8,17 @@ column back: the advice says what to change on which branch.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from lance_dagster.errors import counted
+from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import storage_problems
 from lance_dagster.format.model import DataFile, Field
+from lance_dagster.format.schema import stored_layout
 from lance_dagster.merge.rules.change_makers import change_makers, drop_makers, schema_makers
 from lance_dagster.merge.rules.columns.column_matching import paths_of
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.result import MergedFragment
 from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, Finding, made_after_reset
+from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 
 def unreadable_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
@@ -31,6 +34,7 @@ def unreadable_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema)
     yield from (_emptied_struct(source, dest, schema, field) for field in emptied)
     known = {field.id for field in emptied}
     yield from (found for number, found in _unstorable(source, dest, schema) if number not in known)
+    yield from _stored_otherwise(source, dest, schema)
 
 
 def fragments_without_values(
@@ -153,6 +157,31 @@ def _unstorable(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Ite
         ]
         advice = f"{problem}; undo one of the changes (`revert`), and try again"
         yield number, _finding("column", f"column {path}", (did[0], did[1]), advice)
+
+
+def _stored_otherwise(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
+    """Find columns that are to be stored in another way than a side stored its values.
+
+    Only other programs change that of a column that has values. Two new columns of one name may differ in it, too.
+    """
+    by_id = {field.id: field for field in schema.fields}
+    same = {field.id: field.id for field in dest.manifest.fields}
+    found: dict[int, str] = {}
+    for side, ids in ((source, schema.from_source), (dest, same)):
+        for field in side.manifest.fields:
+            merged = by_id.get(ids.get(field.id, NO_FIELD))
+            if merged is None or stored_layout(merged) == stored_layout(field):
+                continue
+            inside = {one.id for one in subtree(side.manifest.fields, field)}
+            if any(not inside.isdisjoint(_stored(fragment.files)) for fragment in side.manifest.fragments):
+                found[merged.id] = side.name
+    for number, stored in found.items():
+        did = [
+            "it has stored values of it" if side.name == stored else f"{schema_makers(side)} stores it in another way"
+            for side in (source, dest)
+        ]
+        advice = f"drop the column on {source.branch} or {dest.branch}, and try again"
+        yield _finding("column", f"metadata of column {schema.paths[number]}", (did[0], did[1]), advice)
 
 
 def _base_field(source: MergeSide, dest: MergeSide, schema: MergedSchema, number: int) -> Field | None:
