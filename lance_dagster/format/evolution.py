@@ -4,7 +4,7 @@ A field is identified by its id. Renaming, moving or annotating a field keeps th
 field whose values change gets a new id. Fields are listed in depth-first order: a column is followed by its children.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -136,9 +136,12 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
     """Return the fields with one field made nullable or not nullable.
 
     Raises:
-        InvalidInputError: The path does not exist, or a field of the primary key would be nullable.
+        InvalidInputError: The path does not exist, or a field of the primary key would be nullable; or the field is the
+            entry or the key of a map, or lies inside of a list or map and would not be nullable.
     """
-    changed = _with(fields, replace(find_field(fields, path), nullable=nullable))
+    field = find_field(fields, path)
+    _check_nullable_inside(fields, field, path, nullable=nullable)
+    changed = _with(fields, replace(field, nullable=nullable))
     # A table that another writer made this way can be mended.
     if nullable:
         try:
@@ -147,6 +150,29 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
             why = f"{error}; take the key out of the metadata of the column first"
             raise InvalidInputError(f"cannot allow nulls in {path!r}: {why}") from error
     return changed
+
+
+def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable: bool) -> None:
+    around = list(_around(fields, field))
+    kinds = [other.logical_type for other in around]
+    keyed = kinds[1:2] == ["map"] and subtree(fields, around[0])[1] == field
+    if nullable and (keyed or kinds[:1] == ["map"]):
+        raise InvalidInputError(f"{path!r} is the {'key' if keyed else 'entry'} of a map, which is never null")
+    outer = next((other for other in around if other.logical_type != "struct"), None)
+    if not nullable and outer is not None and field.nullable:
+        raise InvalidInputError(
+            f"cannot forbid nulls in {path!r}: it lies inside of the {outer.logical_type.partition('.')[0]} "
+            f"{outer.name!r}, in which nulls cannot be looked for; only columns and fields of structs can forbid nulls"
+        )
+
+
+def _around(fields: Fields, field: Field) -> Iterator[Field]:
+    """Yield the fields around a field, from the inner to the outer ones."""
+    by_id = {other.id: other for other in fields}
+    current = by_id.get(field.parent_id)
+    while current is not None:
+        yield current
+        current = by_id.get(current.parent_id)
 
 
 def _with(fields: Fields, changed: Field) -> Fields:

@@ -160,7 +160,8 @@ class Columns:
         """Make a column nullable or non-nullable.
 
         Raises:
-            InvalidInputError: There is no such field, it has nulls and would forbid them, or is a key and would not.
+            InvalidInputError: There is no such field, it has nulls and would forbid them, or is a key and would not;
+                or it is the entry or key of a map, or would forbid nulls inside of a list or map.
         """
         info = CommitInfo.of(branch, message, properties)
         # Nullable to non-nullable reads the column: the schema must not exclude nulls that the rows have.

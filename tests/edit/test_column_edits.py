@@ -405,6 +405,28 @@ def test_a_primary_key_does_not_become_nullable(table: LanceTable) -> None:
     assert LEFT == valid(table).to_table()["key"].to_pylist()
 
 
+@pytest.mark.parametrize(
+    "path,nullable,problem",
+    [
+        ("tags.entries", True, "'tags.entries' is the entry of a map"),
+        ("tags.entries.key", True, "'tags.entries.key' is the key of a map"),
+        ("tags.entries.value", False, "inside of the map 'tags'"),
+        ("tags.entries.value.x", False, "inside of the map 'tags'"),
+        ("list.item", False, "inside of the list 'list'"),
+        ("list.item.x", False, "inside of the list 'list'"),
+    ],
+)
+def test_nulls_inside_of_maps_and_lists(tmp_path: Path, path: str, nullable: bool, problem: str) -> None:  # noqa: FBT001
+    """A map whose keys may be null cannot be read, and nulls in lists cannot be looked for."""
+    inner = pa.struct([("x", pa.int64())])
+    schema = pa.schema([("tags", pa.map_(pa.string(), inner)), ("list", pa.list_(inner))])
+    table = LanceTable.create(tmp_path / "table", schema)
+    table.append(pa.table({"tags": [[("a", {"x": 1})]], "list": [[{"x": 1}]]}, schema=schema))
+    with pytest.raises(InvalidInputError, match=problem):
+        table.columns.set_nullable(path, nullable=nullable)
+    assert schema == table.schema()
+
+
 def test_nulls_that_come_meanwhile_are_found(table: LanceTable) -> None:
     """The check of the column covers the rows that the commit is made on."""
     with pytest.raises(InvalidInputError, match="is null in 1 row;"):
