@@ -43,9 +43,22 @@ def late_materialization(schema: pa.Schema) -> bool | None:
     """Return the option of that name for pylance's scanner; None leaves the choice to pylance.
 
     pylance 14 puts rows of several fragments into one batch when it reads their columns after the filter, and fails
-    where the dictionaries of these fragments do not go together.
+    where the dictionaries of these fragments do not go together. It also fails then where a struct inside of a struct
+    has metadata, as other writers store it.
     """
-    return False if has_narrow_dictionaries(schema) else None
+    unfit = has_narrow_dictionaries(schema) or any(_has_described_structs(column.type) for column in schema)
+    return False if unfit else None
+
+
+def _has_described_structs(arrow: Any) -> bool:  # noqa: ANN401  # any Arrow type
+    """Return whether there is a struct with metadata inside of a struct."""
+    if not pa.types.is_struct(arrow):
+        return False
+    fields = [arrow.field(index) for index in range(arrow.num_fields)]
+    return any(
+        pa.types.is_struct(field.type) and (bool(field.metadata) or _has_described_structs(field.type))
+        for field in fields
+    )
 
 
 def plain_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type

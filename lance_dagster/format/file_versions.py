@@ -11,7 +11,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.arrow_types import BLOB
 from lance_dagster.format.logical_types import FIXED_SIZE_LIST_OF_STRUCTS
 from lance_dagster.format.model import Field, parse_file_version
-from lance_dagster.format.schema import is_inner_struct, is_layout_key, is_packed, stored_layout
+from lance_dagster.format.schema import is_described_inner_struct, is_layout_key, is_packed, stored_layout
 
 _VECTOR = "fixed_size_list:"
 _NOT_IN_VECTORS = frozenset({"string", "large_string", "binary", "large_binary", "dict"})
@@ -60,7 +60,7 @@ def check_description(before: Sequence[Field], after: Sequence[Field], number: i
             "column with this metadata (`columns.add`), and drop this one"
         )
     # Keys of another writer can be taken out.
-    if is_inner_struct(now, after) and not now.metadata.items() <= was.metadata.items():
+    if is_described_inner_struct(now, after) and not now.metadata.items() <= was.metadata.items():
         raise InvalidInputError(
             f"column {path!r} is a struct inside of a struct, and pylance cannot read rows by a filter where such a "
             "struct has metadata; describe one of its fields, or the column as a whole"

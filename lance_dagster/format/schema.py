@@ -35,6 +35,9 @@ _EXTENSION = "ARROW:extension:"
 def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
     """Return the fields of an Arrow schema, numbered depth-first from 0.
 
+    Metadata of a struct inside of a struct is left out, such as the field ids that writers of Parquet put there:
+    pylance could not read the table by a filter.
+
     Raises:
         InvalidInputError: The format cannot store the type of a column, a name is duplicated or cannot be read back, or
             metadata is not UTF-8, or a column is nested too deeply.
@@ -45,7 +48,12 @@ def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
         check_field_name(column.name, inside=False)
         _number(column, None, found, 1)
     check_primary_key(found)
-    return tuple(found)
+    return tuple(_without_description(field) if is_described_inner_struct(field, found) else field for field in found)
+
+
+def _without_description(field: Field) -> Field:
+    """Return a field with the metadata that says how its values are stored, and without any other."""
+    return with_metadata(field, {key: value for key, value in field.metadata.items() if is_layout_key(key)})
 
 
 def schema_metadata_from_arrow(schema: pa.Schema) -> dict[str, bytes]:
@@ -175,12 +183,13 @@ def stored_layout(field: Field) -> tuple[object, ...]:
     return is_packed(field), LEGACY_BLOB in field.metadata, extension
 
 
-def is_inner_struct(field: Field, fields: Sequence[Field]) -> bool:
-    """Return whether a field is a struct of several fields inside of a struct, and each of them is stored by itself.
+def is_described_inner_struct(field: Field, fields: Sequence[Field]) -> bool:
+    """Return whether a field is a struct of several fields inside of a struct, stored field by field, with metadata.
 
-    pylance 14 cannot read rows by a filter where such a struct has metadata.
+    pylance 14 cannot read rows by a filter where there is such a struct.
     """
-    if field.logical_type != "struct" or _is_whole(field) or field.parent_id < 0:
+    # Only metadata matters, and nearly every struct has none: the others are not looked up.
+    if field.logical_type != "struct" or not field.metadata or _is_whole(field) or field.parent_id < 0:
         return False
     around = next((other for other in fields if other.id == field.parent_id), None)
     several = sum(other.parent_id == field.id for other in fields) > 1

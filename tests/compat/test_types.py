@@ -256,3 +256,38 @@ def test_the_older_kind_of_blobs(tmp_path: Path, version: Any) -> None:  # noqa:
     table.append(rows)
     dataset = lance.dataset(table.uri)
     assert [b"a", b"b" * 70_000] == _read(dataset, 2)
+
+
+def _with_field_ids(number: str) -> pa.Schema:
+    """A column of two structs and a leaf with metadata each, as Spark and writers of Parquet give them field ids."""
+    marked = {"PARQUET:field_id": number}
+    inner = pa.field("c", pa.struct([pa.field("d", pa.int64(), metadata=marked), ("e", pa.string())]), metadata=marked)
+    outer = pa.struct([pa.field("a", pa.int64()), inner])
+    return pa.schema([pa.field("id", pa.int64()), pa.field("s", outer, metadata=marked)])
+
+
+def test_field_ids_of_parquet_do_not_stop_filters(tmp_path: Path) -> None:
+    """Pylance cannot filter rows where a struct inside of a struct has metadata, so a new table leaves it out."""
+    rows = pa.Table.from_pylist([{"id": at, "s": {"a": at, "c": {"d": at, "e": "x"}}} for at in (1, 2)])
+    own = LanceTable.create(tmp_path / "own", _with_field_ids("4"))
+    own.append(rows.cast(_with_field_ids("4")))
+    own.overwrite(rows.cast(_with_field_ids("5")).append_column("more", pa.array([1, 2])))
+    own.columns.add(_with_field_ids("6").field("s").with_name("added"))
+    assert 1 == lance.dataset(own.uri).to_table(filter="id = 1").num_rows
+    column = own.schema().field("s")
+    described = [column.metadata, column.type.field("c").metadata, column.type.field("c").type.field("d").metadata]
+    assert [{b"PARQUET:field_id": b"5"}, None, {b"PARQUET:field_id": b"5"}] == described
+    with pytest.raises(InvalidInputError, match="a struct inside of a struct"):
+        own.columns.set_metadata("s.c", {"unit": "m"})
+
+
+def test_a_table_of_pylance_with_such_metadata_is_read_and_mended(tmp_path: Path) -> None:
+    """The package reads it in another way, and takes the metadata out on request."""
+    schema = _with_field_ids("4")
+    rows = pa.Table.from_pylist([{"id": at, "s": {"a": at, "c": {"d": at, "e": "x"}}} for at in (1, 2)], schema)
+    lance.write_dataset(rows, tmp_path / "table")
+    table = LanceTable.open(tmp_path / "table")
+    table.update({"id": "7"}, where="id = 1")
+    assert 1 == table.read(filter="id = 7").num_rows
+    table.columns.set_metadata("s.c", {"PARQUET:field_id": None})
+    assert 1 == lance.dataset(table.uri).to_table(filter="id = 7").num_rows
