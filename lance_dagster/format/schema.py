@@ -191,9 +191,14 @@ def is_described_inner_struct(field: Field, fields: Sequence[Field]) -> bool:
     # Only metadata matters, and nearly every struct has none: the others are not looked up.
     if field.logical_type != "struct" or not field.metadata or _is_whole(field) or field.parent_id < 0:
         return False
-    around = next((other for other in fields if other.id == field.parent_id), None)
-    several = sum(other.parent_id == field.id for other in fields) > 1
-    return several and around is not None and around.logical_type == "struct" and not _is_whole(around)
+    if sum(other.parent_id == field.id for other in fields) <= 1:
+        return False
+    by_id = {other.id: other for other in fields}
+    around = by_id.get(field.parent_id)
+    # Inside of lists and maps pylance can read it.
+    while around is not None and around.logical_type == "struct" and not _is_whole(around):
+        around = by_id.get(around.parent_id)
+    return around is None
 
 
 def _is_whole(field: Field) -> bool:

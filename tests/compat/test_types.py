@@ -279,6 +279,9 @@ def test_field_ids_of_parquet_do_not_stop_filters(tmp_path: Path) -> None:
     assert [{b"PARQUET:field_id": b"5"}, None, {b"PARQUET:field_id": b"5"}] == described
     with pytest.raises(InvalidInputError, match="a struct inside of a struct"):
         own.columns.set_metadata("s.c", {"unit": "m"})
+    own.columns.add(pa.field("pairs", pa.map_(pa.string(), pa.struct([("d", pa.int64()), ("e", pa.string())]))))
+    own.columns.set_metadata("pairs.entries.value", {"unit": "m"})
+    assert 1 == lance.dataset(own.uri).to_table(filter="id = 1").num_rows
 
 
 def test_a_table_of_pylance_with_such_metadata_is_read_and_mended(tmp_path: Path) -> None:
