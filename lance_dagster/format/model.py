@@ -480,6 +480,8 @@ class Manifest:
     writer: WriterVersion | None = None
     # Used only with stable row ids; one that is too low would give two rows one id, without any error.
     next_row_id: int = 0
+    # The version is empty where no storage format is recorded. The format is too, unless the manifest has one that says
+    # nothing: pylance cannot open that version.
     file_format: str = "lance"
     file_version: str = ""
     config: Mapping[str, str] = field(default_factory=dict)

@@ -94,6 +94,12 @@ def check_manifest(manifest: Manifest, path: str) -> Iterator[Problem]:
     yield from _check_fields(manifest.fields, path)
     yield from _check_bases(manifest.base_paths, path)
     yield from _check_flags(manifest, path)
+    if manifest.file_format and not manifest.file_version:
+        yield Problem(
+            what="the storage format has no version, so the version cannot be read",
+            right="versions of old files have no storage format; the next commit of this package leaves it out",
+            path=path,
+        )
 
 
 def check_transaction(transaction: Transaction | None, manifest: Manifest, path: str) -> Iterator[Problem]:

@@ -273,6 +273,32 @@ def test_the_package_goes_on_with_it(unpacked: Path, tmp_path: Path, table: Writ
     assert count + 1 == table_copy.count_rows()
 
 
+@EVERY
+def test_what_the_package_makes_of_it_can_be_read(unpacked: Path, tmp_path: Path, table: Written) -> None:
+    """A commit, a fork and both kinds of clone have the rows, in the package and in pylance, before pylance commits."""
+    if refusal(table) is not None or table.name == "blobs":
+        return
+    table_copy = opened(unpacked, table, tmp_path)
+    rows = table_copy.read()
+    if table.name == "types" and table.release < (0, 19):
+        with pytest.raises(UnsupportedFeatureError, match="the dictionary of column 'word'"):
+            table_copy.branches.create("fork")
+        return
+    table_copy.branches.create("fork")
+    assert rows == table_copy.read("fork")
+    assert rows == table_copy.maintenance.clone(tmp_path / "deep", shallow=False).read()
+    assert rows == table_copy.maintenance.clone(tmp_path / "shallow", "fork").read()
+    early = table.name in {"vectors", "indexed"} and table.release < (0, 8, 15)
+    if (is_uncounted(table) and rows.num_rows) or early:
+        with pytest.raises(
+            UnsupportedFeatureError, match=r"fragments without a number of rows|indices of pylance before"
+        ):
+            table_copy.config.set({"set": "by the package"})
+        return
+    table_copy.config.set({"set": "by the package"})
+    assert rows == table_copy.read() == lance.dataset(table_copy.uri).to_table()
+
+
 BRANCHED = [table for table in ALL if len(table.expected["branches"]) > 1]
 
 

@@ -863,6 +863,21 @@ def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
     assert len(reports) > 1
 
 
+def test_a_storage_format_without_version_is_found_and_left_out(tmp_path: Path) -> None:
+    """No release of pylance opens such a version, and the next commit leaves the empty format out."""
+    lance.write_dataset(pa.table({"value": [1, 2]}), tmp_path / "t", data_storage_version="legacy")
+    table = LanceTable.open(tmp_path / "t")
+    path = manifest_file(table, 1)
+    path.write_bytes(changed(path.read_bytes(), lambda message: message.data_format.ClearField("version")))
+    (problem,) = (one for one in LanceTable.open(table.uri).maintenance.verify().problems if one.severity == ERROR)
+    assert ("the storage format has no version, so the version cannot be read", ("main@1",)) == (
+        problem.what,
+        problem.versions,
+    )
+    LanceTable.open(table.uri).config.set({"set": "again"})
+    assert [1, 2] == LanceTable.open(table.uri).read()["value"].to_pylist()
+
+
 def test_a_version_that_does_not_exist_is_no_sound_one(tmp_path: Path) -> None:
     """A report about no version would say that nothing is wrong."""
     table = new_table(tmp_path, entries("a", 1))

@@ -193,8 +193,10 @@ def check_writable(manifest: Manifest) -> None:
     Raises:
         UnsupportedFeatureError: The dictionary of a legacy (0.1) column is stored in the manifest file.
     """
+    # The tables of pylance before 0.13 do not say which version their files have, and most are of the first one.
+    legacy = manifest.file_version.startswith("0.") or not manifest.file_version
     for field in manifest.fields:
-        if manifest.file_version.startswith("0.") and field.dictionary is not None:
+        if legacy and field.dictionary is not None:
             what = f"the dictionary of column {field.name!r}, which files of format 0.1 keep in the manifest"
             raise UnsupportedFeatureError(f"{manifest.branch or 'main'}@{manifest.version}", [what])
 
@@ -382,7 +384,8 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
         if writer is not None
         else None,
         next_row_id=message.next_row_id,
-        file_format=message.data_format.file_format or "lance",
+        # pylance before 0.13 wrote no storage format, and later releases do not open a manifest with an empty one.
+        file_format=(message.data_format.file_format or "lance") if message.HasField("data_format") else "",
         file_version=message.data_format.version,
         config=dict(message.config),
         table_metadata=dict(message.table_metadata),
@@ -396,6 +399,7 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
 
 
 def _to_wire(manifest: Manifest) -> wire.Manifest:
+    stored = wire.Manifest.DataStorageFormat(file_format=manifest.file_format, version=manifest.file_version)
     message = wire.Manifest(
         fields=fields_to_wire(manifest.fields),
         fragments=encode_fragments(manifest.fragments),
@@ -408,7 +412,7 @@ def _to_wire(manifest: Manifest) -> wire.Manifest:
         max_fragment_id=manifest.max_fragment_id,
         transaction_file=manifest.transaction_file,
         next_row_id=manifest.next_row_id,
-        data_format=wire.Manifest.DataStorageFormat(file_format=manifest.file_format, version=manifest.file_version),
+        data_format=stored if manifest.file_version else None,
         config=dict(manifest.config),
         base_paths=base_paths_to_wire(manifest.base_paths),
         table_metadata=dict(manifest.table_metadata),

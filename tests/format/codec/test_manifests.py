@@ -249,6 +249,23 @@ def test_the_section_of_older_writers_is_read(manifest: bytes) -> None:
     assert (True, False) == (again.HasField("transaction_section"), again.HasField("transaction_section_deprecated"))
 
 
+@pytest.mark.parametrize(
+    "change,storage_format",
+    [
+        (lambda message: message.ClearField("data_format"), ""),
+        (lambda message: message.data_format.ClearField("version"), "lance"),
+    ],
+    ids=["no storage format", "an empty version"],
+)
+def test_an_empty_storage_format_is_never_written(
+    manifest: bytes, change: Callable[[wire.Manifest], object], storage_format: str
+) -> None:
+    """The manifests of old releases have none; with an empty version, no release of pylance could read the table."""
+    found, _ = decode_manifest_file(changed(manifest, change), "m")
+    assert (storage_format, "") == (found.file_format, found.file_version)
+    assert not message_of(encode_manifest_file(found, b"")).HasField("data_format")
+
+
 def test_a_manifest_without_sections_has_none(manifest: bytes) -> None:
     """The offset 0 is legal, so a missing section is not mistaken for one at the start of the file."""
     decoded, transaction = decode_manifest_file(framed(bare_message_of(manifest).SerializeToString()), "m")
