@@ -15,7 +15,9 @@ place, which makes it unreachable. While the copy is younger than the settling t
 a late writer commits in that time finds its files, and the next collection sees it as a version, tag or branch that
 needs them. Refs are read again after the manifests were deleted, and at the start of every collection: a version that
 a tag or a fork names again is put back from its copy, byte by byte. The copies are listed after the versions, so a
-version that another collector moves meanwhile is seen in at least one of the two places.
+version that another collector moves meanwhile is seen in at least one of the two places. Once the settling time is
+over, the copy is deleted before the files, and the branches are read in between: where one of them was recovered from
+such copies, the next collection decides about the files.
 
 **What stays.** The newest version of each branch; what a retention rule keeps; what tags name, or named earlier; fork
 points and the first versions of branches; and whatever a merge of any two branches reads. `gc.retention` holds the
@@ -162,16 +164,17 @@ class _Collection:
         files = classify()
         report = self._report(policy, inventory, marks, files)
         report = replace(report, expiry_done=True, put_back=tuple(map(str, (*needed_again, *back))))
-        if not report.ok or (back and not self._options.settling):
+        if not report.ok or (back and not self._options.settling) or not sweep.delete_copies(settled):
             # Another writer is at work after all, and may be about to name files that look like garbage.
             return report
         return self._swept(report, sweep, marks, files)
 
     def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
-        # This is the last of all steps: every version that named these files is unreachable by now.
-        sweep.delete_files(files)
+        # No copy outlives the files it names: a branch that is recovered from it could not be read.
         if not self._options.settling:
             sweep.forget(marks.expired)
+        # This is the last of all steps: every version that named these files is unreachable by now.
+        sweep.delete_files(files)
         return replace(report, done=True, branches=tuple(sweep.free(marks.dead, marks.by_kept.keys)))
 
     def _policy(self) -> RetentionPolicy:

@@ -24,8 +24,8 @@ class GarbageReport:
 
     Attributes:
         dry_run: Whether the collection only reports what it would do.
-        done: Whether everything below was done. False after a dry run, after an error in `problems`, and where
-            versions were needed again with a settling time of zero.
+        done: Whether everything below was done. False after a dry run, after an error in `problems`, where versions
+            were needed again with a settling time of zero, and where a branch was recovered from settled versions.
         expiry_done: Whether the versions in `expired` expired, even where no file was deleted afterwards.
         now: The time that ages were measured with: the earlier one of the storage's clock and the local clock.
         expired: By branch, the numbers of the versions that nothing needs, oldest first.

@@ -6,8 +6,10 @@ or whether it is garbage. `Sweeper` then acts, in this order:
 1. Copy the manifests of expired versions to `_expired/`, then delete the originals. From here on no new reader or
    writer reaches those versions.
 2. Read the refs again. A version that a tag or a fork named in the meantime is put back from its copy.
-3. Delete the files. Nothing that is deleted here is named by a version that is reachable or settling.
-4. Delete branches that nobody can reach, when none of their files is named.
+3. Delete the copies of versions that have settled, and read the branches again. A branch that was recovered from such
+   copies has its file by then, and no file is deleted; a recovery that begins later finds no copies.
+4. Delete the files. Nothing that is deleted here is named by a version that is reachable or settling.
+5. Delete branches that nobody can reach, when none of their files is named.
 
 Every step is idempotent, so a collection that crashed is finished by the next one.
 """
@@ -22,7 +24,16 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id
 from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import branch_ids, required_by_refs
-from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS, Inventory, Kind, StoredObject, expired_copy_key
+from lance_dagster.history.inventory import (
+    DETACHED_FROM,
+    FOLDERS,
+    Inventory,
+    Kind,
+    StoredObject,
+    expired_copy_key,
+    owner_digest,
+    parsed_copies,
+)
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.ref_store import Refs
@@ -145,9 +156,21 @@ class Sweeper:
                 put_once(self._store, self._manifest_path(found), data)
                 self._store.delete(found.entry.key)
 
+    def delete_copies(self, settled: Sequence[StoredVersion]) -> bool:
+        """Delete the copies of settled versions; return whether none of their branches came back meanwhile."""
+        # The oldest go first: after a crash the first version of a branch is missing, and nothing recovers it in part.
+        self._delete([found.entry for found in sorted(settled, key=lambda found: (found.branch, found.number))])
+        owners = {owner for *_, owner in parsed_copies(found.entry for found in settled)}
+        if not owners:
+            return True
+        # The branches are read after the deletion: a recovery whose branch is not there yet looks for copies later.
+        now = self._refs.branches()
+        changed = {branch.id for name, branch in now.items() if self._before.get(name) != branch}
+        return owners.isdisjoint(map(owner_digest, changed))
+
     def delete_files(self, judged: ClassifiedFiles) -> None:
         """Delete garbage, and the folders that become empty."""
-        self._delete(list(judged.files))
+        self._delete([entry for kind, found in judged.garbage.items() if kind is not Kind.VERSION for entry in found])
         several = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
         folders = {entry.key.rpartition("/")[0] for kind in several for entry in judged.garbage.get(kind, ())}
         for folder in folders:

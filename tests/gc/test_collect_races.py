@@ -10,7 +10,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.cli.maintenance_commands import garbage_lines
-from lance_dagster.errors import LanceDagsterError
+from lance_dagster.errors import LanceDagsterError, RefNotFoundError
 from lance_dagster.store import open_store
 from tests.backdating import DAY, age, files
 from tests.process_race import race
@@ -269,6 +269,65 @@ def test_a_version_that_is_named_while_nobody_should_be_at_work_stops_the_deleti
     assert set(report.paths) == {path for path in again.paths if not path.startswith("_expired")}
     held(table, {"main": [("m", 2)], "late": OLD, "run": RUN})
     assert table.maintenance.verify(deep=True).ok
+
+
+def settled(folder: Path) -> LanceTable:
+    """A table whose branch `run` was deleted so long ago that the next collection deletes its files."""
+    table = LanceTable.create(folder / uuid.uuid4().hex, SCHEMA, storage_options={"durability": "process"})
+    table.append(entries("a", 1, 2))
+    table.branches.create("run")
+    table.append(entries("r", 1), branch="run")
+    table.delete("value = 2", branch="run")
+    table.branches.delete("run")
+    age(table, 30 * DAY)
+    return table
+
+
+def test_a_branch_that_is_recovered_beside_a_collection_keeps_its_files(tmp_path: Path) -> None:
+    """At each request of the collection, the recovery is refused or the branch can be read from then on."""
+    recovered, refused = 0, 0
+    for step in range(200):
+        table, outcome = settled(tmp_path), list[str]()
+
+        def act(table: LanceTable = table, outcome: list[str] = outcome) -> None:
+            try:
+                outcome.append(LanceTable.open(table.uri).branches.recover("run").name)
+            except RefNotFoundError as error:
+                outcome.append(str(error))
+
+        collector = acting(table, lambda past, step=step: len(past) == step + 1, act)  # type: ignore[misc]
+        report = collector.maintenance.collect_garbage(WEEK, dry_run=False)
+        if not outcome:
+            break
+        back = outcome == ["run"]
+        recovered, refused = recovered + back, refused + (not back)
+        assert report.done or back
+        for _ in range(2):
+            held(table, {"run": [("a", 1), ("r", 1)]} if back else {"main": [("a", 1), ("a", 2)]})
+            assert table.maintenance.verify().ok
+            assert LanceTable.open(table.uri).maintenance.collect_garbage(WEEK, dry_run=False).done
+    assert recovered > 5
+    assert refused > 2
+
+
+@pytest.mark.parametrize("grace", [None, timedelta(0)], ids=["settling", "at once"])
+def test_no_copy_outlives_the_files_that_it_names(grace: timedelta | None, tmp_path: Path) -> None:
+    """A collection that dies leaves nothing from which an unreadable branch could be recovered."""
+    for step in range(100):
+        table = settled(tmp_path)
+        dying = LanceTable(context_on(ScriptedStore(open_store(table.uri), plug_pulled_before_write(step))))
+        try:
+            dying.maintenance.collect_garbage(WEEK, grace=grace, dry_run=False)
+        except PlugPulledError:
+            again = LanceTable.open(table.uri)
+            try:
+                again.branches.recover("run")
+            except RefNotFoundError:
+                continue
+            held(again, {"run": [("a", 1), ("r", 1)]})
+        else:
+            break
+    assert step > 2
 
 
 def test_a_collection_can_die_before_any_write(tmp_path: Path) -> None:
