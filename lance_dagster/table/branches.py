@@ -180,10 +180,11 @@ class Branches:
         The branch file is written anew from the first version, and missing versions are restored from the copies that
         garbage collection has not deleted yet, except those that a reset dropped. Where the branch file was lost, its
         own metadata is lost too. A branch that has its file and versions is returned unchanged. The files that the
-        versions name stay as long as the copies; those that another program deletes earlier are not restored. A slow
-        deletion that began earlier may delete the restored versions; its process then restores them. If that process
-        dies first and the branch has no version, call this again; older versions may then be missing. A commit that was
-        under way when the branch was deleted may be on it afterwards, where it raised a `CommitStateUnknownError`.
+        versions name stay as long as the copies; where another program deleted one that the newest version needs, the
+        branch stays away. A slow deletion that began earlier may delete the restored versions; its process then
+        restores them. If that process dies first and the branch has no version, call this again; older versions may
+        then be missing. A commit that was under way when the branch was deleted may be on it afterwards, where it
+        raised a `CommitStateUnknownError`.
 
         Raises:
             RefNotFoundError: Nothing of such a branch is left, it was renamed, it has later versions under another name
@@ -191,6 +192,7 @@ class Branches:
             AlreadyExistsError: A tag has the name.
             ConflictError: A branch of the name is being created, deleted or reset; or another process took the name,
                 deleted the branch or recovered it meanwhile.
+            CorruptFileError: A file that the newest version names was deleted.
         """
         return branch_recovery.recover_branch(name, self._context.refs, self._context.versions)
 

@@ -26,10 +26,16 @@ step 4 begins with deleting it.
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from lance_dagster.errors import ConflictError, RefNotFoundError
+from lance_dagster.errors import (
+    BasePathRefusedError,
+    ConflictError,
+    CorruptFileError,
+    RefNotFoundError,
+    UnsupportedFeatureError,
+)
 from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id, decode_manifest_file
 from lance_dagster.format.transaction import Clone, Transaction, reset_target
@@ -54,6 +60,7 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
+from lance_dagster.transactions.base_paths import file_references
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
             gone.
         AlreadyExistsError: A tag has the name.
         ConflictError: A branch of the name is being created, deleted or reset.
+        CorruptFileError: A file that its newest version names was deleted.
     """
     check_branch_name(name)
     branch = refs.branch(name)
@@ -116,6 +124,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     series = _series(name, branch, refs, versions)
     if not series.versions:
         raise refs.branch_not_found(name)
+    _refuse_without_files(name, series.versions[series.newest], versions)
     if branch is None:
         found = _with_name_taken(name, series, refs, versions)
     else:
@@ -128,6 +137,36 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     if branch is None or branch.state != READY:
         _check(found, again, refs, versions, taken=branch is None)
     return _completed(_with_last(found, again, refs), again, refs, versions)
+
+
+def _refuse_without_files(name: str, newest: _Found, versions: Versions) -> None:
+    """Refuse to bring back a branch that could not be read: a file of the table that it needs was deleted."""
+    # A version that is in its place is not made worse by the branch file.
+    if not newest.data:
+        return
+    try:
+        manifest, _ = decode_manifest_file(newest.data, f"{versions.store.uri}/{EXPIRED}/{name}")
+        wanted = file_references(manifest, versions.branch_uri(name))
+    except UnsupportedFeatureError:
+        # A later release wrote it, and knows its files.
+        return
+    for place in wanted:
+        try:
+            folder = versions.bases.locate(place.base.path)[1] if versions.bases.is_inside(place.base.path) else None
+        except BasePathRefusedError:
+            folder = None
+        # Other places may need options that are not at hand, and no collection of this table deletes there.
+        if folder is not None and place.base.is_dataset_root:
+            _refuse_missing(name, layout.join(folder, layout.DATA), place.data, versions)
+            _refuse_missing(name, layout.join(folder, layout.DELETIONS), place.deletions, versions)
+
+
+def _refuse_missing(name: str, folder: str, files: Collection[str], versions: Versions) -> None:
+    missing = sorted(set(files) - versions.store.sizes(folder).keys()) if files else []
+    if missing:
+        raise CorruptFileError(
+            f"{versions.store.uri}/{folder}/{missing[0]}", f"it was deleted, so branch {name!r} cannot be recovered"
+        )
 
 
 def _refuse_other_work(branch: Branch, refs: Refs) -> None:

@@ -9,7 +9,13 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import AlreadyExistsError, ConflictError, LanceDagsterError, RefNotFoundError
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptFileError,
+    LanceDagsterError,
+    RefNotFoundError,
+)
 from lance_dagster.history.refs.branch_operations import delete_up_to
 from lance_dagster.store import LocalStore
 from tests.backdating import DAY, age, files
@@ -57,6 +63,24 @@ def test_a_branch_that_lost_its_file_is_recovered(template: LanceTable) -> None:
     assert rows.num_rows == lance.dataset(table.uri).checkout_version(("run", None)).count_rows()
     assert found == table.branches.recover("run")
     assert_free(table, "run")
+
+
+@pytest.mark.parametrize("lost", ["tree/run/_deletions", "data"])
+def test_a_branch_without_a_file_that_it_needs_is_not_recovered(tmp_path: Path, lost: str) -> None:
+    """Another program deleted a file; the error names it, and nothing of the branch comes back."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    table.branches.create("run")
+    table.append(entries("r", 1), branch="run")
+    table.delete("value = 2", branch="run")
+    table.branches.delete("run")
+    before = files(table)
+    # Of the data files, the newest one is the branch's own.
+    path = max(Path(table.uri, lost).iterdir(), key=lambda found: found.stat().st_mtime_ns)
+    path.unlink()
+    with pytest.raises(CorruptFileError, match=f"{path.name}.*was deleted, so branch 'run' cannot be recovered"):
+        table.branches.recover("run")
+    assert before - {path.relative_to(table.uri).as_posix()} == files(table)
+    assert {} == table.branches.list()
 
 
 def test_a_branch_with_deleted_rows_is_recovered(tmp_path: Path) -> None:
