@@ -26,7 +26,7 @@ step 4 begins with deleting it.
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import (
@@ -60,7 +60,7 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.transactions.base_paths import file_references
+from lance_dagster.transactions.base_paths import FileReferences, file_references
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     series = _series(name, branch, refs, versions)
     if not series.versions:
         raise refs.branch_not_found(name)
-    _refuse_without_files(name, series.versions[series.newest], versions)
     if branch is None:
         found = _with_name_taken(name, series, refs, versions)
     else:
+        _refuse_without_files(name, series, refs, versions)
         found = _taken_over(branch, series.newest, refs, versions)
     if found.state == READY:
         return found
@@ -139,34 +139,56 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     return _completed(_with_last(found, again, refs), again, refs, versions)
 
 
-def _refuse_without_files(name: str, newest: _Found, versions: Versions) -> None:
-    """Refuse to bring back a branch that could not be read: a file of the table that it needs was deleted."""
-    # A version that is in its place is not made worse by the branch file.
-    if not newest.data:
-        return
+def _refuse_without_files(name: str, series: _Series, refs: Refs, versions: Versions) -> None:
+    """Refuse to bring back a branch that could not be read: files of the table that it needs were deleted.
+
+    Raises:
+        CorruptFileError: The newest version lacks a file.
+        RefNotFoundError: A version lacks one, and the same versions are left under another name of the branch.
+    """
+    made, newest = next(iter(series.versions.values())).made, series.versions[series.newest]
+    copies = newest_copies_of(refs.store, "" if made is None else made.uuid)
+    # A rename copies the files in the folder of the branch, and then deletes those under the old name.
+    same = [one for one, number in copies.items() if one != name and number == newest.number]
+    missing = _missing_file(name, series.versions.values() if same else [newest], versions)
+    if missing is not None and same:
+        instead = (
+            f"{missing} was deleted, and the branch has the same versions under the name {same[0]!r}; recover that"
+        )
+        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
+    if missing is not None:
+        raise CorruptFileError(missing, f"it was deleted, so branch {name!r} cannot be recovered")
+
+
+def _missing_file(name: str, found: Iterable[_Found], versions: Versions) -> str | None:
+    """Return the URI of a file in the table that one of the versions names and that is not there."""
+    wanted: dict[str, set[str]] = {}
+    for version in found:
+        # A version that is in its place is not made worse by the branch file.
+        for place in _files_of(name, version, versions) if version.data else ():
+            try:
+                inside = versions.bases.is_inside(place.base.path) and place.base.is_dataset_root
+            except BasePathRefusedError:
+                inside = False
+            # Other places may need options that are not at hand, and no collection of this table deletes there.
+            if inside:
+                folder = versions.bases.locate(place.base.path)[1]
+                wanted.setdefault(layout.join(folder, layout.DATA), set()).update(place.data)
+                wanted.setdefault(layout.join(folder, layout.DELETIONS), set()).update(place.deletions)
+    for folder, names in wanted.items():
+        missing = names - versions.store.sizes(folder).keys() if names else set()
+        if missing:
+            return layout.join(versions.store.uri, folder, min(missing))
+    return None
+
+
+def _files_of(name: str, found: _Found, versions: Versions) -> list[FileReferences]:
     try:
-        manifest, _ = decode_manifest_file(newest.data, f"{versions.store.uri}/{EXPIRED}/{name}")
-        wanted = file_references(manifest, versions.branch_uri(name))
+        manifest, _ = decode_manifest_file(found.data, f"{versions.store.uri}/{EXPIRED}/{name}")
+        return file_references(manifest, versions.branch_uri(name))
     except UnsupportedFeatureError:
         # A later release wrote it, and knows its files.
-        return
-    for place in wanted:
-        try:
-            folder = versions.bases.locate(place.base.path)[1] if versions.bases.is_inside(place.base.path) else None
-        except BasePathRefusedError:
-            folder = None
-        # Other places may need options that are not at hand, and no collection of this table deletes there.
-        if folder is not None and place.base.is_dataset_root:
-            _refuse_missing(name, layout.join(folder, layout.DATA), place.data, versions)
-            _refuse_missing(name, layout.join(folder, layout.DELETIONS), place.deletions, versions)
-
-
-def _refuse_missing(name: str, folder: str, files: Collection[str], versions: Versions) -> None:
-    missing = sorted(set(files) - versions.store.sizes(folder).keys()) if files else []
-    if missing:
-        raise CorruptFileError(
-            f"{versions.store.uri}/{folder}/{missing[0]}", f"it was deleted, so branch {name!r} cannot be recovered"
-        )
+        return []
 
 
 def _refuse_other_work(branch: Branch, refs: Refs) -> None:
@@ -239,6 +261,7 @@ def _with_name_taken(name: str, series: _Series, refs: Refs, versions: Versions)
         raise refs.branch_not_found(name)
     refuse_tagged(name, refs)
     _refuse_renamed(name, made.uuid, series.newest, refs)
+    _refuse_without_files(name, series, refs, versions)
     parent = _fork_point(name, made.operation, refs, versions)
     wanted = _begun(_described(name, first, made.uuid, parent), series.newest, refs)
     branch = refs.add_branch(wanted)

@@ -139,6 +139,24 @@ def test_a_renamed_branch_does_not_come_back_under_its_old_name(template: LanceT
     assert [*OLD_ROWS[:2], ("new", 1), *OLD_ROWS[2:]] == sorted_rows(table.read())
 
 
+def test_an_old_name_without_its_files_does_not_come_back(tmp_path: Path) -> None:
+    """A rename deletes the deletion files under the old name, also those that only an older version names."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    table.branches.create("run")
+    table.delete("value = 2", branch="run")
+    table.overwrite(entries("o", 1), branch="run")
+    table.branches.rename("run", "new")
+    table.branches.delete("new")
+    with pytest.raises(
+        RefNotFoundError, match=r"was deleted, and the branch has .* under the name 'new'; recover that"
+    ):
+        table.branches.recover("run")
+    assert {} == table.branches.list()
+    table.branches.recover("new")
+    assert [("a", 1), ("a", 3)] == contents(table, "new~1")
+    assert table.maintenance.verify().ok
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_a_branch_comes_back_under_the_name_with_its_newest_version(template: LanceTable, *, back: bool) -> None:
     """Under the other name, it would give a number again that was merged, and the next merge would pass that over."""
