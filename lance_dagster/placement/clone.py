@@ -19,7 +19,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypedDict, Unpack
@@ -27,9 +27,12 @@ from typing import TypedDict, Unpack
 from lance_dagster.datafiles import recorded_digests
 from lance_dagster.errors import (
     AlreadyExistsError,
+    ConflictError,
     CorruptFileError,
     FormatError,
     InvalidInputError,
+    RefMovedError,
+    RefNotFoundError,
     StoreError,
     VersionNotFoundError,
 )
@@ -42,6 +45,7 @@ from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.ref_store import Refs
+from lance_dagster.history.refs.tag_operations import ready_branch_id, refuse_gone
 from lance_dagster.history.versions import State
 from lance_dagster.placement.base_stores import allow, base_store
 from lance_dagster.store import Store, canonical_uri, check_mapping, copy_file, copy_folder, table_options
@@ -88,6 +92,8 @@ def clone(
         AlreadyExistsError: A table exists at `uri`; nothing was written.
         CorruptFileError: A file of the source is missing.
         InvalidInputError: `uri` is inside the source, or the source inside it.
+        RefNotFoundError: The branch of the version was deleted meanwhile.
+        ConflictError: The branch of the version is being reset or renamed.
         VersionNotFoundError: The version was collected meanwhile.
     """
     check_options(clone, options, CloneOptions)
@@ -154,14 +160,29 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
     """Tag the cloned version, so that garbage collection keeps the files the clone references.
 
     Raises:
+        RefNotFoundError: Its branch was deleted before the tag was there.
+        ConflictError: Its branch is being reset or renamed.
         VersionNotFoundError: The version was collected before the tag was there.
     """
+    refs = context.refs
+    branch_id = ready_branch_id(source.branch, refs)
     size = context.versions.manifest_size(source)
     first = Tag(name="", branch=source.branch, version=source.number, metadata={CLONE: uri}, manifest_size=size)
-    made = _add_pin(first, f"{source} {source.id} {uri}", context.refs)
-    # A collection that did not see the tag may have taken the version away.
-    if made is not None and not context.versions.is_stored(source):
-        context.refs.remove_tag(made)
+    made = _add_pin(first, f"{source} {source.id} {uri}", refs)
+    if made is None:
+        return
+    try:
+        # A deletion that did not see the tag has marked the branch before; a collection has taken the version away.
+        refuse_gone(made, branch_id, refs)
+        _refuse_collected(context, source)
+    except (RefNotFoundError, ConflictError, VersionNotFoundError):
+        with suppress(RefMovedError):
+            refs.remove_tag(made)
+        raise
+
+
+def _refuse_collected(context: TableContext, source: State) -> None:
+    if not context.versions.is_stored(source):
         raise VersionNotFoundError(f"{source} of {context.uri} was collected before its clone was made")
 
 

@@ -236,6 +236,8 @@ class Maintenance(Generic[TableT]):
             AlreadyExistsError: A table exists at `uri`.
             CorruptFileError: A file of the version is missing; no clone was created.
             InvalidInputError: `uri` is inside this table, or this table inside `uri`.
+            NotFoundError: The version is not there, or its branch was deleted meanwhile.
+            ConflictError: Its branch is being reset or renamed.
         """
         # The ref is resolved once: a commit to the branch during a long copy must not change what is cloned.
         made = clone.clone(

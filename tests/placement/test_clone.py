@@ -8,15 +8,22 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable
+from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable, RefNotFoundError
 from lance_dagster.history.context import TableContext
-from lance_dagster.placement.clone import CLONE, write_clone
+from lance_dagster.placement.clone import CLONE, clone, write_clone
 from lance_dagster.store import open_store
 from lance_dagster.transactions.base_paths import deep_clone
 from tests.backdating import DAY, age
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
-from tests.store.scripted import PlugPulledError, ScriptedStore, intruder_at_commit, obedient, plug_pulled_before_write
+from tests.store.scripted import (
+    PlugPulledError,
+    Request,
+    ScriptedStore,
+    intruder_at_commit,
+    obedient,
+    plug_pulled_before_write,
+)
 from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
 SHALLOW, DEEP = "shallow", "deep"
@@ -254,6 +261,26 @@ def test_two_clones_to_one_place_do_not_mix(tmp_path: Path) -> None:
     ]
     assert_sound(lance.dataset(tmp_path / "clone"), RUN)
     assert [state.number] == LanceTable.open(tmp_path / "clone").branches.version_numbers()
+
+
+def test_a_shallow_clone_beside_the_deletion_of_its_branch_is_refused(tmp_path: Path) -> None:
+    """The deletion has looked for tags by then, so the tag would not keep the files from a collection."""
+    table = branched(tmp_path)
+    source = context_on(open_store(table.uri))
+    state, said = source.at("run"), list[str]()
+
+    def script(request: Request) -> object:
+        # The copies are made after the search for tags, and before the versions are deleted.
+        if request.key.startswith("_expired/run/") and not said:
+            with pytest.raises(RefNotFoundError) as error:
+                clone(source, state, str(tmp_path / "clone"), shallow=True, properties={})
+            said.append(str(error.value))
+        return request.send()
+
+    LanceTable(context_on(ScriptedStore(open_store(table.uri), script))).branches.delete("run")
+    assert {"it is being deleted"} == {text.split("; ")[1] for text in said}
+    assert {} == table.tags.list()
+    assert not (tmp_path / "clone" / "_versions").exists()
 
 
 def test_the_same_clone_made_twice_at_once_is_made_once(tmp_path: Path) -> None:

@@ -125,12 +125,12 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
     # The version is stored, so that a move by another program is noticed and can be undone.
     own = {IMMUTABLE: first.ref} if immutable else {}
-    branch_id = _ready_branch_id(first.branch, refs)
+    branch_id = ready_branch_id(first.branch, refs)
     wanted = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
     # The tag is written before the branch is checked: a deletion that marks the branch after the check finds the tag.
     made = refs.add_tag(wanted)
     try:
-        _refuse_gone(made, branch_id, refs)
+        refuse_gone(made, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         # The tag is removed only as it was made here: another process may have moved it to a version that stays.
@@ -170,10 +170,10 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
         return made if target.hold is None else _held(made, *target.hold)
 
     # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
-    branch_id = _ready_branch_id(target.state.branch, refs)
+    branch_id = ready_branch_id(target.state.branch, refs)
     made = refs.change_tag(name, moved)
     try:
-        _refuse_gone(made, branch_id, refs)
+        refuse_gone(made, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         if before is not None:
@@ -406,7 +406,7 @@ def _decoded(move: Mapping[str, object]) -> TagMove:
     )
 
 
-def _ready_branch_id(branch: str, refs: Refs) -> str:
+def ready_branch_id(branch: str, refs: Refs) -> str:
     """Return the id of a branch that is ready.
 
     Raises:
@@ -423,9 +423,19 @@ def _ready_branch_id(branch: str, refs: Refs) -> str:
     return found.id
 
 
-def _refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
-    """Check a version again after a tag was pointed at it: a deletion, reset or rename may not have seen the tag."""
-    if _ready_branch_id(tag.branch, refs) != branch_id:
+def refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
+    """Check a version again after a tag was pointed at it: a deletion, reset or rename may not have seen the tag.
+
+    Args:
+        tag: The tag as it was written.
+        branch_id: What `ready_branch_id` returned before.
+        refs: The refs of the table.
+
+    Raises:
+        RefNotFoundError: The branch of the version was deleted meanwhile.
+        ConflictError: It is being reset or renamed.
+    """
+    if ready_branch_id(tag.branch, refs) != branch_id:
         raise refs.branch_not_found(tag.branch)
     refuse_dropped(tag.branch, tag.version, refs)
 
