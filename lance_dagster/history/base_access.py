@@ -17,8 +17,8 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from lance_dagster.errors import BasePathRefusedError, InvalidInputError
-from lance_dagster.format.layout import join
+from lance_dagster.errors import BasePathRefusedError, InvalidInputError, StoreError
+from lance_dagster.format.layout import DATA, VERSIONS, join
 from lance_dagster.store import Store, allowed_base_paths, base_options, canonical_uri, open_store
 
 VARIABLE = "LANCE_DAGSTER_ALLOWED_BASE_PATHS"
@@ -117,6 +117,44 @@ class BaseAccess:
     def _allowed_by_caller(self, uri: str) -> bool:
         given = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
         return any(uri == place or uri.startswith(f"{place}/") for place in given)
+
+
+def refuse_place_of_base(store: Store, *, of_clone: bool = False) -> None:
+    """Refuse to make a table where another one keeps files: a collection of the new one would delete them.
+
+    Args:
+        store: The place.
+        of_clone: Whether data files may be there already.
+
+    Raises:
+        InvalidInputError: The place is a base path of another table, or has data files.
+    """
+    if store.list_some(_FOLDER, 1):
+        what = f"it is a base path of another table, which is named in {_FOLDER}"
+    elif not of_clone and store.list_some(DATA, 1):
+        what = f"there are files in {DATA}, which belong to another table or are left of one"
+    else:
+        return
+    raise InvalidInputError(f"cannot make a table at {store.uri}: {what}; choose another place")
+
+
+def refuse_place_of_table(uri: str, options: Mapping[str, str]) -> None:
+    """Refuse a base path in a table: a collection of that table would delete the files.
+
+    Raises:
+        InvalidInputError: There is a table at the place, or the place is in one of its folders.
+    """
+    # A table may have base paths in folders of other names below its own, which its collections leave alone.
+    segments = uri.split("/")
+    ends = [end for end, name in enumerate(segments) if end and (name in {DATA, "tree"} or name.startswith("_"))]
+    for root in (uri, *("/".join(segments[:end]) for end in ends)):
+        try:
+            found = open_store(root, options).list_some(VERSIONS, 1)
+        except (InvalidInputError, StoreError):
+            # This is no place of a table, or cannot be listed with the options at hand.
+            continue
+        if found:
+            raise InvalidInputError(f"{uri} cannot be a base path: there is the table {root}; choose another place")
 
 
 def _is_linked(uri: str, table: str) -> bool:

@@ -22,6 +22,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Transaction, UpdateBases
 from lance_dagster.format.validation import check_flag, check_string, validate_commit_info
+from lance_dagster.history.base_access import refuse_place_of_table
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_protected_branch
@@ -66,7 +67,7 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
 
     Raises:
         AlreadyExistsError: The branch has another base path with the same name or path.
-        InvalidInputError: The name is reserved, or the path is inside the table or cannot be opened.
+        InvalidInputError: The name is reserved, or the path is inside this or another table or cannot be opened.
     """
     base = _checked(context, wanted)
     refuse_protected_branch("add a base path to", branch, context.store)
@@ -127,7 +128,9 @@ def _checked(context: TableContext, wanted: NewBase) -> BasePath:
         raise InvalidInputError(f"{uri} is a folder of the table itself; a base path is another place")
     # Opening the store checks the storage options before the base path is committed. The base has no id yet, so the
     # options of id 0 are used.
-    open_store(uri, base_options(context.storage_options, 0, uri))
+    options = base_options(context.storage_options, 0, uri)
+    open_store(uri, options)
+    refuse_place_of_table(uri, options)
     return BasePath(id=0, name=wanted.name, path=uri, is_dataset_root=wanted.is_dataset_root)
 
 

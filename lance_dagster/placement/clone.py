@@ -41,6 +41,7 @@ from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_flag, check_options
 from lance_dagster.gc.collect import Progress
+from lance_dagster.history.base_access import refuse_place_of_base
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
@@ -91,7 +92,7 @@ def clone(
     Raises:
         AlreadyExistsError: A table exists at `uri`; nothing was written.
         CorruptFileError: A file of the source is missing.
-        InvalidInputError: `uri` is inside the source, or the source inside it.
+        InvalidInputError: `uri` is inside the source, or the source inside it; or it is a base path of a table.
         RefNotFoundError: The branch of the version was deleted meanwhile.
         ConflictError: The branch of the version is being reset or renamed.
         VersionNotFoundError: The version was collected meanwhile.
@@ -146,6 +147,8 @@ def write_clone(
     with _claimed(made, f"{context.uri} {source} {'shallow' if shallow else 'deep'}"):
         if made.versions.newest(layout.MAIN) is not None:
             raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
+        # An interrupted deep clone has left data files, but no allowance.
+        refuse_place_of_base(made.store, of_clone=True)
         # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
             _pin(context, source, made.uri)

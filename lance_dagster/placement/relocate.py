@@ -37,13 +37,14 @@ from lance_dagster.format.model import BasePath
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Clone, Transaction, UpdateBases
 from lance_dagster.format.validation import check_flag
 from lance_dagster.gc.collect import Progress
+from lance_dagster.history.base_access import refuse_place_of_table
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.placement.base_stores import allow, check_files, heads, spelled
-from lance_dagster.store import canonical_uri
+from lance_dagster.store import base_options, canonical_uri
 from lance_dagster.transactions.base_paths import ROOT_BASE, moved_base_paths, replace_base_paths
 
 REPOINTED = "lance_dagster.repointed"
@@ -157,7 +158,7 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
         how: The options.
 
     Raises:
-        InvalidInputError: No branch has such a base path.
+        InvalidInputError: No branch has such a base path, or there is a table at the new place.
         CorruptFileError: Files are missing at the new place; no commit was made to that branch.
     """
     new = canonical_uri(uri)
@@ -169,6 +170,8 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
     if number is None:
         known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
         raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
+    if not any(_is_of_clone(base) for base in bases if base.id == number):
+        refuse_place_of_table(new, base_options(context.storage_options, number, new))
     # This is done for a dry run too: the check of the files reads there.
     allow(context, new, number)
 
@@ -179,6 +182,12 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
         return {new: new, old: new}
 
     return _repoint_all(context, moves, how)
+
+
+def _is_of_clone(base: BasePath) -> bool:
+    """Tell whether a base path is a cloned table: it goes where that table goes."""
+    # A clone of this package names the version; one of pylance has no name, or that of the branch whose folder it is.
+    return not base.name or "@" in base.name or "/tree/" in base.path
 
 
 def _repoint_all(context: TableContext, moves: Moves, how: How) -> Relocation:

@@ -114,7 +114,7 @@ class Maintenance(Generic[TableT]):
 
         Raises:
             AlreadyExistsError: The branch has another base path of that name or at that place.
-            InvalidInputError: The place is in the table itself, or cannot be reached with the options known.
+            InvalidInputError: The place is in this or another table, or cannot be reached with the options known.
         """
         wanted = NewBase(
             name=name,
@@ -235,7 +235,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             AlreadyExistsError: A table exists at `uri`.
             CorruptFileError: A file of the version is missing; no clone was created.
-            InvalidInputError: `uri` is inside this table, or this table inside `uri`.
+            InvalidInputError: `uri` is inside this table, or this table inside `uri`; or it is a base path of a table.
             NotFoundError: The version is not there, or its branch was deleted meanwhile.
             ConflictError: Its branch is being reset or renamed.
         """

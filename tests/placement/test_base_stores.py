@@ -108,6 +108,44 @@ def test_a_folder_of_the_table_is_no_base(tmp_path: Path, place: str) -> None:
         table.maintenance.add_base("other", Path(table.uri) / place)
 
 
+@pytest.mark.parametrize("place", ["", "data", "tree/run/data", "_indices"])
+def test_a_base_is_not_in_another_table(tmp_path: Path, place: str) -> None:
+    """A collection of that table would delete the files."""
+    other = new_table(tmp_path, entries("other", 1))
+    table = tiered(tmp_path)
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: table.maintenance.add_base("warm", f"{other.uri}/{place}", is_dataset_root=not place),
+        lambda: table.maintenance.move_base("cold", f"{other.uri}/{place}"),
+    )
+    for change in changes:
+        with pytest.raises(InvalidInputError, match=f"cannot be a base path: there is the table {other.uri};"):
+            change()
+    assert table.maintenance.add_base("warm", f"{other.uri}/warm").path == f"{other.uri}/warm"
+
+
+@BOTH
+def test_a_table_is_not_made_at_a_base(tmp_path: Path, kind: str) -> None:
+    """A collection of the new table would delete the rows there, whether or not the place allows its readers."""
+    table = tiered(tmp_path, kind)
+    place = tmp_path / "cold"
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: LanceTable.create(place, SCHEMA),
+        lambda: LanceTable.create(place, SCHEMA, exist_ok=True),
+        lambda: table.maintenance.clone(place),
+        lambda: table.maintenance.clone(place, shallow=False),
+    )
+    for make in makers:
+        with pytest.raises(
+            InvalidInputError, match="it is a base path of another table, which is named in _refs/tables"
+        ):
+            make()
+    shutil.rmtree(place / "_refs")
+    if kind == "dataset root":
+        with pytest.raises(InvalidInputError, match="there are files in data, which belong to another table"):
+            LanceTable.create(place, SCHEMA)
+    assert not (place / "_versions").exists()
+
+
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
     """The error lists the existing base paths."""
     table = tiered(tmp_path)
