@@ -192,7 +192,7 @@ class Branches:
             AlreadyExistsError: A tag has the name.
             ConflictError: A branch of the name is being created, deleted or reset; or another process took the name,
                 deleted the branch or recovered it meanwhile.
-            CorruptFileError: A file that the newest version names was deleted.
+            CorruptFileError: A file that the newest version names was deleted, or the copy of a version is damaged.
         """
         return branch_recovery.recover_branch(name, self._context.refs, self._context.versions)
 

@@ -65,7 +65,10 @@ from lance_dagster.transactions.base_paths import FileReferences, file_reference
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A version: its commit id and transaction, and of a copy the bytes, when it was written, and for which branch."""
+    """A version: its commit id and transaction, and of a copy the bytes, when it was written, and for which branch.
+
+    `problem` is why a copy cannot be read.
+    """
 
     number: int
     id: str
@@ -73,6 +76,7 @@ class _Found:
     data: bytes = b""
     modified: float = float("inf")
     owner: str = ""
+    problem: CorruptFileError | None = None
 
     def is_fork(self, branch: Branch | None) -> bool:
         """Tell whether it is the first version of a branch; of any branch where that is None."""
@@ -113,7 +117,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
             gone.
         AlreadyExistsError: A tag has the name.
         ConflictError: A branch of the name is being created, deleted or reset.
-        CorruptFileError: A file that its newest version names was deleted.
+        CorruptFileError: A file that its newest version names was deleted, or the copy of a version is damaged.
     """
     check_branch_name(name)
     branch = refs.branch(name)
@@ -226,13 +230,16 @@ def _series(name: str, branch: Branch | None, refs: Refs, versions: Versions, *,
     # A writer may delete its manifest after it was listed.
     states = [state for number in versions.numbers(name) if (state := versions.find(name, number)) is not None]
     stored = [_Found(one.number, one.id, one.transaction) for one in states if one.id not in withdrawn]
-    copies = sorted(_copies(name, versions), key=lambda one: one.modified)
+    every = sorted(_copies(name, versions), key=lambda one: one.modified)
+    copies = [one for one in every if one.problem is None]
     # Earlier branches of the name may have left copies too.
     forks = [one for one in (*copies, *stored) if one.is_fork(branch)]
     if not forks:
+        _refuse_damaged(every)
         return _Series({}, {}, whole=False)
     fork = max(forks, key=lambda one: (one.modified, one.number))
-    own = {one.number: one for one in copies if one.owner in _owners_of(fork, forks)}
+    owners = _owners_of(fork, forks)
+    own = {one.number: one for one in copies if one.owner in owners}
     if whole is None:
         whole = branch is None and not fork.data
     # Where the versions had been deleted, a manifest beside the copy of its number was put late.
@@ -241,8 +248,18 @@ def _series(name: str, branch: Branch | None, refs: Refs, versions: Versions, *,
     late = {one.number: one.id for one in states if one.id in withdrawn and found.get(one.number, fork).id != one.id}
     resets = [(target, one.number) for one in found.values() if (target := reset_target(one.made)) is not None]
     dropped = {one for one in found for target, number in resets if target < one < number}
+    # Damaged copies of earlier branches do not matter; without one of a later branch, an earlier one would come back.
+    _refuse_damaged(
+        one for one in every if (one.number not in found if one.owner in owners else one.modified > fork.modified)
+    )
     wanted = {number: found[number] for number in sorted(found.keys() - dropped) if number >= fork.number}
     return _Series(wanted, late, whole)
+
+
+def _refuse_damaged(copies: Iterable[_Found]) -> None:
+    problems = [one.problem for one in copies if one.problem is not None]
+    if problems:
+        raise problems[-1]
 
 
 def _owners_of(fork: _Found, forks: Iterable[_Found]) -> set[str]:
@@ -390,8 +407,13 @@ def _copies(name: str, versions: Versions) -> Iterator[_Found]:
         # The copies of a branch `a/b` lie below the folder with the copies of `a`.
         data = versions.store.get(entry.key) if branch == name else None
         if data is not None:
-            made = decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1]
-            yield _Found(number, commit_id(data), made, data, entry.modified, owner)
+            try:
+                made = decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1]
+            except CorruptFileError as error:
+                # Copies are not synced, so a power cut may leave an empty one.
+                yield _Found(number, "", None, b"", entry.modified, owner, error)
+            else:
+                yield _Found(number, commit_id(data), made, data, entry.modified, owner)
 
 
 def _fork_point(name: str, fork: Clone, refs: Refs, versions: Versions) -> _ForkPoint:

@@ -180,6 +180,31 @@ def test_a_branch_comes_back_under_the_name_with_its_newest_version(template: La
     assert ("seven", 7) in sorted_rows(table.read())
 
 
+def test_a_damaged_copy_is_in_the_way_of_its_own_branch_alone(tmp_path: Path) -> None:
+    """A copy that a power cut emptied neither blocks a later branch of the name nor leaves out a version of its own."""
+    table = new_table(tmp_path, entries("a", 1))
+    folder = Path(table.uri, "_expired/run")
+    table.branches.create("run")
+    table.append(entries("early", 1), branch="run")
+    table.branches.delete("run")
+    early = set(folder.iterdir())
+    for path in early:
+        path.write_bytes(b"")
+    with pytest.raises(CorruptFileError, match="was it cut off"):
+        table.branches.recover("run")
+    table.branches.create("run")
+    table.append(entries("late", 1), branch="run")
+    table.branches.delete("run")
+    late = {path: path.read_bytes() for path in set(folder.iterdir()) - early}
+    for path, copy in late.items():
+        path.write_bytes(b"")
+        with pytest.raises(CorruptFileError, match="was it cut off"):
+            table.branches.recover("run")
+        path.write_bytes(copy)
+    table.branches.recover("run")
+    assert [("a", 1), ("late", 1)] == contents(table, "run")
+
+
 def test_an_earlier_branch_of_the_name_stays_away(template: LanceTable) -> None:
     """Its copies are there still, with the numbers of the later branch, since its fence is gone after a day."""
     table = without_run(template)
