@@ -3,7 +3,7 @@
 Everything is read as far as it can be: one damaged file is a problem of its own and does not hide the others.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from json import JSONDecodeError, loads
@@ -12,8 +12,9 @@ from typing import TypeVar
 from lance_dagster.errors import CorruptFileError, FormatError, counted
 from lance_dagster.format import layout
 from lance_dagster.history.context import TableContext
+from lance_dagster.history.inventory import FOLDERS
 from lance_dagster.history.refs.ref_files import FIRST, READY, Branch, Tag
-from lance_dagster.verify.manifest_rules import WARNING, Problem
+from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem
 
 T = TypeVar("T")
 
@@ -55,7 +56,28 @@ def list_refs(context: TableContext) -> RefListing:
     # Branches whose file is damaged are listed too: their versions still reference files.
     for branch_name in refs.all_branches:
         _list_versions(context, branch_name, refs)
+    refs.problems.extend(_check_orphans(context, frozenset(refs.all_branches)))
     return refs
+
+
+def _check_orphans(context: TableContext, known: Collection[str], folder: str = "tree") -> Iterator[Problem]:
+    """Check that the versions in a folder below `tree`, and in the folders below it, belong to branches."""
+    inside = context.store.folders(folder)
+    name = folder.partition("/")[2]
+    # A branch that was created since the branches were listed has its file before its versions.
+    if layout.VERSIONS in inside and name not in known and context.store.get(layout.branch_file(name)) is None:
+        manifests = sum(map(len, layout.parse_manifest_names(context.store.list(layout.versions_folder(name)))))
+        if manifests:
+            yield Problem(
+                what=f"there are {counted(manifests, 'version')} of a branch {name!r}, and no file of the branch",
+                right=f"branches.recover({name!r}) writes it again; a collection deletes versions without one",
+                # One version has no commits: it may be left of an interrupted creation by another program.
+                severity=ERROR if manifests > 1 else WARNING,
+                path=layout.versions_folder(name),
+            )
+    for below in inside:
+        if below not in FOLDERS:
+            yield from _check_orphans(context, known, f"{folder}/{below}")
 
 
 def _read(read: Callable[[str], T | None], name: str, path: str, refs: RefListing) -> T | None:

@@ -601,6 +601,18 @@ NAMES: dict[str, tuple[Damage, str, str, str]] = {
     "no hint": (removed(layout.VERSION_HINT), WARNING, layout.VERSION_HINT, "there is no version hint"),
     "old hint": (hint('{"version":1}'), WARNING, layout.VERSION_HINT, "names version 1"),
     "hint of the future": (hint('{"version":99}'), WARNING, layout.VERSION_HINT, "names version 99"),
+    "versions without their branch": (
+        removed("_refs/branches/run.json"),
+        ERROR,
+        "tree/run/_versions",
+        "versions of a branch 'run', and no file of the branch",
+    ),
+    "a version without its branch": (
+        removed("_refs/branches/inner.json"),
+        WARNING,
+        "tree/inner/_versions",
+        "1 version of a branch 'inner', and no file of the branch",
+    ),
     "hint that is none": (hint("{"), WARNING, layout.VERSION_HINT, "version hint holds b'{'"),
 }
 
