@@ -147,9 +147,16 @@ def _check_hint(context: TableContext, branch_name: str, before: int | str | Non
     right = f"it names version {newest}; pylance looks for newer versions from there on before it commits"
     if isinstance(before, str):
         yield Problem(what=f"the version hint holds {before}", right=right, severity=WARNING, path=path)
-    # pylance starts its search for the head at the hint, so a hint above the head misleads it.
     elif before is not None and before > newest:
-        yield Problem(what=f"the version hint names version {before}", right=right, severity=WARNING, path=path)
+        # A hint is written after its version, and the newest version of `main` is never deleted. On a branch, a late
+        # commit to a deleted one of the name may have left the hint, where pylance begins its search for the head.
+        lost = branch_name == layout.MAIN
+        yield Problem(
+            what=f"the version hint names version {before}, and the newest one is {newest}",
+            right="every version up to the hint was committed, so the newest ones are lost" if lost else right,
+            severity=ERROR if lost else WARNING,
+            path=path,
+        )
     elif before is None or before < newest:
         # The hint is read again: pylance writes it after the manifest, so a commit in flight leaves it behind for a
         # moment.

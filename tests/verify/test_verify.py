@@ -600,7 +600,13 @@ NAMES: dict[str, tuple[Damage, str, str, str]] = {
     "tag like a branch": (tagged("run"), WARNING, "_refs/tags/run.json", "'run' is a tag and a branch"),
     "no hint": (removed(layout.VERSION_HINT), WARNING, layout.VERSION_HINT, "there is no version hint"),
     "old hint": (hint('{"version":1}'), WARNING, layout.VERSION_HINT, "names version 1"),
-    "hint of the future": (hint('{"version":99}'), WARNING, layout.VERSION_HINT, "names version 99"),
+    "hint of the future": (hint('{"version":99}'), ERROR, layout.VERSION_HINT, "names version 99"),
+    "no newest version": (
+        lambda table: newest_file(table).unlink(),
+        ERROR,
+        layout.VERSION_HINT,
+        "the newest one is",
+    ),
     "versions without their branch": (
         removed("_refs/branches/run.json"),
         ERROR,
