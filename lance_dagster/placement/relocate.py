@@ -314,7 +314,10 @@ def _earlier_places(context: TableContext, branch: str) -> set[str]:
         return {place for name in names for place in _earlier_places(context, name)}
     found: set[str] = set()
     line: str = branch
-    while line != layout.MAIN:
+    seen: set[str] = set()
+    # Branch files can be damaged or edited by hand: a circle of forks ends where it closes.
+    while line != layout.MAIN and line not in seen:
+        seen.add(line)
         numbers = context.versions.numbers(line)
         if numbers:
             first, newest = context.versions.load(line, numbers[0]), context.versions.load(line, numbers[-1])

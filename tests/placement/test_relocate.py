@@ -1,5 +1,6 @@
 """A moved or copied table works at its new place, with branches and tags, by changes of metadata alone."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
-from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries, new_table
 
 NAMES = ("main", "run", "inner")
 
@@ -321,6 +322,18 @@ def test_a_moved_clone_still_names_its_source(tmp_path: Path) -> None:
     assert before == {name: contents(again, name) for name in before}
     for name in before:
         as_pylance(again, name).validate()
+
+
+def test_a_circle_of_forks_ends(tmp_path: Path) -> None:
+    """Two damaged branch files name each other as parents, and the moved table is repaired nevertheless."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("one")
+    table.branches.create("two", "one")
+    path = Path(table.uri, "_refs/branches/one.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "parentBranch": "two"}))
+    there = moved(table, Path("moved"))
+    assert {"one", "two"} == {change.name for change in there.maintenance.relocate().branches}
+    assert "every base path is correct" == str(there.maintenance.relocate())
 
 
 def crashed(tmp_path: Path, place: str, script: Callable[[Request], object]) -> LanceTable:
