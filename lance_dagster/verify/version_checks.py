@@ -238,6 +238,11 @@ class Verification:
         except CorruptFileError as error:
             for named, fragments in described.items():
                 self._file_problems([_about(named, error.problem, "every data file can be decoded")], fragments)
+        except StoreError as error:
+            # A right to read may be missing for this file alone.
+            for named, fragments in described.items():
+                unreadable = _about(named, f"it cannot be read: {error}", "a file that can be read")
+                self._file_problems([unreadable], fragments)
         else:
             for named, fragments in described.items():
                 self._file_problems(_check_summary(named, found), fragments)

@@ -16,6 +16,7 @@ import pytest
 from pyroaring import BitMap
 
 from lance_dagster import LanceTable, Problem, RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import (
     decode_manifest_file,
@@ -49,7 +50,8 @@ from tests.damage import (
 )
 from tests.format.codec.framing import changed
 from tests.placement.test_placement_with_pylance import MAKERS as PLACES
-from tests.table_factory import SCHEMA, as_pylance, entries, new_table
+from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import SCHEMA, as_pylance, context_on, entries, new_table
 
 ERROR, WARNING = "error", "warning"
 
@@ -795,6 +797,22 @@ def test_missing_files_under_base_paths_are_found(tmp_path: Path) -> None:
         path.unlink()
     found = {problem.path for problem in table.maintenance.verify().problems}
     assert set(map(str, gone)) == found
+
+
+def test_a_data_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    """A right to read may be missing for one file; the report names it, and every other file is read."""
+    table = new_table(tmp_path, entries("a", 1), entries("b", 2))
+    refused = min(Path(table.uri, "data").glob("*.lance")).name
+
+    def script(request: Request) -> object:
+        if request.verb == "get_range" and request.key.endswith(refused):
+            raise PermissionRefusedError(f"read {request.key}", "AccessDenied")
+        return request.send()
+
+    report = LanceTable(context_on(ScriptedStore(open_store(table.uri), script))).maintenance.verify(deep=True)
+    assert [f"data/{refused}"] == [problem.path for problem in report.problems if "cannot be read" in problem.what]
+    assert 1 == len(report.problems)
+    assert 2 == report.files_read
 
 
 def test_a_moved_row_is_not_doubled(tmp_path: Path) -> None:
