@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
 from lance_dagster.format.transaction import MERGED_BRANCH
+from lance_dagster.history.refs.branch_fence import dropped_versions
 from lance_dagster.history.refs.ref_files import READY, Branch
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Version, Versions
@@ -178,7 +179,11 @@ class Ancestry:
             InvalidInputError: The version has fewer parents.
         """
         made = self.fork_of(place)
-        if which == 1 and self.exists(VersionRef(made.branch, made.number - 1)):
+        branch = self.branch(made.branch)
+        # An interrupted reset has left the versions before it; its transaction says which older one is its parent.
+        dropped = None if branch is None else dropped_versions(branch)
+        named = dropped is None or made.number - 1 not in dropped
+        if which == 1 and named and self.exists(VersionRef(made.branch, made.number - 1)):
             return self.repeated(VersionRef(made.branch, made.number - 1))
         # Where the fork point was cleaned up, the first version of the branch stands in for it: it has the same
         # content, but its transaction is the fork, so the parents of a merge cannot be told from it.

@@ -204,6 +204,18 @@ def test_a_reset_that_died_is_finished_by_the_next(table: LanceTable, step: int)
 
 
 @pytest.mark.parametrize("step", range(12))
+def test_a_reset_that_died_is_repeated_with_a_ref_that_counts_back(table: LanceTable, step: int) -> None:
+    """The parent of a reset is the version it went back to, also while the dropped versions are there still."""
+    with suppress(PlugPulledError):
+        through(table, plug_pulled_before_write(step)).branches.reset("run", "run~2")
+    if table.head("run").number > 5:
+        assert KEPT == contents(table, "run~1")
+        assert [("a", 1)] == contents(table, "run~2")
+        table.branches.reset("run", "run~1")
+        assert [2, 3, 6] == table.branches.version_numbers("run")
+
+
+@pytest.mark.parametrize("step", range(12))
 def test_a_branch_whose_reset_died_goes_on(table: LanceTable, step: int) -> None:
     """After each interruption a commit and a merge work on the present state of the branch."""
     with suppress(PlugPulledError):
