@@ -42,6 +42,7 @@ from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_files import Tag
+from lance_dagster.history.refs.tag_operations import carried
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.placement.base_stores import allow, check_files, heads, spelled
 from lance_dagster.store import base_options, canonical_uri
@@ -263,10 +264,11 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
     done = Repointed(name=tag.name, before=tag.ref, after=None)
     if how.dry_run:
         return done
-    found = _repeated(context, state, moves) or _forked(context, tag, state, moves, how=how)
-    wanted = replace(
-        tag, branch=found.branch, version=found.number, manifest_size=context.versions.manifest_size(found)
-    )
+    found = _repeated(context, state, moves) or _forked(context, tag.name, state, moves, how=how)
+    # The history of the tag goes on with the new version: a rollback goes back to the version before, and not to this.
+    branch = context.refs.branch(found.branch)
+    branch_id = MAIN if found.branch == MAIN else "" if branch is None else branch.id
+    wanted = carried(tag, found, branch_id, context.versions)
     # This is a compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
     context.refs.swap_tag(wanted, tag.ref)
     return replace(done, after=wanted.ref)
@@ -285,16 +287,37 @@ def _repeated(context: TableContext, state: State, moves: Moves) -> State | None
     return state
 
 
-def _forked(context: TableContext, tag: Tag, state: State, moves: Moves, *, how: How) -> State:
+def present_version(context: TableContext, tag: str, state: State) -> State:
+    """Return an earlier version of a tag, or one with the same rows where the table was moved since it was made.
+
+    Raises:
+        InvalidInputError: The former place of its branch cannot be determined.
+        CorruptFileError: Files are missing at the new place.
+    """
+    bases = state.manifest.base_paths
+    # Looking for former places reads versions of each branch, so it is done only where base paths changed since.
+    if not bases or context.versions.head(state.branch).manifest.base_paths == bases:
+        return state
+    places = {context.uri: context.uri} | dict.fromkeys(_earlier_places(context, state.branch), context.uri)
+
+    def moves(_: State) -> Mapping[str, str]:
+        return places
+
+    if not _changed(state, moves):
+        return state
+    return _repeated(context, state, moves) or _forked(context, tag, state, moves, how=How())
+
+
+def _forked(context: TableContext, tag: str, state: State, moves: Moves, *, how: How) -> State:
     """Fork a branch from a tagged version, correct its base paths, and return its head."""
     taken = context.refs.branches()
-    names = (f"relocated-{tag.name}" if count == 1 else f"relocated-{tag.name}-{count}" for count in range(1, 10**6))
+    names = (f"relocated-{tag}" if count == 1 else f"relocated-{tag}-{count}" for count in range(1, 10**6))
     tags = context.refs.tags("relocated-*")
     # Branches and tags share one namespace.
     free = (name for name in names if name not in tags)
     # A branch forked from the tagged version is the result of an interrupted call, and is used again.
-    name = next(name for name in free if name not in taken or taken[name].parent == tag.ref)
-    create_branch(name, state, context.refs, context.versions, exist_ok=True, metadata={REPOINTED: tag.name})
+    name = next(name for name in free if name not in taken or taken[name].parent == str(state))
+    create_branch(name, state, context.refs, context.versions, exist_ok=True, metadata={REPOINTED: tag})
     # The moves of the tagged version are used, since the new branch has no former place of its own.
     there = dict(moves(state))
     _repoint(context, name, lambda _: there, How(check=how.check, properties=how.properties))

@@ -10,6 +10,7 @@ from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import TagMove, TagTarget
 from lance_dagster.history.versions import Version
+from lance_dagster.placement.relocate import present_version
 
 
 class Tags:
@@ -108,7 +109,8 @@ class Tags:
         """Point a tag to an earlier target by compare-and-swap; the history records a move of its own kind.
 
         Moves that were rolled back do not count, so two roll-backs by one step equal one by two steps. The earlier
-        version is found by branch id, even when its branch was renamed since.
+        version is found by branch id, even when its branch was renamed since. Where `maintenance.relocate` repaired a
+        table that had been moved, the tag gets a version with the same rows, on a branch `relocated-<tag>` if need be.
 
         Args:
             name: The tag.
@@ -127,7 +129,8 @@ class Tags:
         steps = whole_number("the number of steps", steps, 1)
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
         current = self.get(name)
-        state = self._context.load_recorded(tag_operations.earlier_target(current, steps))
+        earlier = self._context.load_recorded(tag_operations.earlier_target(current, steps))
+        state = present_version(self._context, name, earlier)
         target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
         where = current.ref if expected is None else str(expected)
         return tag_operations.move_tag(name, target, self._context.refs, self._context.versions, expected=where)

@@ -324,6 +324,25 @@ def test_a_moved_clone_still_names_its_source(tmp_path: Path) -> None:
         as_pylance(again, name).validate()
 
 
+def test_a_tag_is_rolled_back_after_a_move(tmp_path: Path) -> None:
+    """The repair of a tag is no move; the version before it gets correct base paths when the tag goes back to it."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run")
+    for value in (2, 3):
+        table.append(entries("r", value), branch="run")
+        table.tags.move("production", "run") if value > 2 else table.tags.create("production", "run")
+    there = moved(table, Path("moved"))
+    there.maintenance.relocate()
+    assert [("a", 1), ("r", 2), ("r", 3)] == contents(there, "production")
+    assert [("run@3", "run@5"), (None, "run@3")] == [
+        (move.before, move.after) for move in there.tags.history("production")
+    ]
+    there.tags.rollback("production")
+    assert [("a", 1), ("r", 2)] == contents(LanceTable.open(there.uri), "production")
+    assert "relocated-production" == there.tags.get("production").branch
+    assert "every base path is correct" == str(there.maintenance.relocate())
+
+
 def test_a_circle_of_forks_ends(tmp_path: Path) -> None:
     """Two damaged branch files name each other as parents, and the moved table is repaired nevertheless."""
     table = new_table(tmp_path, entries("a", 1))

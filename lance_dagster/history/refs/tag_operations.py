@@ -337,6 +337,17 @@ def _tag_moved_to(tag: Tag, target: TagTarget, branch_id: str, versions: Version
     )
 
 
+def carried(tag: Tag, state: State, branch_id: str, versions: Versions) -> Tag:
+    """Return a tag that names a version with the same rows instead of its own; this is no move of the tag."""
+    *older, last = _moves(tag)
+    metadata = {**tag.metadata, MOVES: _encoded([*older, replace(last, after=str(state), after_id=branch_id)])}
+    # An immutable tag is for the rows that it was created for.
+    if metadata.get(IMMUTABLE) == tag.ref:
+        metadata[IMMUTABLE] = str(state)
+    size = versions.manifest_size(state)
+    return replace(tag, branch=state.branch, version=state.number, metadata=metadata, manifest_size=size)
+
+
 def _moves(tag: Tag) -> tuple[TagMove, ...]:
     """Return the moves of a tag, oldest first, up to the version it names."""
     known = _recorded(tag)
