@@ -47,8 +47,8 @@ from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_operations import ready_branch_id, refuse_gone
-from lance_dagster.history.versions import State
-from lance_dagster.placement.base_stores import allow, base_store
+from lance_dagster.history.versions import State, Versions
+from lance_dagster.placement.base_stores import allow, base_store, spelled
 from lance_dagster.store import Store, canonical_uri, check_mapping, copy_file, copy_folder, table_options
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import FileReferences, deep_clone, file_references, shallow_clone
@@ -194,6 +194,8 @@ def _pin_origins(context: TableContext, source: State, uri: str) -> None:
 
     Their tags for the source are repeated for the clone: whoever deletes the source deletes its tags too.
     """
+    pinned: list[Tag] = []
+    others = 0
     for base in source.manifest.base_paths:
         if context.versions.bases.is_inside(base.path) or not base.is_dataset_root:
             continue
@@ -203,8 +205,41 @@ def _pin_origins(context: TableContext, source: State, uri: str) -> None:
         except (FormatError, StoreError) as error:
             _log.warning("nothing keeps the files of %s for the clone of %s: %s", base.path, source, error)
             continue
+        others += 1
+        pinned += held
         for tag in held:
             _add_pin(replace(tag, metadata={CLONE: uri}), f"{tag.name} {uri}", refs)
+    if others and not pinned:
+        _pin_recorded_origin(context, source, uri)
+
+
+def _pin_recorded_origin(context: TableContext, source: State, uri: str) -> None:
+    """Tag the version that the source was cloned from: where the source was moved, the tags have its former URI."""
+    numbers = context.versions.numbers(layout.MAIN)
+    first = context.versions.find(layout.MAIN, numbers[0]) if numbers else None
+    operation = first.transaction.operation if first is not None and first.transaction is not None else None
+    if not isinstance(operation, Clone) or not operation.is_shallow:
+        return
+    branch = operation.ref_name or layout.MAIN
+    root = spelled(operation.ref_path).removesuffix(f"/{layout.branch_root(branch)}")
+    base = next((base for base in source.manifest.base_paths if spelled(base.path) == root), None)
+    try:
+        versions = None if base is None else Versions(base_store(context, base))
+        state = None if versions is None else versions.find(branch, operation.ref_version)
+    except (FormatError, StoreError) as error:
+        _log.warning("nothing keeps the files of %s for the clone of %s: %s", root, source, error)
+        return
+    if versions is None or state is None:
+        _log.warning(
+            "nothing keeps the files of %s for the clone of %s: %s@%s is not there",
+            root,
+            source,
+            branch,
+            operation.ref_version,
+        )
+        return
+    tag = Tag(name="", branch=branch, version=state.number, metadata={CLONE: uri})
+    _add_pin(replace(tag, manifest_size=versions.manifest_size(state)), f"{state} {uri}", Refs(versions.store))
 
 
 def _add_pin(tag: Tag, digested: str, refs: Refs) -> Tag | None:

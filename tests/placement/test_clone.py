@@ -180,6 +180,29 @@ def test_a_clone_of_a_clone_stays_when_the_one_between_is_deleted(tmp_path: Path
     assert [last.uri] == [tag.metadata[CLONE] for tag in root.tags.list().values()]
 
 
+@pytest.mark.parametrize("at", ["main", "run"])
+def test_a_clone_of_a_moved_clone_leaves_its_tag(tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The tag for the moved clone has its former place, so the version is told by the clone's first version."""
+    root = new_table(tmp_path, entries("a", 1, 2))
+    root.branches.create("run")
+    root.append(entries("r", 1), branch="run")
+    middle = cloned(root, tmp_path / "middle", SHALLOW, at)
+    shutil.move(middle.uri, tmp_path / "moved")
+    there = LanceTable.open(tmp_path / "moved", {"allowed_base_paths": str(tmp_path)})
+    last = cloned(there, tmp_path / "last", SHALLOW)
+    assert {middle.uri: str(root.head(at)), last.uri: str(root.head(at))} == {
+        tag.metadata[CLONE]: tag.ref for tag in root.tags.list().values()
+    }
+    assert [] == caplog.records
+    for tag in root.tags.list():
+        root.tags.delete(tag)
+    root.branches.delete("run")
+    if at == "run":
+        LanceTable.open(root.uri).maintenance.collect_garbage(DAY, dry_run=False)
+        cloned(there, tmp_path / "late", SHALLOW)
+        assert ["nothing keeps the files of"] == [record.getMessage()[:26] for record in caplog.records]
+
+
 @BOTH
 def test_a_tag_or_an_old_version_can_be_cloned(tmp_path: Path, kind: str) -> None:
     """Any ref can be cloned."""
