@@ -7,7 +7,7 @@ from typing import TypedDict
 import pyarrow as pa
 
 from lance_dagster.datafiles import FILE_VERSION
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError
+from lance_dagster.errors import AlreadyExistsError
 from lance_dagster.format import layout
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
@@ -66,24 +66,15 @@ def create(
 
     Raises:
         AlreadyExistsError: There is a table already, and `exist_ok` is not set.
-        InvalidInputError: The config is not made of strings, or has settings that this package cannot read; or another
-            table has files there.
+        InvalidInputError: The config is not made of strings, or has settings that this package cannot read; or the
+            place is a base path of another table.
     """
     check_string_mapping("config", config or {})
     check_settings(config or {})
     made = False
     if context.versions.newest(layout.MAIN) is None:
-        _refuse_place(context)
+        refuse_place_of_base(context.store)
         # `create_empty` returns None when another process created the table in between.
         made = create_empty(context, schema, properties, config) is not None
     if not made and not exist_ok:
         raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")
-
-
-def _refuse_place(context: TableContext) -> None:
-    try:
-        refuse_place_of_base(context.store)
-    except InvalidInputError:
-        # They are the files of a table that another process has created in between.
-        if context.versions.newest(layout.MAIN) is None:
-            raise

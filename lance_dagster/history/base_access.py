@@ -119,23 +119,20 @@ class BaseAccess:
         return any(uri == place or uri.startswith(f"{place}/") for place in given)
 
 
-def refuse_place_of_base(store: Store, *, of_clone: bool = False) -> None:
+def refuse_place_of_base(store: Store) -> None:
     """Refuse to make a table where another one keeps files: a collection of the new one would delete them.
 
-    Args:
-        store: The place.
-        of_clone: Whether data files may be there already.
+    Data files alone prove nothing: a first write by Spark, and an interrupted one, leave them before there is a table.
 
     Raises:
-        InvalidInputError: The place is a base path of another table, or has data files.
+        InvalidInputError: The place, or its folder of data files, is a base path of another table.
     """
-    if store.list_some(_FOLDER, 1):
-        what = f"it is a base path of another table, which is named in {_FOLDER}"
-    elif not of_clone and store.list_some(DATA, 1):
-        what = f"there are files in {DATA}, which belong to another table or are left of one"
-    else:
-        return
-    raise InvalidInputError(f"cannot make a table at {store.uri}: {what}; choose another place")
+    for folder in (_FOLDER, join(DATA, _FOLDER)):
+        if store.list_some(folder, 1):
+            raise InvalidInputError(
+                f"cannot make a table at {store.uri}: it is a base path of another table, which is named in {folder}; "
+                "choose another place"
+            )
 
 
 def refuse_place_of_table(uri: str, options: Mapping[str, str]) -> None:

@@ -147,8 +147,7 @@ def write_clone(
     with _claimed(made, f"{context.uri} {source} {'shallow' if shallow else 'deep'}"):
         if made.versions.newest(layout.MAIN) is not None:
             raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
-        # An interrupted deep clone has left data files, but no allowance.
-        refuse_place_of_base(made.store, of_clone=True)
+        refuse_place_of_base(made.store)
         # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
             _pin(context, source, made.uri)

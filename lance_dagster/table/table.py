@@ -104,7 +104,7 @@ class LanceTable:
 
         Raises:
             AlreadyExistsError: There is a table already.
-            InvalidInputError: As for `open`; or the place has files of another table, or is one of its base paths.
+            InvalidInputError: As for `open`; or the place is a base path of another table.
         """
         check_table_alone(uri)
         given = CommitInfo.of(MAIN, message, properties).as_properties()

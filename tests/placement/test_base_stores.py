@@ -125,7 +125,7 @@ def test_a_base_is_not_in_another_table(tmp_path: Path, place: str) -> None:
 
 @BOTH
 def test_a_table_is_not_made_at_a_base(tmp_path: Path, kind: str) -> None:
-    """A collection of the new table would delete the rows there, whether or not the place allows its readers."""
+    """A collection of the new table would delete the rows there."""
     table = tiered(tmp_path, kind)
     place = tmp_path / "cold"
     makers: tuple[Callable[[], object], ...] = (
@@ -139,10 +139,12 @@ def test_a_table_is_not_made_at_a_base(tmp_path: Path, kind: str) -> None:
             InvalidInputError, match="it is a base path of another table, which is named in _refs/tables"
         ):
             make()
-    shutil.rmtree(place / "_refs")
-    if kind == "dataset root":
-        with pytest.raises(InvalidInputError, match="there are files in data, which belong to another table"):
-            LanceTable.create(place, SCHEMA)
+    if kind == FILES:
+        # The place is the folder of data files of what would be a table.
+        (tmp_path / "above").mkdir()
+        place.rename(tmp_path / "above" / "data")
+        with pytest.raises(InvalidInputError, match="which is named in data/_refs/tables"):
+            LanceTable.create(tmp_path / "above", SCHEMA)
     assert not (place / "_versions").exists()
 
 
