@@ -62,6 +62,8 @@ ALLOW_MISSING = "lance/allow_missing"
 CANDIDATE = "lance/candidate"
 # In the config of a table: the key of the candidate that writes it.
 OWNER = "dagster/asset"
+# How the owner of a table begins that ops write, and not an asset.
+OP_OUTPUT = "op output "
 
 # In the properties of commits and the metadata of branches and tags, whose values are strings.
 RUN_ID = "dagster/run_id"

@@ -31,7 +31,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.transaction import WITHOUT_ROWS
+from lance_dagster.format.transaction import RESTORED, WITHOUT_ROWS, Restore
 from lance_dagster.plugin import metadata as md
 
 if TYPE_CHECKING:
@@ -228,20 +228,50 @@ class RunBranch:
         return next((one for one in self.attempts(properties) if one.properties.get(md.WRITE) == write), None)
 
     def attempts(self, properties: Mapping[str, str]) -> "Iterator[Version]":
-        """Yield the versions that attempts of the same step committed, newest first.
+        """Yield the versions with rows that attempts of the same step committed, newest first.
+
+        Those that the step took back by restoring an older version are left out, as nothing is left of them.
 
         Args:
             properties: The properties of a commit of the step.
         """
-        # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
-        same = (md.STEP_KEY, md.OUTPUT, md.ASSET_KEY, md.PARTITION_KEYS)
         if md.STEP_KEY not in properties:
             return
-        for version in self._own_versions():
-            committed = version.properties
-            of_chain = committed.get(md.RUN_ID) in self.chain.run_ids
-            if of_chain and all(committed.get(key) == properties.get(key) for key in same):
-                yield version
+        for version in self.own_versions():
+            if self.is_of_step(version, properties):
+                if is_restore(version):
+                    return
+                if md.ASSET_KEY in version.properties:
+                    yield version
+
+    def is_of_step(self, version: "Version", properties: Mapping[str, str]) -> bool:
+        """Return whether an attempt of a step made a version: by its rows, or by an edit of the columns before them.
+
+        Args:
+            version: A version of the branch.
+            properties: The properties of a commit of the step with rows.
+        """
+        # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
+        same = (md.STEP_KEY, md.OUTPUT, md.PARTITION_KEYS)
+        committed = version.properties
+        return (
+            md.STEP_KEY in committed
+            and committed.get(md.RUN_ID) in self.chain.run_ids
+            # Only the commit with the rows names the asset.
+            and committed.get(md.ASSET_KEY) in (None, properties.get(md.ASSET_KEY))
+            and all(committed.get(key) == properties.get(key) for key in same)
+        )
+
+    def own_versions(self) -> "Iterator[Version]":
+        """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""
+        name, until = self.name, math.inf
+        # `main` has no branch file, so the search ends there: versions of main are published, and a commit on the
+        # run branch cannot take their rows back.
+        while branch := self.table.branches.list(name).get(name):
+            for number in reversed(self.table.branches.version_numbers(name)):
+                if number <= until:
+                    yield self.table.at(f"{name}@{number}")
+            name, until = branch.parent_branch, branch.parent_version
 
     def retire(self, merged: "Iterable[Version]" = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.
@@ -281,21 +311,16 @@ class RunBranch:
         branches = self.table.branches
         return (head for name in names if (head := branches.newest(name)) is not None)
 
-    def _own_versions(self) -> "Iterator[Version]":
-        """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""
-        name, until = self.name, math.inf
-        # `main` has no branch file, so the search ends there: versions of main are published, and a commit on the
-        # run branch cannot take their rows back.
-        while branch := self.table.branches.list(name).get(name):
-            for number in reversed(self.table.branches.version_numbers(name)):
-                if number <= until:
-                    yield self.table.at(f"{name}@{number}")
-            name, until = branch.parent_branch, branch.parent_version
-
 
 def is_written(head: "Version") -> bool:
     """Return whether the head of a branch is its own commit; the first manifest of a branch only records the fork."""
     return head.operation != "Clone"
+
+
+def is_restore(version: "Version") -> bool:
+    """Return whether a version restores an older one."""
+    # A version from before the fork is not restored by the operation of that name, but by undoing what came after it.
+    return version.operation == Restore.__name__ or RESTORED in version.properties
 
 
 def is_never_written(table: "LanceTable", version: "Version") -> bool:

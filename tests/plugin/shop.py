@@ -45,12 +45,13 @@ MANY = dg.multiprocess_executor.configured(
 class Script:
     """The behaviour of the assets and checks in the next run."""
 
-    orders: Sequence[int] = (1, 2, 3)
+    orders: Sequence[float] = (1, 2, 3)
     customers: Sequence[int] = (10, 20)
     customers_fail: bool = False
     check_raises: bool = False
     mart_fails: bool = False
     mode: str = "overwrite"
+    evolution: str = "refuse"
 
 
 @dataclass
@@ -175,7 +176,8 @@ def shop_at(root: str, *, checks: Sequence[dg.AssetCheckKey] = (), **fields: Any
     @dg.asset(key=ORDERS)
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         script = _script(root)
-        context.add_output_metadata({"lance/write_mode": script.mode})
+        settings: dict[str, Any] = {"lance/write_mode": script.mode, "lance/schema_evolution": script.evolution}
+        context.add_output_metadata(settings | ({"lance/keys": ["id"]} if script.mode == "upsert" else {}))
         return pa.table({"id": list(script.orders)})
 
     @dg.asset(key=CUSTOMERS)

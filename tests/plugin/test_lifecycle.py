@@ -176,6 +176,21 @@ def test_repeated_step_of_a_resumed_run_replaces_its_rows(
     assert shop.ids("production") == [4, 5]
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_repeated_step_that_widens_a_column_replaces_its_rows(
+    shop: Shop, stored_instance: dg.DagsterInstance, mode: str
+) -> None:
+    """Of a step that is repeated in another run, the rows of the earlier attempt are gone, whatever the columns."""
+    shop.execute(stored_instance)
+    shop.play(mode=mode, orders=[4, 5], customers_fail=True)
+    failed = shop.execute(stored_instance)
+    shop.play(mode=mode, orders=[4.5, 5], evolution="widen")
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
+    assert shop.execute(stored_instance, options).success
+    assert shop.ids("production") == [1, 2, 3, 4.5, 5]
+    assert pa.float64() == shop.table().schema("production").field("id").type
+
+
 def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
     """A re-execution of an append step whose rows are published already does not append them a second time."""
     shop.play(mode="append", mart_fails=True)

@@ -8,18 +8,21 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
 from lance_dagster.datafiles import StagedFiles
+from tests.plugin.shop import failure
 
 STOCK = dg.AssetKey(["shop", "stock"])
 REGIONS = dg.StaticPartitionsDefinition(["a", "b"])
 
 
 class FailsAfterWriting(LanceIOManager):
-    """An IO manager that fails after the first attempt's commit, as if its answer were lost."""
+    """An IO manager that fails after the commit of the first attempts, as if its answer were lost."""
+
+    failures: int = 1
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Write, then fail once."""
+        """Write, then fail."""
         super().handle_output(context, obj)
-        if context.step_context.previous_attempt_count == 0:
+        if context.step_context.previous_attempt_count < self.failures:
             raise ConnectionError("the worker lost its network")
 
 
@@ -100,6 +103,78 @@ def test_retried_upsert_leaves_each_key_once(lake: LanceResource, missing: str) 
     manager = FailsAfterWriting(lance=lake)
     upsert(lake, rows("a", y=3, z=4), manager=manager, **when(missing))
     assert {"x": 1, "y": 3, "z": 4} == found(lake) if missing == "keep" else {"y": 3, "z": 4} == found(lake)
+
+
+def retried(
+    lake: LanceResource, attempts: list[pa.Table], meanwhile: Any = lambda: None, tags: Any = None, **settings: Any
+) -> dg.ExecuteInProcessResult:
+    """Run a step whose attempts return these rows; all but the last one fail after their commit."""
+    options: Any = {"metadata": settings, "retry_policy": dg.RetryPolicy(max_retries=len(attempts) - 1)}
+
+    def stock(context: dg.AssetExecutionContext) -> Any:
+        if context.retry_number:
+            meanwhile()
+        return attempts[context.retry_number]
+
+    manager = FailsAfterWriting(lance=lake, failures=len(attempts) - 1)
+    return dg.materialize(
+        [dg.asset(key=STOCK, **options)(stock)], resources={"io_manager": manager}, tags=tags, raise_on_error=False
+    )
+
+
+UPSERT = {"lance/write_mode": "upsert", "lance/keys": ["id"]}
+
+
+def test_retried_upsert_keeps_no_key_of_the_earlier_attempts(lake: LanceResource) -> None:
+    """Keys that only earlier attempts had are not in the table, and those that they updated have their old values."""
+    table = LanceTable.create(lake.uri_of(STOCK), rows("a").schema, config={"dagster/asset": "shop/stock"})
+    table.append(rows("a", x=1, y=2))
+    attempts = [rows("a", x=7, z=7), rows("a", y=8, u=8), rows("a", x=3)]
+    assert retried(lake, attempts, **UPSERT).success
+    (branch,) = table.branches.list("run/*")
+    assert {"x": 3, "y": 2} == dict(zip(*table.read(branch).select(["id", "n"]).to_pydict().values(), strict=True))
+
+
+@pytest.mark.parametrize("key", ["w", "x"], ids=["another row", "the same row"])
+def test_retried_upsert_on_a_branch_that_others_write(lake: LanceResource, key: str) -> None:
+    """Only the rows of the earlier attempt are taken back; the step fails when another commit builds on them."""
+    upsert(lake, rows("a", x=1))
+    table = lake.table(STOCK)
+
+    def meanwhile() -> None:
+        table.upsert(rows("a", **{key: 9}), on=["id"], branch="dev")
+
+    attempts = [rows("a", x=7, z=7), rows("a", y=3)]
+    result = retried(lake, attempts, meanwhile, {"lance/branch": "dev"}, **UPSERT)
+    if key == "w":
+        assert {"x": 1, "w": 9, "y": 3} == found(lake)
+    else:
+        assert "cannot be taken back, because later commits build on them" in failure(result, "shop__stock")
+        assert {"x": 9, "z": 7} == found(lake)
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append", "upsert"])
+def test_retried_output_keeps_no_column_of_the_earlier_attempts(lake: LanceResource, mode: str) -> None:
+    """A column that only an earlier attempt added is not in the table, and one that it widened is not wider."""
+    table = LanceTable.create(lake.uri_of(STOCK), rows("a").schema, config={"dagster/asset": "shop/stock"})
+    table.append(rows("a", x=1))
+    wide = pa.table({"id": ["y"], "region": ["a"], "n": [1.5], "oops": [1]})
+    settings = UPSERT if mode == "upsert" else {"lance/write_mode": mode}
+    assert retried(lake, [wide, rows("a", y=2)], **settings, **{"lance/schema_evolution": "widen"}).success
+    (branch,) = table.branches.list("run/*")
+    assert rows("a").schema == table.schema(branch)
+    assert [2] == table.read(branch, filter="id = 'y'")["n"].to_pylist()
+
+
+def test_retried_append_widens_a_column(lake: LanceResource) -> None:
+    """An attempt whose rows need a wider column replaces those of one whose rows did not."""
+    table = LanceTable.create(lake.uri_of(STOCK), rows("a").schema, config={"dagster/asset": "shop/stock"})
+    table.append(rows("a", x=1))
+    wide = pa.table({"id": ["y"], "region": ["a"], "n": [1.5]})
+    settings = {"lance/write_mode": "append", "lance/schema_evolution": "widen"}
+    assert retried(lake, [rows("a", y=1), wide], **settings).success
+    (branch,) = table.branches.list("run/*")
+    assert [1.0, 1.5] == table.read(branch)["n"].to_pylist()
 
 
 def test_empty_upsert_is_a_version_all_the_same(lake: LanceResource) -> None:

@@ -87,7 +87,7 @@ class OutputTable:
                 f'"{named}/{_MAPPING_KEY}", or name the column that has it by the metadata "{md.PARTITION_EXPR}"'
             )
         return cls(
-            owner=f"op output {table}",
+            owner=f"{md.OP_OUTPUT}{table}",
             key=table,
             metadata={**metadata, md.TABLE: table},
             partition_keys=(mapping_key,) if mapping_key is not None and by_partition else (),

@@ -1,7 +1,9 @@
 """The write side of the IO manager: the rows of an output become one commit on the branch of the run.
 
 The order matters. Rows are first written to data files; the same pass counts them and checks that they belong to the
-partitions. Only then are columns edited and the rows committed, so that an output that is refused leaves no commit.
+partitions. Only then is an earlier attempt of the step taken back, and columns are edited and the rows committed, so
+that an output that is refused leaves no commit. The exception is a Spark frame that is upserted: the executors match its
+rows with the branch, so the earlier attempt is taken back before that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
+from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
@@ -85,15 +88,19 @@ class OutputWriter:
             self._refuse_published(write.asset, branch)
         rows = handler.rows(obj)
         head = branch.ensure(start)
-        output = _Output(write=write, branch=branch, head=head, rows=rows, vectors=vectors, is_owned=is_owned)
+        # A branch that was forked just now has no commits of an earlier attempt.
+        earlier = None if start.branch == MAIN else EarlierAttempt.of(branch, write)
+        output = _Output(
+            write=write, branch=branch, head=head, earlier=earlier, rows=rows, vectors=vectors, is_owned=is_owned
+        )
         version, tally, notes = output.commit(schema, columns)
         for note in notes:
             context.log.info("%s: %s", write.asset, note)
         about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}
         context.add_output_metadata({**about, **event_metadata(version, table.schema(version), columns)})
         add_row_counts(context, write.keys, tally)
-        (before, *_) = version.parents
-        since: dict[str, Ref] = {"the version before": head if before == str(head) else before}
+        (parent, *_) = version.parents
+        since: dict[str, Ref] = {"the version before": head if parent == str(head) else parent}
         since |= since_tags(table, version, table.tags.list(limit=_MOST_TAGS).values())
         context.add_output_metadata(
             {
@@ -134,11 +141,15 @@ class OutputWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Output:
-    """The rows of one output on their way to the branch of the run, whose newest version was `head`."""
+    """The rows of one output on their way to the branch of the run, whose newest version was `head`.
+
+    `earlier` is what earlier attempts of the step left there; None when the branch was forked for this output.
+    """
 
     write: Write
     branch: RunBranch
     head: Version
+    earlier: EarlierAttempt | None
     rows: Rows
     vectors: Mapping[str, int]
     is_owned: bool
@@ -153,33 +164,41 @@ class _Output:
             columns: What the user says about columns.
         """
         table, name, write = self.branch.table, self.branch.name, self.write
-        change = self._change(schema, table.schema(self.head))
+        props = write.edit_properties
+        change = self._change(schema, table.schema(self._begin))
         within = write.partitions(change.schema)
         tally = write.tally(change.schema)
         rows: StagedFiles | StagedUpsert | pa.Table
-        if write.mode == "upsert":
-            rows = self._keyed(change.schema, tally, within)
-        else:
-            rows = self._staged(change.schema, tally)
+        rows = self._keyed(change, tally, within) if write.mode == "upsert" else self._staged(change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
+        # Spark has matched the rows with what is left without the earlier attempt.
+        is_alone = isinstance(rows, StagedUpsert) or self._take_back(change)
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
-        # These commits do not name the step and the asset: a retried append undoes the newest commit that does, which
-        # must be the one with the rows. They name the partitions: otherwise the branch would count as the whole table.
-        owner = {key: value for key, value in write.properties.items() if key in (md.RUN_ID, md.PARTITION_KEYS)}
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
-        edits = change.apply(table, name, owner)
+        edits = change.apply(table, name, props)
         # An overwrite brings its columns itself. Any other mode needs a table that has the new ones.
         if change.replaced and write.mode != "overwrite":
             empty = change.schema.empty_table()
-            edits = [table.overwrite(empty, branch=name, message="columns", properties=owner, partitions=write.keys)]
+            edits = [table.overwrite(empty, branch=name, message="columns", properties=props, partitions=write.keys)]
         elif not change.replaced:
-            describe_columns(table, name, columns, owner)
+            describe_columns(table, name, columns, props)
         if edits and isinstance(rows, StagedUpsert):
             rows, tally = self._after(edits, rows, tally, within)
-        return self._committed(rows, within.predicate if within else "true"), tally, change.notes
+        version = self._committed(rows, within.predicate if within else "true", is_alone=is_alone)
+        return version, tally, change.notes
+
+    @property
+    def _begin(self) -> Version:
+        """The version that a first attempt of the step would have found."""
+        return (self.earlier and self.earlier.before) or self.head
+
+    def _take_back(self, change: SchemaChange) -> bool:
+        """Take back what earlier attempts committed and the commit of the rows will not undo; return whether."""
+        moves_rows = bool(change.retyped or change.replaced)
+        return self.earlier is not None and self.earlier.take_back(moves_rows=moves_rows)
 
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
         """Return the change of the columns of the table."""
@@ -208,9 +227,9 @@ class _Output:
     def _never_written(self) -> bool:
         """Return whether the IO manager created the table for the asset and no run has written it."""
         # Someone else may have created the table, with columns that are meant as they are.
-        if self.head.rows or not self.is_owned:
+        if self._begin.rows or not self.is_owned:
             return False
-        return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(self.head))
+        return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(self._begin))
 
     def _staged(self, schema: pa.Schema, tally: RowTally) -> StagedFiles:
         """Write the rows to data files that no version names yet, and count them."""
@@ -259,11 +278,13 @@ class _Output:
         for batch in self.rows.to_batches() if isinstance(self.rows, pa.Table) else self.rows:
             yield _fitted(batch, schema)
 
-    def _keyed(self, schema: pa.Schema, tally: RowTally, within: PartitionFilter | None) -> StagedUpsert | pa.Table:
+    def _keyed(self, change: SchemaChange, tally: RowTally, within: PartitionFilter | None) -> StagedUpsert | pa.Table:
         """Return the rows of an upsert: matched and written by Spark, or in memory."""
         if isinstance(self.rows, SparkRows):
-            return self._matched(self.rows, schema, tally, within)
-        rows = pa.Table.from_batches(tally.passing(self._batches(schema)), schema)
+            # The executors match the rows with the branch, where no row of an earlier attempt may be left.
+            self._take_back(change)
+            return self._matched(self.rows, change.schema, tally, within)
+        rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
         there = [column for column in self.write.on if column in rows.column_names]
         self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
@@ -290,7 +311,7 @@ class _Output:
         """
         table, name = self.branch.table, self.branch.name
         last = edits[-1].number
-        own = {edit.number for edit in edits if edit.operation == _COLUMNS or not self.head.rows}
+        own = {edit.number for edit in edits if edit.operation == _COLUMNS or not self._begin.rows}
         others = [number for number in table.branches.version_numbers(name, after=rows.version) if number not in own]
         between = [table.at(f"{name}@{number}") for number in others if number <= last]
         if all(version.operation == _SETTINGS for version in between):
@@ -336,7 +357,7 @@ class _Output:
                     "committed"
                 )
 
-    def _committed(self, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str) -> Version:
+    def _committed(self, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, *, is_alone: bool) -> Version:
         table, name, write = self.branch.table, self.branch.name, self.write
         message = f"{write.mode} {write.asset}" + (f" {', '.join(write.keys[:3])}" if write.keys else "")
         props, keys = write.properties, write.keys
@@ -344,9 +365,8 @@ class _Output:
             return self._upserted(rows, predicate, message)
         match write.mode:
             case "append":
-                # The other modes are idempotent. A repeated append has to remove the rows of the earlier attempt in the
-                # same commit, so that no reader sees them twice.
-                earlier = self.branch.earlier_attempt(props)
+                # A repeated append removes the rows of the earlier attempt in the same commit, unless they are gone.
+                earlier = None if is_alone else self.branch.earlier_attempt(props)
                 return table.append(
                     rows, branch=name, message=message, properties=props, partitions=keys, replaces=earlier
                 )

@@ -22,6 +22,8 @@ from lance_dagster.plugin.settings import (
     write_mode,
 )
 
+_OF_EDITS = (md.RUN_ID, md.STEP_KEY, md.OUTPUT, md.PARTITION_KEYS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteDefaults:
@@ -96,6 +98,15 @@ class Write:
             deletes_missing=deletes_missing,
             evolution=evolution,
         )
+
+    @property
+    def edit_properties(self) -> dict[str, str]:
+        """The properties of the commits that prepare the table for the rows, such as an edit of columns.
+
+        They do not name the asset: a retried append removes the rows of the newest commit of its step that does. They
+        name the partitions: otherwise the branch would count as a write of the whole table.
+        """
+        return {key: value for key, value in self.properties.items() if key in _OF_EDITS}
 
     def partitions(self, schema: pa.Schema) -> PartitionFilter | None:
         """Return the filter of the rows that the write may have; None for an asset without partitions.
