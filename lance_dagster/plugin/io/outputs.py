@@ -2,8 +2,8 @@
 
 The order matters. Rows are first written to data files; the same pass counts them and checks that they belong to the
 partitions. Only then is an earlier attempt of the step taken back, and columns are edited and the rows committed, so
-that an output that is refused leaves no commit. The exception is a Spark frame that is upserted: the executors match its
-rows with the branch, so the earlier attempt is taken back before that.
+that an output that is refused leaves no commit. The exception is a Spark frame that is upserted: the executors match
+its rows with the branch, so the earlier attempt is taken back before that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
