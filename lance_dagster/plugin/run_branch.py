@@ -217,9 +217,10 @@ class RunBranch:
     def earlier_attempt(self, properties: Mapping[str, str]) -> "Version | None":
         """Return the version that an earlier attempt of the same step committed, or None.
 
-        An attempt is the same when the step, the output, the asset and the partitions are equal: two outputs of an op
-        may go to one table. Of the writes of an external process, the one with the same number is meant. The attempt
-        may be in this run, before a retry by Dagster, or in a run that this one continues.
+        An attempt is the same when the output, the asset and the partitions are equal, and for the output of an op also
+        the step: two outputs of an op, and several steps, may write one table. Of the writes of an external process,
+        the one with the same number is meant. The attempt may be in this run, before a retry by Dagster, or in a run
+        that this one continues.
 
         Args:
             properties: The properties of the commit that is about to be made.
@@ -252,7 +253,10 @@ class RunBranch:
             properties: The properties of a commit of the step with rows.
         """
         # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
-        same = (md.STEP_KEY, md.OUTPUT, md.PARTITION_KEYS)
+        # Nor the step of an asset, which only one step of a run writes: Dagster splits a multi-asset into steps by the
+        # assets that are selected, and numbers them anew in a re-execution of some.
+        by_op = properties.get(md.ASSET_KEY, "").startswith(md.OP_OUTPUT)
+        same = (md.OUTPUT, md.PARTITION_KEYS, *([md.STEP_KEY] if by_op else []))
         committed = version.properties
         return (
             md.STEP_KEY in committed

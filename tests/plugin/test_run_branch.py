@@ -110,6 +110,19 @@ def test_branches_are_named_after_runs() -> None:
     assert run_of("dev") is None
 
 
+@pytest.mark.parametrize("asset,found", [("shop/z", True), ("op output shop/z", False)])
+def test_an_attempt_of_an_asset_may_have_had_another_step(tmp_path: Path, asset: str, *, found: bool) -> None:
+    """Dagster numbers the steps of a multi-asset by what is selected; several steps of ops may write one table."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run/a")
+    properties = {"dagster/asset_key": asset, "dagster/output": "z", "dagster/step_key": "m_2"}
+    earlier = table.append(entries("run", 1), branch="run/a", properties={**properties, "dagster/run_id": "a"})
+    table.branches.create("run/b", at=earlier)
+    branch = RunBranch(table=table, chain=RunChain(run_ids=("b", "a")))
+    assert (str(earlier) if found else "None") == str(branch.earlier_attempt({**properties, "dagster/step_key": "m"}))
+    assert branch.earlier_attempt({**properties, "dagster/output": "x"}) is None
+
+
 def test_rows_that_come_while_a_branch_is_retired_keep_it(tmp_path: Path) -> None:
     """A branch is kept when a commit reaches it just before its deletion, as that commit was not published."""
     table = new_table(tmp_path, entries("a", 1))
