@@ -47,7 +47,8 @@ _PARTITION_TAGS = ("dagster/partition", "dagster/asset_partition_range_start", "
 # On the runs of a backfill that re-executes another one: the first backfill of that chain.
 _ROOT_BACKFILL_TAG = "dagster/root_backfill_id"
 ROOT_RUN_TAG = "dagster/root_run_id"
-_PARTIAL_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", "dagster/step_selection")
+_RESUME_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry")
+_PARTIAL_TAGS = (*_RESUME_TAGS, "dagster/step_selection")
 PREVIEWS = "preview/"
 # The prefix of branches that hold what a run reads of other runs of its backfill.
 READS = "reads/"
@@ -404,12 +405,13 @@ def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
 def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
     """Return the newest run that did all the work of a run again and succeeded, or None.
 
-    Such a run is a re-execution of all steps. It started from `main`, so whatever the earlier run wrote is replaced by
-    what it wrote, and publishing both would add appended rows twice.
+    Such a run is a re-execution of all steps, or it finished one that failed. It started from `main`, so whatever the
+    earlier run wrote is replaced by what it wrote, and publishing both would add appended rows twice.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return None
+    *_, first = _ancestry(run, instance)
     # Not by the tag of the root run, which a re-execution from Python lacks. With the cursor, Dagster returns the runs
     # that it recorded after this one, whatever the clocks of the machines that launched them showed.
     wanted = dg.RunsFilter(job_name=run.job_name, statuses=[dg.DagsterRunStatus.SUCCESS])
@@ -417,10 +419,37 @@ def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
     for found in (record.dagster_run for record in reversed(later)):
         root = found.root_run_id or found.tags.get(ROOT_RUN_TAG) or found.run_id
         is_related = root == (run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run_id)
-        # A chain of one run continues no other run, so the run did all the work itself.
-        if is_related and [*_ancestry(found, instance)] == [found.run_id]:
+        if is_related and _did_all(found, first, instance):
             return found.run_id
     return None
+
+
+def _did_all(run: dg.DagsterRun, first: str, instance: dg.DagsterInstance) -> bool:
+    """Return whether a run that succeeded did, with those that it continues, all the work of the run `first` again."""
+    runs = [instance.get_run_by_id(run_id) for run_id in _ancestry(run, instance)]
+    began = runs[-1]
+    # A chain of one run continues no other run, so the run did all the work itself.
+    if len(runs) == 1 or began is None or began.run_id == first:
+        return began is not None and began.run_id != first
+    numbers = {
+        record.dagster_run.run_id: record.storage_id
+        for record in instance.get_run_records(dg.RunsFilter(run_ids=[first, began.run_id]))
+    }
+    is_later = numbers.get(began.run_id, -math.inf) > numbers.get(first, math.inf)
+    return is_later and all(one is not None and _finishes_parent(one, instance) for one in runs[:-1])
+
+
+def _finishes_parent(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    """Return whether a run was to execute all that its parent had not, and not only steps that somebody chose."""
+    if any(tag in run.tags for tag in _RESUME_TAGS):
+        return True
+    parent = instance.get_run_by_id(run.parent_run_id or "")
+    if parent is None or parent.step_keys_to_execute is None or run.step_keys_to_execute is None:
+        return False
+    # A re-execution from Python lacks the tag, so the steps are compared.
+    records = instance.get_records_for_run(parent.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS).records
+    done = {record.event_log_entry.step_key for record in records}
+    return {*parent.step_keys_to_execute} - done <= {*run.step_keys_to_execute}
 
 
 def earlier_runs(chain: RunChain, instance: dg.DagsterInstance) -> tuple[str, ...]:

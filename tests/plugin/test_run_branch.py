@@ -104,6 +104,31 @@ def test_the_order_of_runs_does_not_depend_on_the_clocks_that_launched_them(
     assert ("c", None) == (repeated_by("a", instance), repeated_by("c", instance))
 
 
+@pytest.mark.parametrize(
+    "tags,steps,found",
+    [
+        ({"dagster/is_resume_retry": "true"}, ["two"], "d"),
+        ({}, ["one"], None),
+        ({"dagster/step_selection": "one"}, ["one"], None),
+    ],
+    ids=["from failure", "chosen steps, Python", "chosen steps"],
+)
+def test_a_full_reexecution_may_be_finished_by_another_run(
+    instance: dg.DagsterInstance, tags: dict[str, str], steps: list[str], found: str | None
+) -> None:
+    """A run is repeated, too, when the re-execution of all its steps failed and was continued from its failure."""
+    failed, succeeded = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
+    add(instance, "a", step_keys_to_execute=STEPS, status=failed)
+    add(instance, "b", "a", tags=PARENT, step_keys_to_execute=STEPS, status=failed)
+    add(instance, "c", "a", tags={"dagster/is_resume_retry": "true"}, step_keys_to_execute=["two"], status=failed)
+    again = {"dagster/parent_run_id": "b", "dagster/root_run_id": "a", **tags} if tags else {}
+    add(instance, "d", "b", tags=again, step_keys_to_execute=steps, status=succeeded)
+    # What continues the first run is repeated with it; the re-execution itself and what continues it are not.
+    assert [found, None, found, None] == [repeated_by(run, instance) for run in "abcd"]
+    add(instance, "e", "a", tags={"dagster/is_resume_retry": "true"}, step_keys_to_execute=["two"], status=succeeded)
+    assert [found, None, None] == [repeated_by(run, instance) for run in "abe"]
+
+
 def test_branches_are_named_after_runs() -> None:
     """Only branches that are named after a run belong to one."""
     assert run_of(branch_of("4f2a")) == "4f2a"

@@ -184,6 +184,21 @@ def test_a_full_reexecution_supersedes_the_run_that_it_repeats(
     assert ([1, 2], [first]) == (stall.published(), list(stall.table.branches.list("run/*")))
 
 
+def test_a_full_reexecution_that_was_finished_later_supersedes_the_run_that_it_repeats(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """Appended rows are published once, also when the re-execution failed like the run and was continued."""
+    shop.play(mode="append", customers_fail=True)
+    failed = shop.execute(stored_instance, job="candidates")
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), "candidates")
+    shop.play(mode="append")
+    options = dg.ReexecutionOptions.from_failure(again.run_id, stored_instance)
+    assert shop.execute(stored_instance, options, "candidates").success
+    published = shop.publish(stored_instance, *PROMOTED)
+    assert (True, [1, 2, 3]) == (published.success, shop.ids("production"))
+    assert [f"run/{failed.run_id}"] == list(shop.table().branches.list("run/*"))
+
+
 def test_a_reexecution_that_failed_supersedes_nothing(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """The rows of a run are published when the re-execution of all its steps did not succeed."""
     stall = Stall(lake, [InRange("id", minimum=0)])
