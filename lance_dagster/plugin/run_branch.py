@@ -459,11 +459,14 @@ def earlier_runs(chain: RunChain, instance: dg.DagsterInstance) -> tuple[str, ..
         return chain.run_ids[1:]
     found = [*chain.run_ids, root]
     run = instance.get_run_by_id(own)
-    # A re-execution from Python lacks the tag of the root run.
     while run is not None and run.parent_run_id is not None:
         found.append(run.parent_run_id)
         run = instance.get_run_by_id(run.parent_run_id)
     found += [one.run_id for one in instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_TAG: root}))]
+    # A re-execution from Python lacks the tag of the root run, so it is looked for among the later runs of the job.
+    same_job = dg.RunsFilter(job_name=chain.job_name)
+    later = instance.get_run_records(same_job, limit=_SEARCHED_RUNS, cursor=root, ascending=True)
+    found += [one.dagster_run.run_id for one in later if one.dagster_run.root_run_id == root]
     return tuple(one for one in dict.fromkeys(found) if one != own)
 
 

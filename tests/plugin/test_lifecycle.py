@@ -221,6 +221,20 @@ def test_full_reexecution_of_a_run_that_was_published(
     assert shop.ids("production") == [1, 2, 3, 4]
 
 
+def test_full_reexecution_after_a_reexecution_that_was_published(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """A run is refused that repeats an append which a re-execution from Python of the same run has published."""
+    shop.play(mode="append", customers_fail=True)
+    failed = shop.execute(stored_instance)
+    shop.play(mode="append")
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
+    continued = shop.execute(stored_instance, options)
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id))
+    assert f"run {continued.run_id}, which this run repeats, appended" in failure(again, "shop__orders")
+    assert shop.ids("production") == [1, 2, 3]
+
+
 @pytest.mark.parametrize("behind", [timedelta(hours=23), -timedelta(days=2)], ids=str)
 def test_repeated_step_that_a_machine_with_another_clock_published(
     shop: Shop, stored_instance: dg.DagsterInstance, behind: timedelta
