@@ -268,15 +268,20 @@ class RunBranch:
         )
 
     def own_versions(self) -> "Iterator[Version]":
-        """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first."""
-        name, until = self.name, math.inf
+        """Yield the versions of the branch and of the branches it was forked from, `main` excluded, newest first.
+
+        Before the run has forked its branch, these are the versions that the branch would begin with.
+        """
+        branches, until = self.table.branches, math.inf
+        branch = next(filter(None, (branches.list(name).get(name) for name in self.chain.branch_names)), None)
         # `main` has no branch file, so the search ends there: versions of main are published, and a commit on the
         # run branch cannot take their rows back.
-        while branch := self.table.branches.list(name).get(name):
-            for number in reversed(self.table.branches.version_numbers(name)):
+        while branch is not None:
+            for number in reversed(branches.version_numbers(branch.name)):
                 if number <= until:
-                    yield self.table.at(f"{name}@{number}")
-            name, until = branch.parent_branch, branch.parent_version
+                    yield self.table.at(f"{branch.name}@{number}")
+            until = branch.parent_version
+            branch = branches.list(branch.parent_branch).get(branch.parent_branch)
 
     def retire(self, merged: "Iterable[Version]" = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.

@@ -99,6 +99,7 @@ class Shop:
         instance: dg.DagsterInstance,
         options: dg.ReexecutionOptions | None = None,
         job: str = "everything",
+        **tags: str,
     ) -> dg.JobExecutionResult:
         """Execute a job the way Dagster's own processes do, optionally as a re-execution."""
         built = dg.build_reconstructable_job(
@@ -106,7 +107,7 @@ class Shop:
             reconstructor_function_name="job_at",
             reconstructable_kwargs={"root": self.lance.root, "name": job},
         )
-        return dg.execute_job(built, instance=instance, reexecution_options=options)
+        return dg.execute_job(built, instance=instance, reexecution_options=options, tags=tags)
 
     def publish(self, instance: dg.DagsterInstance, *keys: dg.AssetKey, **config: Any) -> dg.ExecuteInProcessResult:
         """Materialize the publisher's nodes as its button does; without an argument, the node of the orders."""

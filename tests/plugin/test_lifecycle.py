@@ -221,6 +221,20 @@ def test_full_reexecution_of_a_run_that_was_published(
     assert shop.ids("production") == [1, 2, 3, 4]
 
 
+def test_full_reexecution_of_a_published_run_on_a_branch_of_its_own(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """A branch that the tag names outlives its publication, and an append to it is not repeated either."""
+    shop.play(mode="append")
+    tags = {"lance/branch": "feature"}
+    first = shop.execute(stored_instance, **tags)
+    assert first.success
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id), **tags)
+    assert f"run {first.run_id}, which this run repeats, appended" in failure(again, "shop__orders")
+    assert [tags["lance/branch"]] * 2 == [run.tags["lance/branch"] for run in stored_instance.get_runs()]
+    assert shop.ids("production") == shop.ids("feature") == [1, 2, 3]
+
+
 def test_full_reexecution_after_a_reexecution_that_was_published(
     shop: Shop, stored_instance: dg.DagsterInstance
 ) -> None:

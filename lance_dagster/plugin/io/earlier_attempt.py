@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import dagster as dg
+
 from lance_dagster.errors import ConflictError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.write_request import Write
+from lance_dagster.plugin.publish.publication import appended_before
 from lance_dagster.plugin.run_branch import RunBranch, is_restore, is_written
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.plugin.resource import LanceResource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,27 @@ class EarlierAttempt:
                 "partial re-execution of this one"
             ) from error
         return True
+
+
+def published_before(
+    branch: RunBranch, properties: Mapping[str, str], *, lance: "LanceResource", instance: dg.DagsterInstance | None
+) -> str:
+    """Return why an append must not be repeated: its rows are published, and it would not replace them there.
+
+    Empty when it may be repeated. The branch of the run need not exist yet.
+
+    Args:
+        branch: The branch of the run.
+        properties: The properties of the append.
+        lance: The resource, whose repository `main` of the table is brought up to.
+        instance: The Dagster instance that records runs; None outside of a run.
+    """
+    table, chain, asset = branch.table, branch.chain, properties[md.ASSET_KEY]
+    said = appended_before(table, chain, asset, lance=lance, instance=instance)
+    # A publisher deletes the branches that it published, unless it was interrupted. The append replaces the rows that
+    # are on such a branch, and the next publication replaces them on `main`.
+    there = {one.properties[md.RUN_ID] for one in branch.attempts(properties)} if said else ()
+    return appended_before(table, chain, asset, lance=lance, instance=instance, but=there) if there else said
 
 
 def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> "Version | None":

@@ -22,7 +22,7 @@ from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
-from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt
+from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt, published_before
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
@@ -37,7 +37,6 @@ from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
-from lance_dagster.plugin.publish.publication import appended_before
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress
@@ -82,10 +81,10 @@ class OutputWriter:
         # branch would be mistaken for one that an earlier run left.
         start = branch.start()
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
-        # A publisher deletes the branches that it published. A branch that still exists was not published, so the
-        # commit of this run can undo the rows that are on it.
-        if write.mode == "append" and start.branch == MAIN:
-            self._refuse_published(write.asset, branch)
+        if write.mode == "append":
+            said = published_before(branch, write.properties, lance=self.lance, instance=self.instance)
+            if said:
+                raise InvalidInputError(said)
         rows = handler.rows(obj)
         head = branch.ensure(start)
         # A branch that was forked just now has no commits of an earlier attempt.
@@ -128,15 +127,6 @@ class OutputWriter:
             exist_ok=True,
             config={md.OWNER: write.asset},
         )
-
-    def _refuse_published(self, asset: str, branch: RunBranch) -> None:
-        """Refuse to repeat an append that a run which this one continues has published: it would add its rows twice.
-
-        Raises:
-            InvalidInputError: Such a run appended to the asset and was published, or may have been.
-        """
-        if said := appended_before(branch.table, branch.chain, asset, lance=self.lance, instance=self.instance):
-            raise InvalidInputError(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

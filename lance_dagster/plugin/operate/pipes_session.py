@@ -72,9 +72,9 @@ def pipes_extras(
     place = lance.address_of(key, metadata)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
-    # Imported here: it imports Arrow, which a code location does not need when it is loaded.
+    # Imported here: they import Arrow, which a code location does not need when it is loaded.
+    from lance_dagster.plugin.io.earlier_attempt import published_before
     from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
-    from lance_dagster.plugin.publish.publication import appended_before
 
     partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
     properties = {
@@ -92,7 +92,8 @@ def pipes_extras(
         table = lance.open_at(place)
         with suppress(RefNotFoundError):
             head = table.head(chain.branch_tag).number if chain.branch_tag else 0
-        published = appended_before(table, chain, key.to_user_string(), lance=lance, instance=context.instance)
+        branch = RunBranch(table=table, chain=chain)
+        published = published_before(branch, properties, lance=lance, instance=context.instance)
     settings = {
         "uri": lance.uri_at(place),
         "dotted": place.dotted,
@@ -379,8 +380,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         # This comes before the fork, so that refusing a table of another asset leaves no branch.
         start = branch.start()
         is_owned = ownership.is_recorded(start)
-        # A branch that still exists was not published, so the append can replace the rows that are on it.
-        if adds and start.branch == MAIN and self._settings["published"]:
+        if adds and self._settings["published"]:
             raise InvalidInputError(self._settings["published"])
         branch.ensure(start)
         if not is_owned:

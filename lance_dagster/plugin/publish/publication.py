@@ -16,7 +16,7 @@ the properties of the merge commits on `main` still tell which run was published
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -511,7 +511,13 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
 
 
 def appended_before(
-    table: LanceTable, chain: RunChain, asset: str, *, lance: LanceResource, instance: dg.DagsterInstance | None
+    table: LanceTable,
+    chain: RunChain,
+    asset: str,
+    *,
+    lance: LanceResource,
+    instance: dg.DagsterInstance | None,
+    but: Container[str] = (),
 ) -> str:
     """Return why an append must not be repeated: a run that this one continues, or repeats, has published it.
 
@@ -523,8 +529,9 @@ def appended_before(
         asset: The key of the asset.
         lance: The resource, whose repository `main` of the table is brought up to.
         instance: The Dagster instance that records runs; None outside of a run.
+        but: The runs whose rows the append would replace.
     """
-    earlier = () if instance is None else earlier_runs(chain, instance)
+    earlier = () if instance is None else tuple(one for one in earlier_runs(chain, instance) if one not in but)
     if not earlier or instance is None:
         return ""
     # A publisher may have died after the commit of the repository, which published the rows, and before `main` of the
