@@ -395,6 +395,11 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
 
 
+def chain_of(run_id: str | None, instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """Return a run and the runs that it continues, newest first; empty when Dagster does not know the run."""
+    return RunChain.of(instance.get_run_by_id(run_id or ""), instance).run_ids
+
+
 def who_launched(run: dg.DagsterRun) -> str:
     """Return the person or automation that launched a run, according to its tags; an empty text if they do not say."""
     return next((f"{tag.rpartition('/')[2]} {run.tags[tag]}" for tag in _WHO_TAGS if tag in run.tags), "")

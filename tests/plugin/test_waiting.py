@@ -199,6 +199,26 @@ def test_a_full_reexecution_that_was_finished_later_supersedes_the_run_that_it_r
     assert [f"run/{failed.run_id}"] == list(shop.table().branches.list("run/*"))
 
 
+def test_of_two_reexecutions_that_repeat_an_append_one_is_published(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """Each of them removes the rows of the run that both continue, but not those of the other one."""
+    shop.play(mode="append", orders=[-1])
+    failed = shop.execute(stored_instance, job="candidates")
+    steps = ["shop__orders", "shop__orders_ids_are_positive", "shop__orders_row_count", "shop__customers"]
+    continued = dg.ReexecutionOptions(failed.run_id, step_selection=steps)
+    for number in (1, 2):
+        shop.play(mode="append", orders=[number])
+        repaired = shop.execute(stored_instance, continued, "candidates")
+        assert repaired.success
+    for _ in range(2):
+        assert shop.publish(stored_instance, *PROMOTED).success
+        assert [2] == shop.ids("production")
+    assert f"run/{repaired.run_id}" not in shop.table().branches.list("run/*")
+    again = shop.execute(stored_instance, continued, "candidates")
+    assert f"run {repaired.run_id}, which this run repeats, appended" in failure(again, "shop__orders")
+
+
 def test_a_reexecution_that_failed_supersedes_nothing(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """The rows of a run are published when the re-execution of all its steps did not succeed."""
     stall = Stall(lake, [InRange("id", minimum=0)])

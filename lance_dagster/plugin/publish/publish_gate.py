@@ -22,9 +22,13 @@ import dagster as dg
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, run_of
+from lance_dagster.plugin.branch_extent import BranchExtent
+from lance_dagster.plugin.run_branch import RunChain, chain_of, family_of, repeated_by, run_of
+from lance_dagster.table import LanceTable
 
 _PARENTS_OF_A_MERGE = 2
+# The properties of a commit that are equal for two attempts of the same step.
+_OUTPUT = (md.ASSET_KEY, md.OUTPUT, md.PARTITION_KEYS)
 # How many of the newest evaluations of a check are searched for one of the version: a check that a person executes in
 # order to publish is among the last ones.
 _SEARCHED = 200
@@ -105,6 +109,22 @@ class AuditLog:
         if run_id not in self._repeated:
             self._repeated[run_id] = repeated_by(run_id, self.instance)
         return self._repeated[run_id]
+
+    def redoes(self, table: LanceTable, newer: BranchExtent, older: BranchExtent) -> bool:
+        """Return whether the run of a branch repeated an append or upsert that the run of an older branch made.
+
+        Two re-executions may each continue the same run and repeat the same step. Each takes back the rows of that run,
+        but not those of the other one, so they would be added twice.
+        """
+        own, others = (chain_of(run_of(each.head.branch), self.instance) for each in (newer, older))
+        # A run that continues the older one has taken its rows back, too.
+        if older.replaces or not (own and others) or own[-1] != others[-1] or others[0] in own:
+            return False
+        again, added = (
+            {tuple(map(made.get, _OUTPUT)) for made in _made(table, each.head) if made.get(md.RUN_ID) not in but}
+            for each, but in ((newer, others), (older, own))
+        )
+        return not again.isdisjoint(added)
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""
@@ -340,6 +360,12 @@ def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> Audi
     passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
     key = found.asset_check_key
     return AuditEvent(order, at, key.asset_key, key, found.metadata, passed, found.description or "")
+
+
+def _made(table: LanceTable, head: Version) -> list[Mapping[str, str]]:
+    """Return the properties of the commits with rows of a branch."""
+    commits = table.log(head, after=MAIN)
+    return [commit.properties for commit in commits if md.ASSET_KEY in commit.properties]
 
 
 def _branch(event: AuditEvent) -> str | None:

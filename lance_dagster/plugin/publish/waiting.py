@@ -3,7 +3,8 @@
 A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or runs
 later, as after a backfill. The branches that passed their audit are published. Of two branches that replace the same
 rows, the newer one supersedes the older one, whether the older one passed or not, so a repaired run takes the place of
-a broken one. A re-execution of all steps that succeeded supersedes the run that it repeats, whatever it wrote.
+a broken one. A re-execution of all steps that succeeded supersedes the run that it repeats, whatever it wrote. Of two
+re-executions that continue the same run and repeat the same append, the newer one supersedes the older one.
 """
 
 import uuid
@@ -27,6 +28,7 @@ from lance_dagster.plugin.run_branch import (
     RunChain,
     backfill_of,
     branch_of,
+    chain_of,
     family_of,
     is_over,
     is_written,
@@ -462,7 +464,8 @@ def _choose(
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for head in reversed(in_order(heads, publication.candidate, log.instance)):
         one = BranchExtent.of(table, head)
-        newer = next((each.head for each in chosen if each.covers(one)), None) or _repeated_by(one, publication, log)
+        covering = (each.head for each in chosen if each.covers(one) or log.redoes(table, each, one))
+        newer = next(covering, None) or _repeated_by(one, publication, log) or _redone_on_main(one, publication, log)
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
         elif within and not (one.partitions and one.partitions <= within):
@@ -485,6 +488,25 @@ def _choose(
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
+
+
+def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) -> Version | None:
+    """Return the commit of `main` that published an append which the run of a branch repeated, or None."""
+    run_id, table, candidate = run_of(one.head.branch), publication.table, publication.candidate
+    own = chain_of(run_id, log.instance)
+    # A run that continues no other one is contained in those that repeat its append.
+    if one.replaces or len(own) <= 1 or not log.was_materialized(candidate, own[0]):
+        return None
+    others = [
+        each
+        for each in family_of(own[-1], log.instance)
+        if run_id not in (chain := chain_of(each, log.instance))
+        and any(log.was_materialized(candidate, by) for by in chain if by not in own)
+    ]
+    since = started_at(dg.RunsFilter(run_ids=others), log.instance) if others else None
+    made_by = {md.RUN_ID: others, md.ASSET_KEY: [candidate.to_user_string()]}
+    landed = landed_as(table, made_by, since) if others else None
+    return None if landed is None or is_withdrawn(table, landed) else landed
 
 
 def _repeated_by(one: BranchExtent, publication: Publication, log: AuditLog) -> str | None:
