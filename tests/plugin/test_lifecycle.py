@@ -227,7 +227,7 @@ def test_full_reexecution_of_a_published_run_on_a_branch_of_its_own(
     """A branch that the tag names outlives its publication, and an append to it is not repeated either."""
     shop.play(mode="append")
     tags = {"lance/branch": "feature"}
-    first = shop.execute(stored_instance, **tags)
+    first = shop.execute(stored_instance, None, **tags)
     assert first.success
     again = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id), **tags)
     assert f"run {first.run_id}, which this run repeats, appended" in failure(again, "shop__orders")

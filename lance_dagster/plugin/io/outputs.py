@@ -187,8 +187,10 @@ class _Output:
 
     def _take_back(self, change: SchemaChange) -> bool:
         """Take back what earlier attempts committed and the commit of the rows will not undo; return whether."""
-        moves_rows = bool(change.retyped or change.replaced)
-        return self.earlier is not None and self.earlier.take_back(moves_rows=moves_rows)
+        # An overwrite that brings its own columns leaves nothing anyway.
+        if self.earlier is None or (change.replaced and self.write.mode == "overwrite"):
+            return False
+        return self.earlier.take_back(moves_rows=bool(change.retyped or change.replaced))
 
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
         """Return the change of the columns of the table."""
