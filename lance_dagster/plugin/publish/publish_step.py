@@ -52,8 +52,6 @@ from lance_dagster.plugin.publish.rollback import (
 from lance_dagster.plugin.publish.tag_changes import TagChanges
 from lance_dagster.plugin.publish.unfinished import Rest, Unfinished
 from lance_dagster.plugin.publish.waiting import (
-    Candidate,
-    being_published,
     find_by_backfill,
     find_waiting,
     keep_whole,
@@ -64,6 +62,7 @@ from lance_dagster.plugin.publish.waiting import (
     without_foreign_backfill,
     written_with,
 )
+from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
@@ -96,8 +95,7 @@ class PublishStep:
     together: Together | None = field(init=False)
     hold: ChannelHold | None = field(init=False)
     chosen: RepositoryView | None = field(init=False, default=None)
-    # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
-    candidates: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
+    whole: WholeCandidates = field(init=False)
     # The tables that the checks of this step have read, shared by all of its `Reaudit` values.
     seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(init=False, default_factory=dict)
 
@@ -107,6 +105,14 @@ class PublishStep:
         self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
         self.together = self._together(self.lance.open_repository())
         self.hold = None if self.together is None else self.together.hold
+        self.whole = WholeCandidates(
+            nodes=self.nodes if self.lance.repository else (),
+            tag=self.tag,
+            table=self._table,
+            audit=lambda one, head: self._audit_of(one, head)[1],
+            log=self.log,
+            chain=self.chain,
+        )
 
     def execute(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
@@ -223,8 +229,8 @@ class PublishStep:
                 # must exist in every table.
                 (search.missing if self._by_run else search.wrong).append(f"{node.candidate.to_user_string()}: {error}")
         if self._is_alone:
-            self.candidates.clear()
-            looked = keep_whole(looked, len(self.nodes), self._held_back)
+            self.whole.look_anew()
+            looked = keep_whole(looked, len(self.nodes), self.whole.held_back)
             looked, said = self._unfinished.finish(looked)
             search.missing += said
         return looked
@@ -257,7 +263,7 @@ class PublishStep:
 
     def _keep_together(self, search: Search) -> None:
         """Leave out all tables of a run when one of them is held or not selected: they are published together."""
-        # With `ref` a person chose the tables. In a run of the publisher alone, `_held_back` has decided already.
+        # With `ref` a person chose the tables. In a run of the publisher alone, `WholeCandidates` has decided already.
         if not (self.lance.repository and search.found) or self.config.ref or self._is_alone:
             return
         selected = self.context.selected_asset_keys
@@ -335,9 +341,9 @@ class PublishStep:
             return one
 
         def audit(head: Version) -> list[str]:
-            return self._audit_of(one, head)[1] or self._held_back(one, head)
+            return self._audit_of(one, head)[1] or self.whole.held_back(one, head)
 
-        beside = partial(self._others, one)
+        beside = partial(self.whole.others, one)
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
             later = partial(wait, self.context) if self._is_alone else None
@@ -347,13 +353,6 @@ class PublishStep:
         if not self._is_alone:
             return one
         return find_waiting(empty, audit, log=self.log, within=self._partition_keys, beside=beside)
-
-    def _others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
-        """Yield the other tables of the publisher, which are published with this one or not at all."""
-        for node in self.nodes if self.lance.repository else ():
-            with suppress(TableNotFoundError):
-                if node.candidate != one.candidate:
-                    yield node.candidate.to_user_string(), self._table(node)
 
     @property
     def _partition_keys(self) -> tuple[str, ...]:
@@ -370,34 +369,6 @@ class PublishStep:
         # All candidates count, not only those of the selected nodes: a run that writes any of them is that of a job.
         executed = self.context.job_def.asset_layer.executable_asset_keys
         return not self.config.ref and not any(node.candidate in executed for node in self.nodes)
-
-    def _held_back(self, one: Publication, head: Version) -> list[str]:
-        """Return the reasons against the other tables of the candidate, which is published whole or not at all."""
-        if not self.lance.repository:
-            return []
-        run_id = run_of(head.branch) or ""
-        if run_id not in self.candidates:
-            candidate = Candidate.of(run_id, self.instance, self.nodes)
-            # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
-            self.candidates |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
-        against = self.candidates[run_id]
-        others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
-        return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
-
-    def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
-        """Return the reasons against publishing the rows that some runs wrote to one table."""
-        # A chain is newest first, and the runs of a candidate are oldest first.
-        chain = RunChain(run_ids=tuple(reversed(run_ids)))
-        table, previous, head = Opened.of(self._table(node), self.tag, chain)
-        if head is None:
-            return []
-        one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
-        merge = table.preview_merge(head)
-        # A publisher that died has merged this table already; the other tables must not wait for it.
-        if merge.already_merged:
-            return being_published(table, head, but=self.chain.run_ids, instance=self.instance)
-        held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
-        return [*held, *self._audit_of(one, head)[1], *map(str, merge.conflicts)]
 
     def _gate(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Verify the audit of every version, and return the reasons against it that the config ignores.

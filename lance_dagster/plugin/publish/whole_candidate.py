@@ -1,0 +1,80 @@
+"""Decide whether what one run wrote to all tables of a publisher may be published: it is published whole or not at all.
+
+In a repository the tables of a publisher are published by one commit. A table of a candidate that failed its checks,
+cannot be merged, is held, or was not written because the run failed before, keeps the other tables back.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from lance_dagster.errors import TableNotFoundError
+from lance_dagster.history.versions import Version
+from lance_dagster.plugin.publish.promoted_asset import PromotedNode
+from lance_dagster.plugin.publish.publication import Opened, Publication
+from lance_dagster.plugin.publish.publish_gate import AuditLog
+from lance_dagster.plugin.publish.waiting import Candidate, being_published
+from lance_dagster.plugin.run_branch import RunChain, run_of
+from lance_dagster.table import LanceTable
+
+
+@dataclass(slots=True, kw_only=True)
+class WholeCandidates:
+    """Look at the candidates of runs, each once.
+
+    Attributes:
+        nodes: The nodes that are published together; none without a repository, where each table is by itself.
+        tag: The name of the tag.
+        table: Opens the table of a node.
+        audit: Returns the reasons against a version of a table.
+        log: The event log.
+        chain: The run that publishes, and the runs that it continues.
+    """
+
+    nodes: Sequence[PromotedNode]
+    tag: str
+    table: Callable[[PromotedNode], LanceTable]
+    audit: Callable[[Publication, Version], Sequence[str]]
+    log: AuditLog
+    chain: RunChain
+    # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
+    _against: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
+
+    def look_anew(self) -> None:
+        """Forget what was seen: another publisher may have merged a table since."""
+        self._against.clear()
+
+    def others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
+        """Yield the other tables of the publisher, which are published with this one or not at all."""
+        for node in self.nodes:
+            with suppress(TableNotFoundError):
+                if node.candidate != one.candidate:
+                    yield node.candidate.to_user_string(), self.table(node)
+
+    def held_back(self, one: Publication, head: Version) -> list[str]:
+        """Return the reasons against the other tables of the candidate of a branch."""
+        if not self.nodes:
+            return []
+        run_id = run_of(head.branch) or ""
+        if run_id not in self._against:
+            candidate = Candidate.of(run_id, self.log.instance, self.nodes)
+            # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
+            self._against |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
+        against = self._against[run_id]
+        others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
+        return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
+
+    def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
+        """Return the reasons against publishing the rows that some runs wrote to one table."""
+        # A chain is newest first, and the runs of a candidate are oldest first.
+        chain = RunChain(run_ids=tuple(reversed(run_ids)))
+        table, previous, head = Opened.of(self.table(node), self.tag, chain)
+        if head is None:
+            return []
+        one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
+        merge = table.preview_merge(head)
+        # A publisher that died has merged this table already; the other tables must not wait for it.
+        if merge.already_merged:
+            return being_published(table, head, but=self.chain.run_ids, instance=self.log.instance)
+        held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
+        return [*held, *self.audit(one, head), *map(str, merge.conflicts)]
