@@ -1,5 +1,6 @@
 """A candidate, which is what one run wrote to the tables of one publisher, is published whole or not at all."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,15 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InRange, LanceIOManager, LanceResource, LanceTable, build_publisher, build_table_checks
+from lance_dagster import (
+    InRange,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    build_branch_sweeper,
+    build_publisher,
+    build_table_checks,
+)
 from tests.plugin.shop import Shop, failure
 from tests.plugin.test_repository_default import KEYS, Location
 
@@ -141,3 +150,30 @@ def test_without_a_repository_each_table_is_published_by_itself(tmp_path: Path, 
     assert alone.act().success
     assert [2] == alone.seen()
     assert not alone.lance.table(KEYS[1]).tags.list()
+
+
+def test_rows_of_a_failed_attempt_are_not_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """An attempt wrote `a` and failed, and the next one left `a` out: only `b` is published, and the rest is swept."""
+    attempts: list[int] = []
+
+    @dg.multi_asset(
+        outs={"a": dg.AssetOut(is_required=False), "b": dg.AssetOut()}, retry_policy=dg.RetryPolicy(max_retries=1)
+    )
+    def both() -> Iterator[dg.Output[pa.Table]]:
+        attempts.append(1)
+        if len(attempts) == 1:
+            yield dg.Output(pa.table({"id": [666]}), "a")
+            raise ValueError("a was a mistake")
+        yield dg.Output(pa.table({"id": [1]}), "b")
+
+    publisher = build_publisher([both], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    assert dg.materialize([both, publisher], **options).success
+    assert dg.materialize([both, publisher], selection=list(publisher.keys), **options).success
+    a, b = lake.table("a"), lake.table("b")
+    assert ({}, [1]) == (a.tags.list(), b.read("production")["id"].to_pylist())
+    sensor = build_branch_sweeper("sweep", ["a", "b"])
+    context = dg.build_sensor_context(instance=instance, resources={"lance": lake})
+    swept = sensor.evaluate_tick(context)
+    assert "succeeded without this output" in str(swept.skip_message)
+    assert {} == a.branches.list("run/*")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
-from lance_dagster.plugin.operate.branch_decisions import BranchDecision, KeepFor, RunsOfBranches, decide
+from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.resource import LanceResource
@@ -66,14 +66,19 @@ class WaitingCandidates:
             is_merged = not is_written(head) or table.branches.is_merged(head) is not None
         except RefNotFoundError:
             return None
-        return head, decide(
+        run_id = run_of(branch.name) or ""
+        found = decide(
             branch.name,
             runs,
             keep=keep,
             is_merged=is_merged,
             created_at=branch.created_at,
-            ended_with=partial(self.ended_with, run_of(branch.name) or "", one),
+            ended_with=partial(self.ended_with, run_id, one),
         )
+        if found.action is Action.WAITING and self.log.is_left_out(one.key, self.runs_of(run_id)):
+            reason = "the next attempt of its step succeeded without this output"
+            found = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
+        return head, found
 
     def runs_of(self, run_id: str) -> tuple[str, ...]:
         """Return a run and those that it continues or that continue it, oldest first."""

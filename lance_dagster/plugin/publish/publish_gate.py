@@ -75,7 +75,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """A materialization of the asset, or (when `check` is set) an evaluation of one of its checks."""
+    """A materialization of the asset by a step, or (when `check` is set) an evaluation of one of its checks."""
 
     order: tuple[int, int]
     at: float
@@ -85,6 +85,7 @@ class AuditEvent:
     passed: bool = True
     description: str = ""
     run_id: str = ""
+    step: str | None = None
 
 
 class AuditLog:
@@ -99,9 +100,9 @@ class AuditLog:
         self.instance = instance
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._events: dict[str, dict[dg.AssetKey, list[AuditEvent]]] = {}
-        # By run, the step that was to materialize each asset, and the steps that succeeded.
+        # By run, the step that was to materialize each asset, and the start of the attempt by which a step succeeded.
         self._planned: dict[str, dict[dg.AssetKey, str | None]] = {}
-        self._succeeded: dict[str, set[str | None]] = {}
+        self._succeeded: dict[str, dict[str | None, int]] = {}
         self._repeated: dict[str, str | None] = {}
 
     def repeated_by(self, run_id: str) -> str | None:
@@ -137,7 +138,24 @@ class AuditLog:
         return self._families[key]
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
-        """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first."""
+        """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first.
+
+        A materialization is left out when a later attempt of its step succeeded: what that attempt did not write again
+        does not belong to the result of the runs.
+        """
+        all_of_them = self._all_events(asset, run_ids)
+        return [event for event in all_of_them if event.check is not None or not self._is_outdated(event, run_ids)]
+
+    def is_left_out(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
+        """Return whether some runs materialized an asset, and the attempt that succeeded at last left it out.
+
+        The rows of an attempt that failed are on the branch of its run, and are not to be published. Run ids are oldest
+        first.
+        """
+        made = [event for event in self._all_events(asset, run_ids) if event.check is None]
+        return bool(made) and all(self._is_outdated(event, run_ids) for event in made)
+
+    def _all_events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
         # Some event logs, such as SQLite's with a file for each run, count storage ids per run. These ids order only
         # events of the same run, so the position of the run is compared first.
         return [
@@ -146,9 +164,23 @@ class AuditLog:
             for event in self._of_run(run_id).get(asset, ())
         ]
 
+    def _is_outdated(self, made: AuditEvent, run_ids: Sequence[str]) -> bool:
+        """Return whether a later attempt of the step that materialized an asset was to do so too, and succeeded."""
+        for place, run_id in enumerate(run_ids):
+            # A re-execution may select only some outputs of a step; the others stay as they are.
+            planned, started = self._planned_by(run_id), self._succeeded[run_id].get(made.step)
+            if started is not None and planned.get(made.asset) == made.step and (place, started) > made.order:
+                return True
+        return False
+
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
-        """Return whether a run materialized an asset."""
+        """Return whether a run materialized an asset, by whichever attempt of a step."""
         return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
+
+    def written_by(self, asset: dg.AssetKey, chain: RunChain) -> list[str]:
+        """Return the runs of a chain that materialized an asset, newest first; none when their result lacks it."""
+        is_left_out = self.is_left_out(asset, chain.run_ids[::-1])
+        return [] if is_left_out else [run for run in chain.run_ids if self.was_materialized(asset, run)]
 
     def plans(self, assets: Iterable[dg.AssetKey], run_id: str) -> bool:
         """Return whether a run was to materialize any of some assets when it was launched."""
@@ -193,16 +225,20 @@ class AuditLog:
         if run_id not in self._events:
             planning = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
             succeeding = dg.DagsterEventType.STEP_SUCCESS
+            starting = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
             audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
             found: dict[dg.AssetKey, list[AuditEvent]] = {}
-            planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, set())
-            wanted = {*audited, planning, succeeding}
+            planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, {})
+            started: dict[str | None, int] = {}
+            wanted = {*audited, *starting, planning, succeeding}
             for record in self.instance.get_records_for_run(run_id, of_type=wanted).records:
                 entry, made = record.event_log_entry, record.event_log_entry.get_dagster_event()
                 if made.event_type == planning:
                     planned[made.asset_materialization_planned_data.asset_key] = made.step_key
+                elif made.event_type in starting:
+                    started[made.step_key] = record.storage_id
                 elif made.event_type == succeeding:
-                    succeeded.add(made.step_key)
+                    succeeded[made.step_key] = started.get(made.step_key, 0)
                 else:
                     event = _event_of((0, record.storage_id), entry.timestamp, made)
                     found.setdefault(event.asset, []).append(event)
@@ -354,7 +390,7 @@ def _evaluated_alone(
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
     if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
         made = event.step_materialization_data.materialization
-        return AuditEvent(order, at, made.asset_key, None, made.metadata)
+        return AuditEvent(order, at, made.asset_key, None, made.metadata, step=event.step_key)
     found = event.asset_check_evaluation_data
     # As in Dagster: a blocking check that fails with severity WARN does not stop the downstream assets.
     passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN

@@ -301,7 +301,7 @@ class PublishStep:
             search.found.append(one)
         # The event log says that a run wrote the table. A missing branch is then an error: it was
         # deleted, or the run wrote under another root.
-        elif runs := [run for run in self.chain.run_ids if self.log.was_materialized(one.candidate, run)]:
+        elif runs := self.log.written_by(one.candidate, self.chain):
             search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
         # At the end of a backfill every branch of the table failed: other tables are published without it.
         elif one.waiting and self.chain.backfill_id is not None:
@@ -336,7 +336,10 @@ class PublishStep:
             if self.together is not None and (view := self.chosen) is not None:
                 return replace(empty, landed=self.together.version_in(view, empty, self.config.ref), chosen=True)
             return find_by_ref(empty, self.config.ref, instance=self.instance)
-        one = find_by_run(empty, self.chain, head=opened.head, instance=self.instance)
+        # The branch of a run may have rows of an attempt that failed; the next one left the optional output out.
+        is_left_out = self.log.is_left_out(node.candidate, self.chain.run_ids[::-1])
+        head = None if is_left_out else opened.head
+        one = find_by_run(empty, self.chain, head=head, instance=self.instance)
         if one.audited:
             return one
 

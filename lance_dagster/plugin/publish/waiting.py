@@ -197,10 +197,11 @@ def left_out(
         opened = open_table(node)
         # Without a branch the table was published, or the run has yet to write it, or failed before it did.
         if isinstance(opened, NotFoundError) or opened.head is None:
-            return not any(log.was_materialized(node.candidate, run) for run in chain.run_ids)
+            return not log.written_by(node.candidate, chain)
         return opened.table.branches.is_merged(opened.head) is None
 
-    deselected = [node for node in nodes if node.promoted not in selected]
+    runs = chain.run_ids[::-1]
+    deselected = [node for node in nodes if node.promoted not in selected and not log.is_left_out(node.candidate, runs)]
     # Storage is read only for tables that the runs planned to write.
     planned = [node for node in deselected if any(log.plans([node.candidate], run) for run in chain.run_ids)]
     return list(filter(is_unpublished, planned))
@@ -512,6 +513,8 @@ def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) 
 def _repeated_by(one: BranchExtent, publication: Publication, log: AuditLog) -> str | None:
     """Return what did all the work of the run that wrote a branch again, or None."""
     run_id, instance = run_of(one.head.branch) or "", log.instance
+    if log.is_left_out(publication.candidate, log.family(run_id, RunChain())):
+        return "the next attempt of its step, which succeeded without this output"
     if (repeated := log.repeated_by(run_id)) is not None:
         return f"run {repeated}, which executed all of its steps again"
     run = instance.get_run_by_id(run_id)

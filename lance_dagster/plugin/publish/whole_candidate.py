@@ -66,6 +66,8 @@ class WholeCandidates:
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
+        if self.log.is_left_out(node.candidate, run_ids):
+            return []
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
         table, previous, head = Opened.of(self.table(node), self.tag, chain)
