@@ -150,6 +150,20 @@ def test_a_backfill_repeated_whole_adds_no_rows_twice(lake: LanceResource, insta
     assert [2, 3] == stall.published()
 
 
+def test_a_backfill_that_failed_when_it_was_repeated_supersedes_nothing(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Appended rows that passed are published although the same partition failed in a re-execution of the backfill."""
+    stall = Stall(lake, [InRange("id", minimum=0)], days=True, once=True)
+    stall.write(instance, 1, partition_key="mon", tags={"dagster/backfill": "b1"})
+    stall.ids = [-1]
+    again = {"dagster/backfill": "b2", "dagster/root_backfill_id": "b1"}
+    selection = dg.AssetSelection.assets(ITEMS) | dg.AssetSelection.checks_for_assets(ITEMS)
+    assert not stall.run(instance, partition_key="mon", tags=again, selection=selection).success
+    assert stall.publish(instance).success
+    assert [1] == stall.published()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("repository", [True, False])
 def test_a_repeated_publisher_of_a_backfill_leaves_withdrawn_rows(

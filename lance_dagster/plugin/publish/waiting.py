@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 import dagster as dg
 
@@ -466,7 +467,11 @@ def _choose(
     for head in reversed(in_order(heads, publication.candidate, log.instance)):
         one = BranchExtent.of(table, head)
         covering = (each.head for each in chosen if each.covers(one) or log.redoes(table, each, one))
-        newer = next(covering, None) or _repeated_by(one, publication, log) or _redone_on_main(one, publication, log)
+        newer = (
+            next(covering, None)
+            or _repeated_by(one, publication, log, chosen)
+            or _redone_on_main(one, publication, log)
+        )
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
         elif within and not (one.partitions and one.partitions <= within):
@@ -510,8 +515,10 @@ def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) 
     return None if landed is None or is_withdrawn(table, landed) else landed
 
 
-def _repeated_by(one: BranchExtent, publication: Publication, log: AuditLog) -> str | None:
-    """Return what did all the work of the run that wrote a branch again, or None."""
+def _repeated_by(
+    one: BranchExtent, publication: Publication, log: AuditLog, chosen: Sequence[BranchExtent]
+) -> str | None:
+    """Return what did all the work of the run that wrote a branch again, or None; `chosen` are newer branches."""
     run_id, instance = run_of(one.head.branch) or "", log.instance
     if log.is_left_out(publication.candidate, log.family(run_id, RunChain())):
         return "the next attempt of its step, which succeeded without this output"
@@ -524,7 +531,17 @@ def _repeated_by(one: BranchExtent, publication: Publication, log: AuditLog) -> 
         return None
     keys, own = sorted(one.partitions), run.tags.get(BACKFILL_TAG)
     runs = {each.run_id: each for each in runs_of_backfill(backfill_id, instance)}
-    newest = newest_materialized(publication.candidate, instance, keys=keys, by=runs.__contains__)
+    passed = {run_of(each.head.branch) for each in chosen}
+
+    def counts(run_id: str) -> bool:
+        run = runs.get(run_id)
+        if run is None or run.tags.get(BACKFILL_TAG) == own or run_id in passed or not run.is_finished:
+            return run is not None
+        # What failed its audit, or was discarded, takes the place of nothing.
+        since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
+        return landed_as(publication.table, {md.RUN_ID: (run_id,)}, since) is not None
+
+    newest = newest_materialized(publication.candidate, instance, keys=keys, by=cache(counts))
     made = [newest[key].run_id for key in keys or (None,) if key in newest]
     if len(made) < len(keys or (None,)) or any(runs[each].tags.get(BACKFILL_TAG) == own for each in made):
         return None
