@@ -42,7 +42,8 @@ class BranchExtent:
     def of_published(cls, commit: "Version") -> "BranchExtent":
         """Return the extent of the publication that a commit of `main` made."""
         claims = _claims([commit])
-        partitions = frozenset(key for claim in claims for key in claim.partitions)
+        named = frozenset(key for claim in claims for key in claim.partitions)
+        partitions = frozenset() if _overwrote(commit) else named
         return cls(head=commit, partitions=partitions, replaces=_replaces(claims))
 
     def covers(self, older: "BranchExtent") -> bool:
@@ -69,8 +70,8 @@ def _replaces(claims: "Iterable[Claim]") -> bool:
 def partitions_of(table: "LanceTable", version: "Version") -> tuple[str, ...]:
     """Return the partitions that the commits of a branch wrote since it was forked from `main`, in order.
 
-    Empty for a version of `main`, and when a commit changed rows without naming partitions: then the branch wrote the
-    whole table.
+    Empty for a version of `main`, and when a commit changed rows without naming partitions or replaced all rows: then
+    the branch wrote the whole table.
     """
     # The head decides for an asset without partitions, so that a check of it need not read the log of the branch.
     if version.branch == MAIN or _wrote_whole_table(version):
@@ -88,7 +89,13 @@ def _partitions(commits: "Iterable[Version]") -> set[str]:
 
 
 def _wrote_whole_table(commit: "Version") -> bool:
-    return md.PARTITION_KEYS not in commit.properties and commit.operation not in WITHOUT_ROWS
+    return commit.operation not in WITHOUT_ROWS and (md.PARTITION_KEYS not in commit.properties or _overwrote(commit))
+
+
+def _overwrote(commit: "Version") -> bool:
+    """Return whether a commit of an asset replaced all rows, although it may name the partitions of its run."""
+    # The IO manager gives an empty table its columns by an overwrite that names no asset.
+    return md.ASSET_KEY in commit.properties and any(claim.mode == "overwrite" for claim in _claims([commit]))
 
 
 def written_heads(table: "LanceTable", names: Iterable[str]) -> "list[Version]":

@@ -49,6 +49,19 @@ def test_one_commit_of_the_whole_table_counts_for_all(table: LanceTable, *, late
     assert frozenset() == BranchExtent.of(table, table.head("work")).partitions
 
 
+def test_an_overwrite_counts_for_all(table: LanceTable) -> None:
+    """An asset that replaced all rows wrote the whole table, whichever partition its run has."""
+    table.overwrite(TUE, branch="work", partitions=["tue"], properties={md.PARTITION_KEYS: '["tue"]'})
+    assert frozenset(("mon", "tue")) == BranchExtent.of(table, table.head("work")).partitions
+    about = {md.PARTITION_KEYS: '["tue"]', md.ASSET_KEY: "sales"}
+    table.overwrite(TUE, branch="work", partitions=["tue"], properties=about)
+    extent = BranchExtent.of(table, table.head("work"))
+    assert (frozenset(), True) == (extent.partitions, extent.replaces)
+    assert () == partitions_of(table, table.head("work"))
+    table.merge("work", properties={md.ASSET_KEY: "sales"})
+    assert frozenset() == BranchExtent.of_published(table.head()).partitions
+
+
 def test_main_has_no_extent(table: LanceTable) -> None:
     """What is on `main` was not written by a branch."""
     table.merge("work")
