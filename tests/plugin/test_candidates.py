@@ -123,6 +123,28 @@ def test_other_runs_are_published_meanwhile(strict: Strict) -> None:
     assert ([1, 3], [1, 3]) == production(strict)
 
 
+def test_a_run_that_is_superseded_in_one_table_is_not_published_in_the_others(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    """Of a run of both tables and a newer one of the orders, only the newer one is published, from either node."""
+    made = Strict(tmp_path / "lake", instance, mode="overwrite")
+    assert made.run(1).success
+    assert made.run(2, publish=False).success
+    made.number = 3
+    assert dg.materialize(
+        [*made.assets, *made.checks],
+        selection=dg.AssetSelection.assets(KEYS[0]) | dg.AssetSelection.checks_for_assets(KEYS[0]),
+        resources={"lance": made.lance, "io_manager": LanceIOManager(lance=made.lance)},
+        instance=instance,
+    ).success
+    assert made.act(dg.AssetKey(["production", "shop", "lines"])).success
+    assert ([1], [1]) == production(made)
+    done = made.act()
+    assert ([3], [1]) == production(made)
+    said = [entry.user_message for entry in instance.all_logs(done.run_id)]
+    assert any("what its run wrote to shop/orders is superseded by run/" in text for text in said)
+
+
 def test_a_tag_that_is_held_keeps_the_whole_run(strict: Strict) -> None:
     """A held tag stops both tables, in the job and by *Materialize*; after the release both are published."""
     table = LanceTable.open(strict.lance.uri_of(KEYS[0]))

@@ -70,8 +70,9 @@ class Publication:
     it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
     Otherwise a tag moves only forward: when another publisher has moved it to a later version of `main`, that
     version contains the rows of this publication. `planned` is the audited preview of the merge of the sources into
-    `base`, a version of `main`; it is None when the source itself is merged. `about` has further metadata entries
-    for the promoted node's page.
+    `base`, a version of `main`; it is None when the source itself is merged. `overtaken` has each waiting branch whose
+    rows one of the sources replaces, with that source's branch. `about` has further metadata entries for the promoted
+    node's page.
     """
 
     candidate: dg.AssetKey
@@ -84,6 +85,7 @@ class Publication:
     promoted_to: Version | None = None
     planned: Version | None = None
     base: Version | None = None
+    overtaken: tuple[tuple[str, str], ...] = ()
     about: Mapping[str, object] = field(default_factory=dict)
 
     @property

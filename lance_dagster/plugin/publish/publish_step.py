@@ -212,10 +212,11 @@ class PublishStep:
         """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""
         looked, left = self._look_all(nodes, search), [node for node in self.nodes if node not in nodes]
         if not (left and self._is_alone and self.lance.repository):
-            return looked
+            return self.whole.without_overtaken(looked, ())
         # With a search of its own: its messages are about nodes that nobody selected.
         others = self._look_all(left, Search())
-        return [*looked, *written_with(looked, others, self.instance)]
+        kept, beside = self.whole.without_overtaken(looked, others), self.whole.without_overtaken(others, looked)
+        return [*kept, *written_with(kept, beside, self.instance)]
 
     def _look_all(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publication of each table that was found."""

@@ -54,11 +54,15 @@ _LONGEST_WAIT = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The branches to publish, oldest first, the reasons why others have to wait, and which ones are superseded."""
+    """The branches to publish, oldest first, the reasons why others have to wait, and which ones are superseded.
+
+    `overtaken` has each branch that one of `heads` supersedes, and the branch that does.
+    """
 
     heads: tuple[Version, ...] = ()
     waits: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()
+    overtaken: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,15 +467,13 @@ def _choose(
     chosen: list[BranchExtent] = []
     waits: list[str] = []
     superseded: list[str] = []
+    overtaken: list[tuple[str, str]] = []
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for head in reversed(in_order(heads, publication.candidate, log.instance)):
         one = BranchExtent.of(table, head)
-        covering = (each.head for each in chosen if each.covers(one) or log.redoes(table, each, one))
-        newer = (
-            next(covering, None)
-            or _repeated_by(one, publication, log, chosen)
-            or _redone_on_main(one, publication, log)
-        )
+        covering = next((each.head for each in chosen if each.covers(one) or log.redoes(table, each, one)), None)
+        overtaken += [] if covering is None else [(head.branch, covering.branch)]
+        newer = covering or _repeated_by(one, publication, log, chosen) or _redone_on_main(one, publication, log)
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
         elif within and not (one.partitions and one.partitions <= within):
@@ -493,7 +495,7 @@ def _choose(
             elif not is_merged:
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
-    return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded))
+    return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded), overtaken=tuple(overtaken))
 
 
 def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) -> Version | None:
@@ -595,4 +597,5 @@ def _replaced_since(publication: Publication, one: BranchExtent, instance: dg.Da
 def _with(publication: Publication, choice: Choice) -> Publication:
     noted = {md.WAITING: choice.waits, md.SUPERSEDED: choice.superseded}
     about = {key: list(reasons) for key, reasons in noted.items() if reasons}
-    return replace(publication, sources=choice.heads, about={**publication.about, **about})
+    found = {**publication.about, **about}
+    return replace(publication, sources=choice.heads, overtaken=choice.overtaken, about=found)

@@ -1,20 +1,22 @@
 """Decide whether what one run wrote to all tables of a publisher may be published: it is published whole or not at all.
 
 In a repository the tables of a publisher are published by one commit. A table of a candidate that failed its checks,
-cannot be merged, is held, or was not written because the run failed before, keeps the other tables back.
+cannot be merged, is held, was not written because the run failed before, or is superseded by a newer run, keeps the
+other tables back.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import TableNotFoundError
 from lance_dagster.history.versions import Version
+from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.waiting import Candidate, being_published
-from lance_dagster.plugin.run_branch import RunChain, run_of
+from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
 from lance_dagster.table import LanceTable
 
 
@@ -63,6 +65,33 @@ class WholeCandidates:
         against = self._against[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
         return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
+
+    def without_overtaken(self, looked: Sequence[Publication], beside: Sequence[Publication]) -> list[Publication]:
+        """Leave out the branches of runs whose rows in another table a newer run replaces in the same publication.
+
+        Published without that table, the candidate of such a run would be published in part.
+
+        Args:
+            looked: The tables that are to be published.
+            beside: Other tables of the publisher, which are only looked at.
+        """
+        reasons: dict[str, str] = {}
+        for one in (*looked, *beside) if self.nodes else ():
+            for older, newer in one.overtaken:
+                runs = Candidate.of(run_of(older) or "", self.log.instance, ()).run_ids
+                # A run that continues another one replaces its rows too, and the two are one candidate.
+                if run_of(newer) not in runs:
+                    reason = f"what its run wrote to {one.name} is superseded by {newer}"
+                    reasons |= {branch_of(run): reason for run in runs}
+        kept = []
+        for one in looked:
+            late = [source for source in one.sources if source.branch in reasons]
+            sources = tuple(source for source in one.sources if source not in late)
+            advice = "re-execute the run, or discard all of it"
+            waits = [f"{source}: {reasons[source.branch]}; {advice}" for source in late]
+            about = {**one.about, md.WAITING: [*one.waiting, *waits]} if waits else one.about
+            kept.append(replace(one, sources=sources, about=about))
+        return kept
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
