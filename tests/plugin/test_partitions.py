@@ -408,6 +408,28 @@ def test_dynamic_partitions(lake: LanceResource, instance: dg.DagsterInstance) -
     assert lake.table(EVENTS).count_rows("dev") == 2
 
 
+def test_a_range_of_dynamic_partitions_reads_its_rows(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A run of several dynamic partitions reads the rows of all of them from an upstream without partitions."""
+    instance.add_dynamic_partitions("cities", ["oslo", "lima", "rome"])
+    seen: list[str] = []
+
+    @dg.asset(key=EVENTS)
+    def events() -> pa.Table:
+        return pa.table({"region": ["oslo", "lima", "rome"]})
+
+    @dg.asset(
+        partitions_def=dg.DynamicPartitionsDefinition(name="cities"),
+        ins={"events": dg.AssetIn(EVENTS, metadata={"lance/partition_expr": "region"})},
+    )
+    def read(events: pa.Table) -> None:
+        seen.extend(map(str, events["region"].to_pylist()))
+
+    assert run(lake, events, instance=instance).success
+    tags = {"dagster/asset_partition_range_start": "oslo", "dagster/asset_partition_range_end": "lima"}
+    assert run(lake, events, read, selection=[read], tags=tags, instance=instance).success
+    assert ["oslo", "lima"] == seen
+
+
 def test_inputs_see_their_partitions(lake: LanceResource) -> None:
     """A day reads its day, a mapping with gaps reads only its days in one scan, and an asset without partitions all."""
     events = partitioned(DAYS, "day")

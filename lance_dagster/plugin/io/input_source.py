@@ -127,4 +127,6 @@ def _own_partitions(context: dg.InputContext) -> tuple[dg.PartitionsDefinition, 
     span = step.partition_key_range
     if span.start == span.end:
         return definition, (span.start,)
-    return definition, tuple(definition.get_partition_keys_in_range(span))
+    # Dynamic partitions are in the instance.
+    with dg.partition_loading_context(dynamic_partitions_store=step.instance):
+        return definition, tuple(definition.get_partition_keys_in_range(span))
