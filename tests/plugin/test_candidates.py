@@ -145,6 +145,33 @@ def test_a_run_that_is_superseded_in_one_table_is_not_published_in_the_others(
     assert any("what its run wrote to shop/orders is superseded by run/" in text for text in said)
 
 
+def test_a_publisher_of_two_layers(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A table that is computed from a promoted node of the same publisher is published after it, in the same run."""
+
+    @dg.asset
+    def orders() -> pa.Table:
+        return pa.table({"id": [1, 2]})
+
+    @dg.asset(ins={"orders": dg.AssetIn(["production", "orders"])})
+    def summary(orders: pa.Table) -> pa.Table:
+        return pa.table({"orders": [orders.num_rows]})
+
+    publisher = build_publisher([orders, summary], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    hold = {"ops": {"publish_production": {"config": {"hold": True, "reason": "not yet"}}}}
+    release = {"ops": {"publish_production": {"config": {"release": True, "reason": "now"}}}}
+    nodes = [orders, summary, publisher]
+    assert dg.materialize(nodes, **options).success
+    assert [2] == lake.table("summary").read("production")["orders"].to_pylist()
+    # Held, the publisher keeps the second layer from being written; what waits is published after the release.
+    promoted = list(publisher.keys)
+    assert dg.materialize(nodes, selection=promoted, run_config=hold, **options).success
+    assert not dg.materialize(nodes, raise_on_error=False, **options).success
+    assert dg.materialize(nodes, selection=promoted, run_config=release, **options).success
+    assert dg.materialize(nodes, selection=promoted, **options).success
+    assert "main@3" == lake.table("orders").tags.get("production").ref
+
+
 def test_a_tag_that_is_held_keeps_the_whole_run(strict: Strict) -> None:
     """A held tag stops both tables, in the job and by *Materialize*; after the release both are published."""
     table = LanceTable.open(strict.lance.uri_of(KEYS[0]))

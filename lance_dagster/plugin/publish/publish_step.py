@@ -62,7 +62,7 @@ from lance_dagster.plugin.publish.waiting import (
     without_foreign_backfill,
     written_with,
 )
-from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
+from lance_dagster.plugin.publish.whole_candidate import WholeCandidates, is_computed_from, of_this_step
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
@@ -112,6 +112,7 @@ class PublishStep:
             audit=lambda one, head: self._audit_of(one, head)[1],
             log=self.log,
             chain=self.chain,
+            is_layered=lambda node: is_computed_from(node, {each.promoted for each in self.nodes}, self.context),
         )
 
     def execute(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
@@ -271,7 +272,9 @@ class PublishStep:
         if search.held:
             search.missing += [f"{one.name}: it waits with {', '.join(search.held)}" for one in search.found]
             search.found.clear()
-        elif left := left_out(self.nodes, selected, self.chain, self.log, open_table=self._try_open):
+            return
+        nodes = of_this_step(self.nodes, self.context, self.log)
+        if left := left_out(nodes, selected, self.chain, self.log, open_table=self._try_open):
             search.refuse_part([node.candidate for node in left], [node.promoted for node in left])
 
     def _keep_dependent_back(self, search: Search) -> None:

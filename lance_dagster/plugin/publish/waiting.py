@@ -86,15 +86,21 @@ class Candidate:
         rest = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
         return cls(run_ids=(*family, *rest), nodes=tuple(nodes))
 
-    def reasons(self, look: Callable[[PromotedNode, Sequence[str]], list[str]], log: AuditLog) -> dict[str, list[str]]:
+    def reasons(
+        self,
+        look: Callable[[PromotedNode, Sequence[str]], list[str]],
+        log: AuditLog,
+        is_layered: Callable[[PromotedNode], bool],
+    ) -> dict[str, list[str]]:
         """Return the reasons against each table, by the key of its asset.
 
         Args:
             look: Returns the reasons against what the runs wrote to one table.
             log: The event log.
+            is_layered: Returns whether a table is computed from promoted nodes, and written after their publication.
         """
         # Outputs that an asset may skip are missing on purpose.
-        needed = [node.candidate for node in self.nodes if not node.spec.skippable]
+        needed = [node.candidate for node in self.nodes if not (node.spec.skippable or is_layered(node))]
         missing = log.unwritten(needed, self.run_ids)
         newest = self.run_ids[-1]
         why = f"run {newest} " + (

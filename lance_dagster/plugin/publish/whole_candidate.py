@@ -5,9 +5,11 @@ cannot be merged, is held, was not written because the run failed before, or is 
 other tables back.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+
+import dagster as dg
 
 from lance_dagster.errors import TableNotFoundError
 from lance_dagster.history.versions import Version
@@ -18,6 +20,38 @@ from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.waiting import Candidate, being_published
 from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
 from lance_dagster.table import LanceTable
+
+
+def of_this_step(nodes: Sequence[PromotedNode], context: dg.AssetExecutionContext, log: AuditLog) -> list[PromotedNode]:
+    """Return the nodes of a publisher without those that a later step of the run has to publish.
+
+    Dagster splits a publisher into several steps where a candidate reads a node that the publisher promotes: what is
+    computed from a promoted table is published after that table.
+
+    Args:
+        nodes: The nodes of the publisher.
+        context: The context of the step.
+        log: The event log, which has what the run is to materialize.
+    """
+    own = context.selected_asset_keys
+
+    def is_later(node: PromotedNode) -> bool:
+        planned = all(log.plans([key], context.run.run_id) for key in (node.candidate, node.promoted))
+        return planned and node.promoted not in own and is_computed_from(node, own, context)
+
+    return [node for node in nodes if not is_later(node)]
+
+
+def is_computed_from(node: PromotedNode, promoted: Container[dg.AssetKey], context: dg.AssetExecutionContext) -> bool:
+    """Return whether the candidate of a node reads promoted nodes, itself or through other assets."""
+    graph = context.job_def.asset_layer.asset_graph
+    seen, todo = {node.candidate}, [node.candidate]
+    while todo:
+        key = todo.pop()
+        new = graph.get(key).parent_keys - seen if graph.has(key) else set[dg.AssetKey]()
+        seen |= new
+        todo += new
+    return any(key in promoted for key in seen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +65,7 @@ class WholeCandidates:
         audit: Returns the reasons against a version of a table.
         log: The event log.
         chain: The run that publishes, and the runs that it continues.
+        is_layered: Returns whether a candidate is computed from promoted nodes, so that others are published before it.
     """
 
     nodes: Sequence[PromotedNode]
@@ -39,6 +74,7 @@ class WholeCandidates:
     audit: Callable[[Publication, Version], Sequence[str]]
     log: AuditLog
     chain: RunChain
+    is_layered: Callable[[PromotedNode], bool]
     # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
     _against: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
 
@@ -61,7 +97,9 @@ class WholeCandidates:
         if run_id not in self._against:
             candidate = Candidate.of(run_id, self.log.instance, self.nodes)
             # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
-            self._against |= dict.fromkeys(candidate.run_ids, candidate.reasons(self._look_at, self.log))
+            self._against |= dict.fromkeys(
+                candidate.run_ids, candidate.reasons(self._look_at, self.log, self.is_layered)
+            )
         against = self._against[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
         return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
