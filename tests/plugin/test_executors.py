@@ -127,11 +127,34 @@ def _slow(root: str, _case: str) -> list[Any]:
     return [quick, slow]
 
 
+def _read_late(root: str, _case: str) -> list[Any]:
+    """A table, and a check that reads it after the publisher of its run has ended."""
+    lance = LanceResource(root=root)
+
+    @dg.asset
+    def orders() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    @dg.asset_check(asset=orders)
+    def reads_late(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        table = lance.open(context, "orders")
+        ended = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
+        while not any(
+            record.event_log_entry.step_key == "publish_production"
+            for record in context.instance.get_records_for_run(context.run.run_id, of_type=ended).records
+        ):
+            time.sleep(0.05)
+        return dg.AssetCheckResult(passed=table.read().num_rows == 1)
+
+    return [orders, reads_late]
+
+
 CASES: dict[str, Any] = {
     **dict.fromkeys(KINDS, _partitioned),
     **dict.fromkeys(("append", "overwrite", "upsert"), _retried),
     "skipped": _skipped,
     "slow": _slow,
+    "read late": _read_late,
 }
 
 
@@ -211,6 +234,15 @@ def test_a_skipped_output(lake: LanceResource, stored_instance: dg.DagsterInstan
     """When one output is skipped, the other one is published."""
     assert run(lake.root, stored_instance, executor, "skipped").success
     assert 1 == LanceTable.open(f"{lake.root}/a.lance").count_rows("production")
+
+
+def test_a_step_that_reads_while_its_run_is_published(lake: LanceResource, stored_instance: dg.DagsterInstance) -> None:
+    """The publisher keeps the branch of a table that another step of the run is reading."""
+    result = run(lake.root, stored_instance, "many", "read late")
+    assert result.success
+    (found,) = result.get_asset_check_evaluations()
+    assert found.passed
+    assert [f"run/{result.run_id}"] == list(LanceTable.open(f"{lake.root}/orders.lance").branches.list("run/*"))
 
 
 def test_a_cancelled_run(lake: LanceResource, tmp_path: Path, executor: str) -> None:

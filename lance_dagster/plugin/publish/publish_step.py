@@ -22,6 +22,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import describe_asset
+from lance_dagster.plugin.publish.branch_readers import read_by
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.promotion_event import as_event, is_reported, promoted_result
@@ -175,7 +176,12 @@ class PublishStep:
     def _clean_up(self, merged: Sequence[Publication]) -> None:
         """Delete the run branches that were published, and warn about branches that only other jobs delete."""
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
-        for reason in retire_all(merged, self.chain):
+        read = read_by(self.context, [one.candidate for one in merged])
+        for one in merged:
+            if steps := read.get(one.candidate):
+                kept = f"{one.name}: {', '.join(steps)} may be reading it; the branch sweeper deletes it later"
+                self.context.log.info("branch kept: %s", kept)
+        for reason in retire_all([one for one in merged if one.candidate not in read], self.chain):
             self.context.log.warning("branch kept: %s", reason)
         for one in merged if self.chain.backfill_id is not None else ():
             drop_stale_previews(one.table, self.chain, self.instance, READS)
