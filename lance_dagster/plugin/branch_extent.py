@@ -53,6 +53,17 @@ class BranchExtent:
         # No partitions mean the whole table, which only another write of the whole table covers.
         return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
 
+    def shares(self, other: "BranchExtent") -> str:
+        """Return what both branches replaced, as text; empty when there is no such partition.
+
+        A merge of the two would conflict there, since each of them says what all rows are.
+        """
+        if not (self.replaces and other.replaces):
+            return ""
+        if not (self.partitions and other.partitions):
+            return ", ".join(sorted(self.partitions | other.partitions)) or "the whole table"
+        return ", ".join(sorted(self.partitions & other.partitions))
+
 
 def _claims(commits: "Iterable[Version]") -> "list[Claim]":
     # Imported in a run only: a code location that is loaded does not need the format.

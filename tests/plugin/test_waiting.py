@@ -2,12 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InRange, LanceRepository, LanceResource, PinnedTable, RowCount, Unique, table_check
+from lance_dagster import (
+    InRange,
+    LanceIOManager,
+    LanceRepository,
+    LanceResource,
+    PinnedTable,
+    RowCount,
+    Unique,
+    build_publisher,
+    table_check,
+)
 from lance_dagster.plugin.branch_extent import in_order
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure, shop_at
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
@@ -472,3 +483,29 @@ def test_a_branch_deleted_by_hand_is_not_published(
     said = failure(stall.publish(instance))
     assert f"{waiting}@3 of shop/items was deleted while this run was about to publish it, so nothing is" in said
     assert ([1], [1, 3]) == (stall.published(), sorted(row["id"] for row in table.read().to_pylist()))
+
+
+def test_a_range_that_overlaps_a_newer_partition_waits(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A waiting range, of which a newer run replaced one day, waits and says why; everything else is published."""
+    numbers = [1]
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(["d1", "d2", "d3"]),
+        metadata={"lance/partition_expr": "day"},
+    )
+    def items(context: dg.AssetExecutionContext) -> pa.Table:
+        keys = list(context.partition_keys)
+        return pa.table({"day": keys, "id": numbers * len(keys)})
+
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    ends = {"dagster/asset_partition_range_start": "d1", "dagster/asset_partition_range_end": "d2"}
+    older = dg.materialize([items], tags=ends, **options)
+    for numbers[0], key in ((2, "d2"), (3, "d3")):
+        assert dg.materialize([items], partition_key=key, **options).success
+    done = dg.materialize([items, publisher], selection=list(publisher.keys), **options)
+    assert done.success
+    assert [2, 3] == sorted(lake.table(ITEMS).read("production")["id"].to_pylist())
+    said = [entry.user_message for entry in instance.all_logs(done.run_id)]
+    assert any(f"run/{older.run_id}@2 and the newer run/" in text and "both replaced d2" in text for text in said)

@@ -278,11 +278,16 @@ def named_conflicts(publication: Publication, source: Version, conflicts: Iterab
 
 def next_steps(publications: Iterable[Publication]) -> Remedy:
     """Return what a person can do about runs whose rows conflict with what is published."""
+    publications = list(publications)
     sources = [source for one in publications for source in one.sources]
     names = dict.fromkeys(f"discard: {source.branch}" for source in sources if run_of(source.branch))
     given_up = (
         f", or give its rows up: materialize the publisher with {' or '.join(names)} and a reason" if names else ""
     )
+    # Runs that wait conflict with each other, also when each of them starts from what is published now.
+    several = [one.sources[0].branch for one in publications if len(one.sources) > 1]
+    if several:
+        return Remedy(f"publish one by ref: {several[0]}, then run the others again{given_up}")
     return Remedy(f"run the job again, which starts from what is published{given_up}")
 
 

@@ -498,7 +498,12 @@ def _choose(
             elif reasons:
                 waits += reasons
             # A branch that is merged already was left behind by a publisher that died before it deleted the branch.
-            elif not is_merged:
+            elif is_merged:
+                continue
+            elif (other := next((each for each in chosen if one.shares(each)), None)) is not None:
+                overtaken.append((head.branch, other.head.branch))
+                waits.append(_overlap(one, other))
+            else:
                 chosen.append(one)
     heads = tuple(one.head for one in reversed(chosen))
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded), overtaken=tuple(overtaken))
@@ -521,6 +526,15 @@ def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) 
     made_by = {md.RUN_ID: others, md.ASSET_KEY: [candidate.to_user_string()]}
     landed = landed_as(table, made_by, since) if others else None
     return None if landed is None or is_withdrawn(table, landed) else landed
+
+
+def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
+    """Say why a branch waits of which a newer branch, which is published now, replaced a part."""
+    branch = one.head.branch
+    return (
+        f"{one.head} and the newer {newer.head} both replaced {one.shares(newer)}: materialize the rest of what "
+        f"{branch} wrote again, which starts from what is published, then set discard: {branch}"
+    )
 
 
 def _repeated_by(
