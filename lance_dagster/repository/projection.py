@@ -122,7 +122,7 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
         # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):
             if found is None:
-                create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
+                _create(context, tag, target)
             elif found.hold is not None and found.hold.reason in (of_channel if moves else tag.ended):
                 # A held tag cannot be moved, so it is released here and moved by the next try. A tag that a person
                 # holds for another reason stays where it is and is reported.
@@ -136,6 +136,16 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
                 hold_tag(tag.name, target.hold, context.refs)
             return
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
+
+
+def _create(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
+    try:
+        create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
+    except AlreadyExistsError as error:
+        # A branch of the name stays, whereas a tag that another process has just made is found by the next try.
+        if context.refs.branch(tag.name) is not None:
+            raise ConflictError(f"{error}; rename or delete the branch") from error
+        raise
 
 
 def _reason(error: LanceDagsterError) -> str:

@@ -98,6 +98,18 @@ def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstanc
         shop.table().append(pa.table({"id": [99]}))
 
 
+def test_a_branch_of_the_name_of_the_tag(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A table with a branch `production` cannot have the tag: nothing is merged, and the error names the branch."""
+    candidates(shop, instance)
+    shop.table(CUSTOMERS).branches.create("production")
+    assert "has a branch 'production', so it cannot have a tag of that name" in reasons(
+        shop.publish(instance, *PROMOTED)
+    )
+    assert ("main@1", "main@1") == (str(shop.table().head()), str(shop.table(CUSTOMERS).head()))
+    shop.table(CUSTOMERS).branches.delete("production")
+    assert shop.publish(instance, *PROMOTED).success
+
+
 def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
     """Foreign commits and the empty first version are refused, unless a person ignores this with a reason."""
     shop.run(instance)

@@ -456,6 +456,24 @@ def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) ->
     raise RefMovedError(tag, str(version), "another version each time it was looked at")
 
 
+def refuse_branches_named(tag: str, publications: Iterable[Publication]) -> None:
+    """Refuse to publish tables with a branch of the name of the tag, before anything is merged.
+
+    Raises:
+        PublishRefusedError: There are such tables.
+    """
+    # A table that has the tag has no such branch.
+    new = [one for one in publications if one.previous is None]
+    found = in_turns(lambda one: one.table.branches.newest(tag), new)
+    if reasons := [
+        f"{one.name}: {one.table.uri} has a branch {tag!r}, so it cannot have a tag of that name; rename or delete the "
+        "branch, or give the publisher another tag"
+        for one, head in zip(new, found, strict=True)
+        if head is not None
+    ]:
+        raise PublishRefusedError(f"cannot move {tag}", reasons)
+
+
 def find_tag(table: LanceTable, name: str) -> Tag | None:
     """Return a tag, or None when there is none of that name."""
     # This takes one request when the tag exists, as in every publication of a table but the first one.

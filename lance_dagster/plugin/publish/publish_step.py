@@ -35,6 +35,7 @@ from lance_dagster.plugin.publish.publication import (
     in_turns,
     merge_all,
     move_tags,
+    refuse_branches_named,
     retire_all,
     runs_of,
 )
@@ -205,6 +206,7 @@ class PublishStep:
         self._complete(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
+        refuse_branches_named(self.tag, search.found)
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
