@@ -110,6 +110,28 @@ def test_a_branch_of_the_name_of_the_tag(shop: Shop, instance: dg.DagsterInstanc
     assert shop.publish(instance, *PROMOTED).success
 
 
+def test_a_check_that_an_asset_reports_before_its_rows(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The order of a check and an output of one attempt does not matter; what an earlier attempt saw does not count."""
+    attempts = [0]
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec("fine", asset="orders", blocking=True)])
+    def orders() -> Iterator[Any]:
+        attempts[0] += 1
+        if attempts[0] != 3:
+            yield dg.AssetCheckResult(passed=True)
+        yield dg.Output(pa.table({"id": [1]}))
+        if attempts[0] == 2:
+            raise dg.RetryRequested
+        if attempts[0] == 3:
+            yield dg.AssetCheckResult(passed=False)
+
+    publisher = build_publisher([orders])
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    for expected in (True, False):
+        assert expected == dg.materialize([orders, publisher], raise_on_error=False, **options).success
+    assert "main@2" == lake.table("orders").tags.get("production").ref
+
+
 def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
     """Foreign commits and the empty first version are refused, unless a person ignores this with a reason."""
     shop.run(instance)

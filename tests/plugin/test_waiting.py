@@ -506,6 +506,6 @@ def test_a_range_that_overlaps_a_newer_partition_waits(lake: LanceResource, inst
         assert dg.materialize([items], partition_key=key, **options).success
     done = dg.materialize([items, publisher], selection=list(publisher.keys), **options)
     assert done.success
-    assert [2, 3] == sorted(lake.table(ITEMS).read("production")["id"].to_pylist())
+    assert [2, 3] == sorted(row["id"] for row in lake.table(ITEMS).read("production").to_pylist())
     said = [entry.user_message for entry in instance.all_logs(done.run_id)]
     assert any(f"run/{older.run_id}@2 and the newer run/" in text and "both replaced d2" in text for text in said)

@@ -5,7 +5,7 @@ enough: checks can be deselected at launch, and the run of a publisher that is s
 publisher therefore verifies the audit of the exact version that it is about to publish:
 
 1. the newest materialization of the candidate on that run branch must name the version
-2. every blocking check must have an evaluation after that materialization
+2. every blocking check must have an evaluation after that materialization, or by the same attempt of the asset's step
 3. the newest evaluation of each check must name the version, where it names one, and must have passed
 
 An evaluation counts when it comes from the run that wrote the version, or from a run that continues it. One from
@@ -75,7 +75,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """A materialization of the asset by a step, or (when `check` is set) an evaluation of one of its checks."""
+    """A materialization of the asset by a step, or (when `check` is set) an evaluation of one of its checks.
+
+    `attempt` is the start of the attempt of the step that made the event.
+    """
 
     order: tuple[int, int]
     at: float
@@ -86,6 +89,11 @@ class AuditEvent:
     description: str = ""
     run_id: str = ""
     step: str | None = None
+    attempt: int = 0
+
+    def is_of_same_attempt(self, other: "AuditEvent") -> bool:
+        """Return whether one attempt of a step made two events: an asset may report its checks before its rows."""
+        return (self.run_id, self.step, self.attempt) == (other.run_id, other.step, other.attempt)
 
 
 class AuditLog:
@@ -241,6 +249,7 @@ class AuditLog:
                     succeeded[made.step_key] = started.get(made.step_key, 0)
                 else:
                     event = _event_of((0, record.storage_id), entry.timestamp, made)
+                    event = replace(event, attempt=started.get(made.step_key, 0))
                     found.setdefault(event.asset, []).append(event)
             self._events[run_id] = found
         return self._events[run_id]
@@ -278,8 +287,9 @@ def reasons_against(
         return [
             f"{name}: no blocking check guards it; add one, or give unchecked=True to build_publisher or lance_assets"
         ]
-    # An evaluation before the last materialization saw an earlier attempt of the step, whose rows are gone.
-    after = [event for event in events if event.check is not None and event.order > last.order]
+    # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
+    evaluated = (event for event in events if event.check is not None)
+    after = [event for event in evaluated if event.order > last.order or event.is_of_same_attempt(last)]
     reasons: list[str] = []
     for check in of_table:
         of_family = [event for event in after if event.check == check]
@@ -395,7 +405,8 @@ def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> Audi
     # As in Dagster: a blocking check that fails with severity WARN does not stop the downstream assets.
     passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
     key = found.asset_check_key
-    return AuditEvent(order, at, key.asset_key, key, found.metadata, passed, found.description or "")
+    said = found.description or ""
+    return AuditEvent(order, at, key.asset_key, key, found.metadata, passed, said, step=event.step_key)
 
 
 def _made(table: LanceTable, head: Version) -> list[Mapping[str, str]]:
