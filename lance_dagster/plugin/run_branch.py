@@ -30,7 +30,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     VersionNotFoundError,
 )
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.format.transaction import RESTORED, WITHOUT_ROWS, Restore
 from lance_dagster.plugin import metadata as md
 
@@ -53,6 +53,8 @@ PREVIEWS = "preview/"
 # The prefix of branches that hold what a run reads of other runs of its backfill.
 READS = "reads/"
 _BRANCH_PREFIX = "run/"
+# Branches of the publisher, of runs of a backfill and of the repository, which are deleted when they have done.
+_OWN = (PREVIEWS, READS, PUBLISHED)
 # The tags by which Dagster says who or what launched a run. A person takes precedence over an automation.
 _WHO_TAGS = (
     "dagster/user",
@@ -203,7 +205,7 @@ class RunBranch:
             start: What `start` returned, when the caller has just called it.
 
         Raises:
-            InvalidInputError: The run's tag `lance/branch` names `main`.
+            InvalidInputError: The run's tag `lance/branch` names `main`, or a branch that this package makes itself.
         """
         start = start or self.start()
         if not self.chain.run_ids or start.branch == self.name != MAIN:
@@ -211,6 +213,11 @@ class RunBranch:
         if self.name == MAIN:
             raise InvalidInputError(
                 f"the run's tag {BRANCH_TAG} names main; a run writes a branch of its own, and its publisher merges it"
+            )
+        if self.name.startswith(_OWN):
+            raise InvalidInputError(
+                f"the run's tag {BRANCH_TAG} names {self.name}; branches that begin with {', '.join(_OWN)} are made and "
+                "deleted by publications: give the branch another name, such as feature/prices"
             )
         self.table.branches.create(self.name, at=start, exist_ok=True, metadata=self.chain.branch_metadata())
         return self.table.head(self.name)

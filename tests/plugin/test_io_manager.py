@@ -370,6 +370,14 @@ def test_run_that_is_told_to_write_main(lake: LanceResource) -> None:
     assert lake.table(NUMBERS).count_rows() == 0
 
 
+@pytest.mark.parametrize("prefix", ["published/", "preview/", "reads/"])
+def test_run_that_is_told_to_write_a_branch_of_publications(lake: LanceResource, prefix: str) -> None:
+    """A run whose tag names a branch of the package's own namespaces is refused: such branches are deleted."""
+    result = run(lake, returned(ROWS), tags={"lance/branch": f"{prefix}x"})
+    assert f"tag lance/branch names {prefix}x" in error_of(result)
+    assert {} == lake.table(NUMBERS).branches.list(f"{prefix}*")
+
+
 @pytest.mark.parametrize("tag", ["lance/brnch", "lance_branch", "Lance/Branch"])
 def test_misspelt_tag_of_a_run(lake: LanceResource, tag: str) -> None:
     """A run with a tag that resembles lance/branch fails before its first step; other tags are the user's own."""
