@@ -216,8 +216,8 @@ class RunBranch:
             )
         if self.name.startswith(_OWN):
             raise InvalidInputError(
-                f"the run's tag {BRANCH_TAG} names {self.name}; branches that begin with {', '.join(_OWN)} are made and "
-                "deleted by publications: give the branch another name, such as feature/prices"
+                f"the run's tag {BRANCH_TAG} names {self.name}; branches that begin with {', '.join(_OWN)} are made "
+                "and deleted by publications: give the branch another name, such as feature/prices"
             )
         self.table.branches.create(self.name, at=start, exist_ok=True, metadata=self.chain.branch_metadata())
         return self.table.head(self.name)

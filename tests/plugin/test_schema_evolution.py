@@ -303,3 +303,29 @@ def test_a_partition_that_adds_a_column_is_not_the_whole_table(
     assert {("mon", None), ("tue", None), ("wed", 5)} == {
         (row["day"], row["tax"]) for row in lake.table(ITEMS).read("production").to_pylist()
     }
+
+
+def test_the_runs_of_a_first_backfill_have_different_columns(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """With add_columns, runs that all wait to be the first ones in a table are published together."""
+    rows = {
+        "d1": pa.table({"day": ["d1"], "id": [1], "note": ["a"]}),
+        "d2": pa.table({"day": ["d2"], "id": [2]}),
+        "d3": pa.table({"day": ["d3"], "id": [3], "price": [1.5]}),
+    }
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(list(rows)),
+        metadata={"lance/partition_expr": "day", "lance/schema_evolution": "add_columns"},
+    )
+    def items(context: dg.AssetExecutionContext) -> pa.Table:
+        return rows[context.partition_key]
+
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    for day in rows:
+        assert dg.materialize([items], partition_key=day, **options).success
+    assert dg.materialize([items, publisher], selection=list(publisher.keys), **options).success
+    found = lake.table(ITEMS).read("production").sort_by("id")
+    assert {"day", "id", "note", "price"} == set(found.column_names)
+    assert (["a", None, None], [None, None, 1.5]) == (found["note"].to_pylist(), found["price"].to_pylist())

@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
-from lance_dagster.errors import InvalidInputError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
+from lance_dagster.plugin.branch_extent import written_heads
 from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt, published_before
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
@@ -207,14 +208,29 @@ class _Output:
             known_vectors = {name: length for name, length in self.vectors.items() if not _is_null(known, name)}
             given = with_vectors(pa.schema(known), known_vectors)
         # Nobody has read the columns of a table without a write, so the first write may replace them.
-        fresh = self._never_written()
-        return Evolution(
-            policy="replace" if fresh else self.write.evolution,
+        own = Evolution(
+            policy=self.write.evolution,
             where=f"{self.write.asset}, table {table.uri}",
             mode=self.write.mode,
             branch=self.branch.name,
             values=rows if isinstance(rows, pa.Table) else None,
-        ).change(given, current)
+        )
+        if not self._never_written():
+            return own.change(given, current)
+        if self._is_one_of_several():
+            with suppress(SchemaMismatchError):
+                return own.change(given, current)
+        return replace(own, policy="replace").change(given, current)
+
+    def _is_one_of_several(self) -> bool:
+        """Return whether other runs wait that wrote the table before anything of it is published.
+
+        Such as the runs of a first backfill: only one of them could replace the columns of the table.
+        """
+        if self.write.mode == "overwrite":
+            return False
+        branches = self.branch.table.branches.list("run/*")
+        return bool(written_heads(self.branch.table, (name for name in branches if name != self.branch.name)))
 
     def _never_written(self) -> bool:
         """Return whether the IO manager created the table for the asset and no run has written it."""

@@ -11,7 +11,9 @@ The policies, each with the outputs that it accepts:
 - `replace`: any columns; an overwrite then gives the table the columns of the output.
 
 Under every policy, a column of type null takes the first type that it is given, since it holds no value. In the same
-way a table that was created and never written takes the whole schema of its first output.
+way a table that was created and never written takes the whole schema of its first output. While another run that wrote
+such a table waits to be published, as in a first backfill, it does so only where the policy refuses the output: the
+rows of several runs cannot be merged when each of them replaced the columns.
 
 Edits and rows are commits of their own on the branch of the run, so they become visible together when it is published.
 """
