@@ -282,6 +282,10 @@ def returned(value: object, **metadata: object) -> dg.AssetsDefinition:
         (returned(ROWS, **{"lance/write_mode": "replace"}), "'replace' of lab/numbers needs partitions"),
         (returned(ROWS, **{"lance/vectors": {"name": 3}}), "'name', which is string and not a list"),
         (returned(ROWS, **{"lance/vectors": 3}), "lance/vectors must be {column: length}, not 3"),
+        (returned(pd.DataFrame({"a": [1, "x"]})), "Conversion failed for column a with type object; give each column"),
+        (returned(pd.DataFrame([[1, 2]], columns=["a", "a"])), "cannot be stored: Duplicate column names found"),
+        (returned([{"a": 1}, {"a": "x"}]), "column 'a' of a list of dicts cannot be stored"),
+        (returned([{1: 1}]), "the keys of a dict are the names of columns, and so text, not 1"),
     ],
 )
 def test_output_that_cannot_work_is_refused_before_anything_is_written(

@@ -166,6 +166,16 @@ def test_partition_expr_that_does_not_fit(definition: Any, expr: object, says: s
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("key,kind", [("300", pa.int8()), ("-5", pa.uint16())])
+def test_keys_that_a_column_cannot_hold(key: str, kind: pa.DataType) -> None:
+    """A key outside of the range of the column is refused by name."""
+    values = pa.schema([("year", kind)])
+    with pytest.raises(InvalidInputError, match=f"'{key}' is not a value of column 'year'"):
+        partition_filter(
+            [key], values, definition=dg.StaticPartitionsDefinition([key]), partition_expr="year", asset="sales"
+        )
+
+
 def test_hours_need_a_timestamp() -> None:
     """A date column cannot tell the hours of a day apart."""
     with pytest.raises(InvalidInputError, match="need a timestamp column"):

@@ -184,7 +184,15 @@ class PandasFrames:
         named = any(name is not None for name in value.index.names)
         # Arrow adds a JSON description of the frame to the schema's metadata. It would become metadata of the
         # table, where it changes with every frame.
-        return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
+        try:
+            return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            # The first argument of Arrow's error says what is wrong, and the second one names the column.
+            said = "; ".join(map(str, error.args))
+            raise InvalidInputError(
+                f"the pandas frame cannot be stored: {said}; give each column one type that Arrow knows, and a name of "
+                "its own"
+            ) from error
 
 
 class PolarsFrames:

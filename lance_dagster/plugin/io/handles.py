@@ -115,7 +115,19 @@ def _table(value: Sequence[Any]) -> pa.Table:
         raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
     # Arrow looks for columns only in the first row, and would silently drop those of later rows.
     names = dict.fromkeys(name for row in value for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in value]) for name in names})
+    if unnamed := [name for name in names if not isinstance(name, str)]:
+        raise InvalidInputError(f"the keys of a dict are the names of columns, and so text, not {unnamed[0]!r}")
+    return pa.table({name: _column(name, [row.get(name) for row in value]) for name in names})
+
+
+def _column(name: str, values: list[Any]) -> "pa.Array[Any]":
+    try:
+        made: pa.Array[Any] = pa.array(values)
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidInputError(
+            f"column {name!r} of a list of dicts cannot be stored: {error}; give all of its values one type"
+        ) from error
+    return made
 
 
 def handlers(spark: SparkResource | None = None) -> tuple[FrameHandler, ...]:

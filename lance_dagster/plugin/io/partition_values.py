@@ -6,7 +6,7 @@ A time partition selects a window of dates or timestamps; any other key is compa
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -132,8 +132,17 @@ class PartitionValues:
         # Sorted, so that the predicate of the same partitions is the same text in each run.
         values = {key: self._value(key) for key in sorted(set(keys))}
         listed = ", ".join(literal(value) for value in values.values())
-        arrow = None if self.arrow is None else self.arrow.isin(pa.array(values.values(), self.kind))
+        arrow = None if self.arrow is None else self.arrow.isin(self._array(values))
         return PartitionFilter(predicate=f"{self.sql} IN ({listed})", expression=arrow, columns=self.columns)
+
+    def _array(self, values: "Mapping[str, str | int | bool]") -> "pa.Array[Any]":
+        try:
+            return pa.array(values.values(), self.kind)
+        except (pa.ArrowInvalid, OverflowError) as error:
+            keys = ", ".join(map(repr, values))
+            raise InvalidInputError(
+                f"a partition key among {keys} is not a value of column {self.name!r}, which is {self.kind}"
+            ) from error
 
     def _window(self, start: datetime, end: datetime) -> PartitionFilter:
         (first, lower), (last, upper) = self._moment(start), self._moment(end)
