@@ -21,8 +21,8 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.branch_readers import read_by
 from lance_dagster.plugin.checks.table_check import describe_asset
-from lance_dagster.plugin.publish.branch_readers import read_by
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.promotion_event import as_event, is_reported, promoted_result
