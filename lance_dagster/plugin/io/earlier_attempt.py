@@ -9,21 +9,23 @@ Where nobody else has committed to the branch since, one commit restores the ver
 rows of the attempt are reverted, and its columns stay.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from lance_dagster.errors import ConflictError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.write_request import Write
-from lance_dagster.plugin.publish.publication import appended_before
-from lance_dagster.plugin.run_branch import RunBranch, is_restore, is_written
+from lance_dagster.plugin.publish.publication import is_withdrawn, landed_as, values_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, earlier_runs, is_restore, is_written, started_at
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.plugin.resource import LanceResource
+    from lance_dagster.table import LanceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +102,54 @@ def published_before(
         instance: The Dagster instance that records runs; None outside of a run.
     """
     table, chain, asset = branch.table, branch.chain, properties[md.ASSET_KEY]
-    said = appended_before(table, chain, asset, lance=lance, instance=instance)
+    said = _appended_before(table, chain, asset, lance=lance, instance=instance)
     # A publisher deletes the branches that it published, unless it was interrupted. The append replaces the rows that
     # are on such a branch, and the next publication replaces them on `main`.
     there = {one.properties[md.RUN_ID] for one in branch.attempts(properties)} if said else ()
-    return appended_before(table, chain, asset, lance=lance, instance=instance, but=there) if there else said
+    return _appended_before(table, chain, asset, lance=lance, instance=instance, but=there) if there else said
+
+
+def _appended_before(
+    table: "LanceTable",
+    chain: RunChain,
+    asset: str,
+    *,
+    lance: "LanceResource",
+    instance: dg.DagsterInstance | None,
+    but: Container[str] = (),
+) -> str:
+    """Return why an append must not be repeated: a run that this one continues, or repeats, has published it.
+
+    Empty when none has, or when the publication was rolled back by a commit on `main`.
+
+    Args:
+        table: The table.
+        chain: The run, and the runs that it continues.
+        asset: The key of the asset.
+        lance: The resource, whose repository `main` of the table is brought up to.
+        instance: The Dagster instance that records runs; None outside of a run.
+        but: The runs whose rows the append would replace.
+    """
+    earlier = () if instance is None else tuple(one for one in earlier_runs(chain, instance) if one not in but)
+    if not earlier or instance is None:
+        return ""
+    # A publisher may have died after the commit of the repository, which published the rows, and before `main` of the
+    # table followed, where they are looked for.
+    repository = lance.open_repository()
+    lagging = () if repository is None else repository.follow(MAIN, [repository.name_of(table)])
+    if lagging:
+        return f"an earlier run that this one continues or repeats may have published {asset}: {lagging[0]}"
+    since = started_at(dg.RunsFilter(run_ids=list(earlier)), instance)
+    landed = landed_as(table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
+    if landed is None or is_withdrawn(table, landed):
+        return ""
+    run_id = next(one for one in values_of(landed, md.RUN_ID) if one in earlier)
+    continues = run_id in chain.run_ids
+    advice = "leave the step out" if continues else "re-execute that run from its failure"
+    return (
+        f"run {run_id}, which this run {'continues' if continues else 'repeats'}, appended to {asset} and published it "
+        f"as {landed}; repeating the step would add its rows again: {advice}, or start a new run"
+    )
 
 
 def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> "Version | None":

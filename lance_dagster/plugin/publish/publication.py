@@ -16,7 +16,7 @@ the properties of the merge commits on `main` still tell which run was published
 """
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,12 +40,10 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import (
     RunBranch,
     RunChain,
     branch_of,
-    earlier_runs,
     is_written,
     run_of,
     started_at,
@@ -212,7 +210,7 @@ def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
     # The chain is newest first, so a smaller age is newer. A branch of a run outside of the chain, which a
     # tag of the run named, counts as the newest.
     ages = {run_id: age for age, run_id in enumerate(chain.run_ids)}
-    newest = min(ages[run_id] for run_id in _values(landed, md.RUN_ID) if run_id in ages)
+    newest = min(ages[run_id] for run_id in values_of(landed, md.RUN_ID) if run_id in ages)
     return newest < ages.get(run_of(head.branch) or "", -1)
 
 
@@ -260,7 +258,7 @@ def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
     """
     # The branch is deleted, so only the commits of `main` still name the whole id.
     numbers = table.branches.version_numbers()[-SEARCHED:]
-    found = {run for number in numbers for run in _values(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
+    found = {run for number in numbers for run in values_of(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
     like = sorted(run for run in found if run.startswith(beginning))
     if len(like) > 1 and beginning not in like:
         raise InvalidInputError(f"run/{beginning} is the beginning of several published runs: {', '.join(like)}")
@@ -528,54 +526,11 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
     # Newest first: a run that was published twice is found where its later rows are.
     for number in reversed(table.branches.version_numbers()[-SEARCHED:]):
         version = table.at(f"{MAIN}@{number}")
-        if all(not values.isdisjoint(_values(version, key)) for key, values in wanted.items()):
+        if all(not values.isdisjoint(values_of(version, key)) for key, values in wanted.items()):
             return version
         if since is not None and version.committed_at < since:
             return None
     return None
-
-
-def appended_before(
-    table: LanceTable,
-    chain: RunChain,
-    asset: str,
-    *,
-    lance: LanceResource,
-    instance: dg.DagsterInstance | None,
-    but: Container[str] = (),
-) -> str:
-    """Return why an append must not be repeated: a run that this one continues, or repeats, has published it.
-
-    Empty when none has, or when the publication was rolled back by a commit on `main`.
-
-    Args:
-        table: The table.
-        chain: The run, and the runs that it continues.
-        asset: The key of the asset.
-        lance: The resource, whose repository `main` of the table is brought up to.
-        instance: The Dagster instance that records runs; None outside of a run.
-        but: The runs whose rows the append would replace.
-    """
-    earlier = () if instance is None else tuple(one for one in earlier_runs(chain, instance) if one not in but)
-    if not earlier or instance is None:
-        return ""
-    # A publisher may have died after the commit of the repository, which published the rows, and before `main` of the
-    # table followed, where they are looked for.
-    repository = lance.open_repository()
-    lagging = () if repository is None else repository.follow(MAIN, [repository.name_of(table)])
-    if lagging:
-        return f"an earlier run that this one continues or repeats may have published {asset}: {lagging[0]}"
-    since = started_at(dg.RunsFilter(run_ids=list(earlier)), instance)
-    landed = landed_as(table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
-    if landed is None or is_withdrawn(table, landed):
-        return ""
-    run_id = next(one for one in _values(landed, md.RUN_ID) if one in earlier)
-    continues = run_id in chain.run_ids
-    advice = "leave the step out" if continues else "re-execute that run from its failure"
-    return (
-        f"run {run_id}, which this run {'continues' if continues else 'repeats'}, appended to {asset} and published it "
-        f"as {landed}; repeating the step would add its rows again: {advice}, or start a new run"
-    )
 
 
 def is_withdrawn(table: LanceTable, landed: Version) -> bool:
@@ -585,7 +540,7 @@ def is_withdrawn(table: LanceTable, landed: Version) -> bool:
     return newest is not None and table.at(newest).number < landed.number
 
 
-def _values(version: Version, key: str) -> list[str]:
+def values_of(version: Version, key: str) -> list[str]:
     """Return the values of a property of a commit; a merge of several runs has several run ids."""
     own = [version.properties[key]] if key in version.properties else []
     if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
@@ -603,4 +558,4 @@ def sources_of(version: Version) -> list[str]:
 
 def runs_of(version: Version) -> list[str]:
     """Return the runs whose rows a commit of `main` published."""
-    return _values(version, md.RUN_ID)
+    return values_of(version, md.RUN_ID)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from lance_dagster.errors import NotFoundError, PublishRefusedError
+from lance_dagster.errors import ConflictError, NotFoundError, PublishRefusedError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
+from lance_dagster.plugin.publish.publication import is_withdrawn
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
-from lance_dagster.plugin.publish.waiting import discard, refuse_discard, refuse_published
 from lance_dagster.plugin.resource import LanceResource
+from lance_dagster.plugin.run_branch import is_over, is_written, run_of
 from lance_dagster.repository import ChannelHold, TableView
 from lance_dagster.table import LanceTable
 
@@ -95,7 +97,7 @@ class TagChanges:
         return table.tags.release(self.tag, reason=self.config.reason, who=self._who).ref
 
     def _discard(self, table: LanceTable) -> str:
-        return str(discard(table, self.config.discard))
+        return str(_deleted(table, self.config.discard))
 
     def _refuse_discard(self, nodes: Sequence[PromotedNode]) -> None:
         # `main` of a table may have yet to follow this commit.
@@ -104,9 +106,96 @@ class TagChanges:
             # A run need not have written every table; `make` says so when it wrote none.
             with suppress(NotFoundError):
                 table, name = self.table(node), str(self.lance.address_of(node.candidate, node.metadata))
-                refuse_discard(table, self.config.discard, self.context.instance, self.publisher_of)
-                refuse_published(table, self.config.discard, None if view is None else view.get(name))
+                _refuse_used(table, self.config.discard, self.context.instance, self.publisher_of)
+                _refuse_published(table, self.config.discard, None if view is None else view.get(name))
 
     @property
     def _who(self) -> str:
         return self.about.get(md.WHO, "")
+
+
+def _refuse_used(
+    table: LanceTable, given: str, instance: dg.DagsterInstance, publisher_of: Callable[[str], str | None]
+) -> None:
+    """Refuse to discard the branch of a run when it is in use, so that its deletion would be refused.
+
+    A candidate is discarded as a whole, so all of its tables are looked at before the first branch is deleted.
+
+    Args:
+        table: The table.
+        given: The run, as `waiting.resolve_run` returns it.
+        instance: The Dagster instance.
+        publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        ConflictError: The run is not over, another run may be publishing the branch, the branch is protected, or
+            another branch or a tag needs it.
+    """
+    head = table.head(given)
+    if not is_over(run_of(head.branch), instance):
+        raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run before you discard it")
+    if (by := publisher_of(run_of(head.branch) or "")) is not None:
+        raise ConflictError(
+            f"{head.branch} may be being published by run {by}, which is not over: wait for its end, or terminate it, "
+            "and discard the branch then if it still waits"
+        )
+    forks = [branch.name for branch in table.branches.list().values() if branch.parent_branch == head.branch]
+    tags = [f"tag {tag.name}" for tag in table.tags.list().values() if tag.branch == head.branch]
+    if users := [*(f"branch {name}" for name in forks), *tags]:
+        advice = "; discard what was forked from it first" if forks else ""
+        raise ConflictError(f"{head.branch} of {table.uri} is needed by {', '.join(users)}{advice}")
+    if (pattern := table.branches.protection().of_branch(head.branch)) is not None:
+        raise ConflictError(f"{head.branch} of {table.uri} is protected by the pattern {pattern!r}")
+
+
+def _refuse_published(table: LanceTable, given: str, named: TableView | None) -> None:
+    """Refuse to discard the branch of a run whose rows are committed: without the branch they would stay as they are.
+
+    The publisher may have died, or was refused, before the tag named the rows. The next publication brings them to
+    readers, whether the branch exists or not.
+
+    Args:
+        table: The table.
+        given: The run, as `waiting.resolve_run` returns it.
+        named: The table at the newest commit of its repository, which `main` of the table may have yet to follow; None
+            without a repository.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        ConflictError: The rows are published, and were not rolled back since.
+    """
+    head = table.head(given)
+    if not is_written(head):
+        return
+    place, landed = "", table.branches.is_merged(head)
+    if landed is not None:
+        place = "" if is_withdrawn(table, landed) else str(landed)
+    elif named is not None:
+        # A table that another program created again lacks the version that the commit names.
+        with suppress(NotFoundError):
+            staged = table.branches.is_merged(head, into=named.version.branch)
+            place = "" if staged is None else "the newest commit of the repository"
+    if place:
+        raise ConflictError(
+            f"{head.branch} of {table.uri} cannot be discarded: {place} has its rows, and without the branch the next "
+            "publication would bring them to readers all the same. To take them back, materialize the promoted node, "
+            "which finishes their publication and deletes the branch (after a release, if the tag is held), and then "
+            "roll back to an older version: set ref and a reason"
+        )
+
+
+def _deleted(table: LanceTable, given: str) -> Version:
+    """Delete the branch of a run that is given up, and return its head.
+
+    Args:
+        table: The table.
+        given: The run, as `waiting.resolve_run` returns it.
+
+    Raises:
+        RefNotFoundError: There is no such branch.
+        ConflictError: Another branch or a tag needs it.
+    """
+    head = table.head(given)
+    table.branches.delete(head.branch)
+    return head

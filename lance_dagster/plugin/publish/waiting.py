@@ -1,4 +1,4 @@
-"""Find the run branches that wait to be published, choose among them, and discard those that are given up.
+"""Find the run branches that wait to be published, and choose among them.
 
 A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or runs
 later, as after a backfill. The branches that passed their audit are published. Of two branches that replace the same
@@ -15,7 +15,7 @@ from functools import cache
 
 import dagster as dg
 
-from lance_dagster.errors import ConflictError, InvalidInputError, NotFoundError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -38,7 +38,6 @@ from lance_dagster.plugin.run_branch import (
     runs_of_backfill,
     started_at,
 )
-from lance_dagster.repository import TableView
 from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
@@ -371,93 +370,6 @@ def publisher_of(run_id: str, *, nodes: Sequence[PromotedNode], but: Sequence[st
             if run_id in chain.run_ids or (backfill_id == chain.backfill_id if of_backfill else alone):
                 return run.run_id
     return None
-
-
-def refuse_discard(
-    table: LanceTable, given: str, instance: dg.DagsterInstance, publisher_of: Callable[[str], str | None]
-) -> None:
-    """Refuse to discard the branch of a run when its deletion would be refused.
-
-    A candidate is discarded as a whole, so all of its tables are looked at before the first branch is deleted.
-
-    Args:
-        table: The table.
-        given: The run, as `resolve_run` returns it.
-        instance: The Dagster instance.
-        publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
-
-    Raises:
-        RefNotFoundError: There is no such branch.
-        ConflictError: The run is not over, another run may be publishing the branch, the branch is protected, or
-            another branch or a tag needs it.
-    """
-    head = table.head(given)
-    if not is_over(run_of(head.branch), instance):
-        raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run before you discard it")
-    if (by := publisher_of(run_of(head.branch) or "")) is not None:
-        raise ConflictError(
-            f"{head.branch} may be being published by run {by}, which is not over: wait for its end, or terminate it, "
-            "and discard the branch then if it still waits"
-        )
-    forks = [branch.name for branch in table.branches.list().values() if branch.parent_branch == head.branch]
-    tags = [f"tag {tag.name}" for tag in table.tags.list().values() if tag.branch == head.branch]
-    if users := [*(f"branch {name}" for name in forks), *tags]:
-        advice = "; discard what was forked from it first" if forks else ""
-        raise ConflictError(f"{head.branch} of {table.uri} is needed by {', '.join(users)}{advice}")
-    if (pattern := table.branches.protection().of_branch(head.branch)) is not None:
-        raise ConflictError(f"{head.branch} of {table.uri} is protected by the pattern {pattern!r}")
-
-
-def refuse_published(table: LanceTable, given: str, named: TableView | None) -> None:
-    """Refuse to discard the branch of a run whose rows are committed: without the branch they would stay as they are.
-
-    The publisher may have died, or was refused, before the tag named the rows. The next publication brings them to
-    readers, whether the branch exists or not.
-
-    Args:
-        table: The table.
-        given: The run, as `resolve_run` returns it.
-        named: The table at the newest commit of its repository, which `main` of the table may have yet to follow; None
-            without a repository.
-
-    Raises:
-        RefNotFoundError: There is no such branch.
-        ConflictError: The rows are published, and were not rolled back since.
-    """
-    head = table.head(given)
-    if not is_written(head):
-        return
-    place, landed = "", table.branches.is_merged(head)
-    if landed is not None:
-        place = "" if is_withdrawn(table, landed) else str(landed)
-    elif named is not None:
-        # A table that another program created again lacks the version that the commit names.
-        with suppress(NotFoundError):
-            staged = table.branches.is_merged(head, into=named.version.branch)
-            place = "" if staged is None else "the newest commit of the repository"
-    if place:
-        raise ConflictError(
-            f"{head.branch} of {table.uri} cannot be discarded: {place} has its rows, and without the branch the next "
-            "publication would bring them to readers all the same. To take them back, materialize the promoted node, "
-            "which finishes their publication and deletes the branch (after a release, if the tag is held), and then "
-            "roll back to an older version: set ref and a reason"
-        )
-
-
-def discard(table: LanceTable, given: str) -> Version:
-    """Delete the branch of a run that is given up, and return its head.
-
-    Args:
-        table: The table.
-        given: The run, as `resolve_run` returns it.
-
-    Raises:
-        RefNotFoundError: There is no such branch.
-        ConflictError: Another branch or a tag needs it.
-    """
-    head = table.head(given)
-    table.branches.delete(head.branch)
-    return head
 
 
 def _choose(
