@@ -73,7 +73,7 @@ def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
     """
     import lance
 
-    with query_errors(expression, "no rows"):
+    with reading_errors(f"compute {expression!r}", "no rows"):
         dataset = lance.write_dataset(schema.empty_table(), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
     return expression_types(dataset, {"value": expression})["value"]
 

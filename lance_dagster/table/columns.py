@@ -18,8 +18,7 @@ from lance_dagster.history.versions import State, Version
 class Columns:
     """The columns of a table, as `table.columns`.
 
-    Each method makes one version, or none when nothing changes; `set_metadata` always makes one. Existing data files
-    are never rewritten.
+    Each method makes one version, or none when nothing changes; `set_metadata` always makes one. No file is rewritten.
 
     A path names a column, or `column.field` for a field inside a struct. When a concurrent commit conflicts, the edit
     is made again from the new head.

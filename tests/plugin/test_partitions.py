@@ -151,7 +151,7 @@ def test_sets_of_two_dimensions() -> None:
         (REGIONS, {"region": "region"}, 'must be "<column>"'),
         (REGIONS, "regoin", "names column 'regoin'; the columns are day, at, local"),
         (REGIONS, "lower(regoin)", "names no column: 'lower(regoin)'; the columns are day, at"),
-        (REGIONS, "lower(region", "partition_expr of log/events: cannot compute 'value' as 'lower(region'"),
+        (REGIONS, "lower(region", "has a parenthesis without its partner"),
         (REGIONS, "lowercase(region)", "partition_expr of log/events: cannot compute 'value' as 'lowercase(region)'"),
         (REGIONS, "day", "'day' is date32[day], which only partitions by time can select from"),
         (REGIONS, "n", "partition key 'eu' is not a value of column 'n', which is int32"),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.shown_values import shown_value
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import check_class
 from lance_dagster.plugin.checks.check_arguments import refuse_bounds, require_column, require_duration, require_number
@@ -96,6 +95,8 @@ def _since_epoch(instant: Any) -> int:  # noqa: ANN401  # the scalar of a date o
 
 
 def _shown_instant(instant: Any) -> str:  # noqa: ANN401  # as above
+    from lance_dagster.format.shown_values import shown_value
+
     try:
         return (_EPOCH + _since_epoch(instant) * _MICROSECOND).isoformat()
     except OverflowError:

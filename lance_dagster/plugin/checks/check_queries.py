@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import dagster as dg
 
-from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import Bound, quote_name
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
@@ -137,6 +136,8 @@ def comparable(values: "pa.ChunkedArray[Any]", column: str) -> "pa.Array[Any]":
         InvalidInputError: The values are nested or JSON.
     """
     import pyarrow as pa
+
+    from lance_dagster.edit.key_predicates import comparable_values
 
     # Arrow looks up no half floats; each of them is a float too.
     return comparable_values(values.cast(pa.float32()) if pa.types.is_float16(values.type) else values, column)

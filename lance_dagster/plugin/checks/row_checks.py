@@ -7,7 +7,6 @@ from typing import ClassVar
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.shown_values import shown_values
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import whole_number
 from lance_dagster.plugin.checks.check_arguments import (
@@ -120,6 +119,8 @@ class Unique(BuiltInCheck):
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        from lance_dagster.format.shown_values import shown_values
+
         names = self._names
         kinds = [field_of(audit.candidate, name).type for name in names]
         # Filter in the scan rather than in Arrow: rows with a null key are never read into memory.
@@ -186,6 +187,8 @@ class KeysExist(BuiltInCheck):
         """
         import pyarrow as pa
         import pyarrow.compute as pc
+
+        from lance_dagster.format.shown_values import shown_values
 
         other = audit.others[self.reads[0]]
         wanted = distinct(audit.candidate, self.column)

@@ -109,7 +109,8 @@ def decide(
     record = runs.records.get(run_of(branch) or "")
     reader = runs.reader_of(branch, record.dagster_run if record else None)
     if reader is not None:
-        return BranchDecision(Action.KEEP, f"run {short(reader.run_id)} is {_status(reader)}")
+        status = reader.status.value.lower().replace("_", " ")
+        return BranchDecision(Action.KEEP, f"run {short(reader.run_id)} is {status}")
     if record is None:
         return _decide_unknown(keep, datetime.now(UTC) - created_at, is_merged=is_merged)
     run = record.dagster_run
@@ -164,10 +165,6 @@ def _root(run: dg.DagsterRun) -> str:
     return run.root_run_id or run.run_id
 
 
-def _status(run: dg.DagsterRun) -> str:
-    return run.status.value.lower().replace("_", " ")
-
-
 def _past(run: dg.DagsterRun) -> str:
     return "was cancelled" if run.status == dg.DagsterRunStatus.CANCELED else "failed"
 
@@ -199,6 +196,5 @@ def age_text(moment: datetime) -> str:
 def _days(age: timedelta) -> str:
     if age >= timedelta(days=2):
         return f"{age.days} days"
-    minutes = int(age.total_seconds() // 60)
-    hours = minutes // 60
-    return f"{hours} hours" if hours > 1 else f"{minutes} minutes"
+    hours, minutes = divmod(int(age.total_seconds() // 60), 60)
+    return f"{hours} hours" if hours > 1 else f"{60 * hours + minutes} minutes"

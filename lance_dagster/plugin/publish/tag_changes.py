@@ -8,7 +8,6 @@ import dagster as dg
 
 from lance_dagster.errors import ConflictError, NotFoundError, PublishRefusedError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import is_withdrawn
@@ -97,7 +96,9 @@ class TagChanges:
         return table.tags.release(self.tag, reason=self.config.reason, who=self._who).ref
 
     def _discard(self, table: LanceTable) -> str:
-        return str(_deleted(table, self.config.discard))
+        head = table.head(self.config.discard)
+        table.branches.delete(head.branch)
+        return str(head)
 
     def _refuse_discard(self, nodes: Sequence[PromotedNode]) -> None:
         # `main` of a table may have yet to follow this commit.
@@ -183,19 +184,3 @@ def _refuse_published(table: LanceTable, given: str, named: TableView | None) ->
             "which finishes their publication and deletes the branch (after a release, if the tag is held), and then "
             "roll back to an older version: set ref and a reason"
         )
-
-
-def _deleted(table: LanceTable, given: str) -> Version:
-    """Delete the branch of a run that is given up, and return its head.
-
-    Args:
-        table: The table.
-        given: The run, as `waiting.resolve_run` returns it.
-
-    Raises:
-        RefNotFoundError: There is no such branch.
-        ConflictError: Another branch or a tag needs it.
-    """
-    head = table.head(given)
-    table.branches.delete(head.branch)
-    return head
