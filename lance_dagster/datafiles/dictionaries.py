@@ -151,15 +151,12 @@ class DictionaryRoom:
     """Counts the values in the dictionaries of a file, column by column, nested ones included."""
 
     def __init__(self, schema: pa.Schema, file_version: str) -> None:
-        """Begin with a file without rows, of a schema."""
+        """Begin with a file without rows, of a schema that has narrow dictionaries."""
         self._schema, self._version = schema, file_version
-        self._narrow = has_narrow_dictionaries(schema)
         self._used: list[int] = []
 
     def take(self, batch: pa.RecordBatch) -> bool:
         """Count the dictionaries of a batch if they fit beside those of the file, and tell whether they do."""
-        if not self._narrow:
-            return True
         there = [len(one.dictionary) for one in _dictionaries(batch)]
         total = [one + other for one, other in zip(self._used or [0] * len(there), there, strict=True)]
         if self._used and not within_limits(total, self._schema, self._version):

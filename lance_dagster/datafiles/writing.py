@@ -113,7 +113,7 @@ def write_files(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple
         version = f"of version {target.file_version!r}" if target.file_version else "older than 2.0"
         raise UnsupportedFeatureError(target.data_uri, [f"writing data files {version}, which pylance may do"])
     conformed: Iterator[pa.RecordBatch] = (conform(batch, target.schema) for batch in batches)
-    if has_narrow_dictionaries(target.schema):
+    if _has_narrow_dictionaries(target.schema):
         conformed = joined(conformed, target.schema, target.file_version)
     if has_blobs(target.schema):
         return _write_blobs(target, conformed)
@@ -165,6 +165,15 @@ def _one_stream(rows: Iterator[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBa
         yield chain([first], rows)
 
 
+def _has_narrow_dictionaries(schema: pa.Schema) -> bool:
+    # Most tables have neither dictionaries nor columns with parts, and need no more than this.
+    kinds = [column.type for column in schema]
+    plain = not any(
+        kind.num_fields or pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType) for kind in kinds
+    )
+    return not plain and has_narrow_dictionaries(schema)
+
+
 class _Files:
     """The data files of a write. A file is opened by its first row, so that an empty stream leaves no file behind."""
 
@@ -175,10 +184,10 @@ class _Files:
 
     def add(self, rows: pa.RecordBatch) -> None:
         while rows.num_rows:
-            if self._open is None or not self._open.dictionaries.take(rows):
+            if self._open is None or not self._open.takes(rows):
                 self.closed()
                 self._open = _OpenFile(self._target)
-                self._open.dictionaries.take(rows)
+                self._open.takes(rows)
             rows = self._open.write(rows)
             if self._open.full:
                 self.closed()
@@ -200,7 +209,12 @@ class _OpenFile:
         self._bytes = target.max_bytes
         self._target = target
         self._writer: LanceFileWriter | None = None
-        self.dictionaries = DictionaryRoom(target.schema, target.file_version)
+        narrow = _has_narrow_dictionaries(target.schema)
+        self._dictionaries = DictionaryRoom(target.schema, target.file_version) if narrow else None
+
+    def takes(self, batch: pa.RecordBatch) -> bool:
+        """Return whether the dictionaries of a batch fit beside those of the file, and count them if so."""
+        return self._dictionaries is None or self._dictionaries.take(batch)
 
     @property
     def full(self) -> bool:

@@ -250,11 +250,10 @@ def commit(
     branch_id = ""
     meanwhile = landed.look_ahead if landed is not None else partial(_look_ahead, versions, branch, propose)
     late = staged is not None and landed is not None and landed.looks_in_turn
-    each = landed is None or not landed.compares_states
     attempts, known, newest = 0, 0, list[int]()
     while True:
         before = time.monotonic()
-        head = head or _head(versions, branch, known, newest, each=each)
+        head = head or _head(versions, branch, known, newest, each=landed is None or not landed.compares_states)
         ready = None if late else _made_ready(versions, branch, propose, head, staged=staged)
         if isinstance(ready, State):
             return ready

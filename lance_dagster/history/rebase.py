@@ -209,12 +209,6 @@ class Landed:
     branch: str
     transaction: Transaction
     read: State | None = None
-    compares_states: bool = field(init=False)
-    """Whether the newest version alone is read first, since it mostly shows that the others only appended too.
-
-    Otherwise each of many writers would read what all others committed. Not on other branches than `main`, which may
-    be deleted and made again with the same rows.
-    """
     looks_in_turn: bool = field(init=False)
     """Whether the newest version is looked for when the turn of the writer has come, and not before.
 
@@ -222,14 +216,26 @@ class Landed:
     that may have to be rebased, which can take long while others wait.
     """
     _classified: int = field(init=False)
+    _compares: bool | None = None
     _overlapping: list[RowChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._classified = self.transaction.read_version
-        own = self.branch == layout.MAIN and self.read is not None
-        self.compares_states = own and is_plain_append(self.transaction)
         appends = isinstance(self.transaction.operation, Append)
         self.looks_in_turn = appends and not self.versions.store.ordered_listing
+
+    @property
+    def compares_states(self) -> bool:
+        """Whether the newest version alone is read first, since it mostly shows that the others only appended too.
+
+        Otherwise each of many writers would read what all others committed. Not on other branches than `main`, which
+        may be deleted and made again with the same rows.
+        """
+        # Mostly nothing landed, and nobody asks.
+        if self._compares is None:
+            own = self.branch == layout.MAIN and self.read is not None
+            self._compares = own and is_plain_append(self.transaction)
+        return self._compares
 
     def find(self, newest: Sequence[int]) -> State | None:
         """Look for the transaction itself among the versions, newest first; `newest` are the newest numbers.
@@ -264,8 +270,10 @@ class Landed:
 
     def _is_appended_to(self, head: State) -> bool:
         """Return whether a head alone shows that it is compatible."""
-        known = self.read if self.compares_states else None
-        return known is not None and appended_since(self.transaction, known.manifest, head.manifest)
+        known = self.read
+        if known is None or known.manifest is head.manifest:
+            return known is not None
+        return self.compares_states and appended_since(self.transaction, known.manifest, head.manifest)
 
     def _classify_until(self, head: State) -> State | None:
         """Classify each version up to a head; returns and raises as `catch_up`."""
