@@ -11,10 +11,10 @@ from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expressio
 from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type, refuse_null_parts
 from lance_dagster.datafiles.dictionaries import (
     decoded,
+    encoded,
     has_narrow_dictionaries,
     plain_type,
     take,
-    take_array,
     take_column,
 )
 from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
@@ -102,6 +102,7 @@ __all__ = [
     "decoded",
     "digest_of",
     "digested_files",
+    "encoded",
     "evaluate_condition",
     "evaluate_predicate",
     "exact_cast",
@@ -137,7 +138,6 @@ __all__ = [
     "scan_isolated",
     "staged_fragments",
     "take",
-    "take_array",
     "take_column",
     "take_rows",
     "write_files",

@@ -103,19 +103,18 @@ def take_column(column: Any, places: Any) -> Any:  # noqa: ANN401  # as `take`
     return pa.chunked_array(chunks, column.type)
 
 
-def take_array(column: Any, places: Any) -> Any:  # noqa: ANN401  # as `take`
-    """Return values of a column of several chunks as one array.
+def encoded(values: Any, wanted: Any) -> Any:  # noqa: ANN401  # an array, a type
+    """Return an array of plain values in a type with dictionaries; the reverse of `decoded`.
 
     Raises:
-        SchemaMismatchError: They are more different values than a dictionary of the column can number.
+        SchemaMismatchError: They are more different values than a dictionary of the type can number.
     """
-    whole = decoded(column).take(pa.array(places)).combine_chunks()
-    if whole.type == column.type:
-        return whole
+    if values.type == wanted:
+        return values
     try:
-        return _encoded(whole, column.type)
+        return _encoded(values, wanted)
     except pa.ArrowInvalid as error:
-        raise _too_many(column.type) from error
+        raise _too_many(wanted) from error
 
 
 def _encoded_parts(values: Any, wanted: Any) -> Iterator[Any]:  # noqa: ANN401  # an array, a type

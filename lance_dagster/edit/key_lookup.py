@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import Compute, take_array
+from lance_dagster.datafiles import Compute, decoded, encoded
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
@@ -38,18 +38,21 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
         raise InvalidInputError(f"the table to join has the key {doubled} more than once; each key may occur once")
     places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
+    # Decoded and combined once: Arrow would combine the chunks of a column for each batch of rows that takes values.
     values = table.select(names)
+    plain = pa.table([decoded(column) for column in values.columns], names=names).combine_chunks()
     # Every column becomes nullable, because a row without a match has no value.
     columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's
 
     def compute(rows: pa.RecordBatch) -> pa.RecordBatch:
         given = pa.Table.from_batches([rows])
-        plain = [comparable_values(given.column(name), name) for name in keys]
-        asked = pa.Table.from_arrays([*plain, pa.array(np.arange(rows.num_rows))], names=[*keys, _PLACE])
+        wanted = [comparable_values(given.column(name), name) for name in keys]
+        asked = pa.Table.from_arrays([*wanted, pa.array(np.arange(rows.num_rows))], names=[*keys, _PLACE])
         # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
         matched = asked.join(places, list(keys), join_type="left outer").sort_by(_PLACE)
-        taken = [take_array(column, matched.column(_ROW).combine_chunks()) for column in values.columns]
-        return pa.RecordBatch.from_arrays(taken, schema=columns)
+        taken = plain.take(matched.column(_ROW).combine_chunks())
+        pairs = zip(taken.columns, columns, strict=True)
+        return pa.RecordBatch.from_arrays([encoded(one.combine_chunks(), of.type) for one, of in pairs], schema=columns)
 
     return columns, compute
 
