@@ -92,13 +92,6 @@ BUGS = (
         ("delete", "delete other rows"),
     ),
     Bug(
-        "rows that a revert brought back are deleted again",
-        "history/rebase.py",
-        "        union = added | in_head\n",
-        "        union = in_change | in_head\n",
-        ("update", "revert"),
-    ),
-    Bug(
         "a resumed transaction is committed again",
         "history/rebase.py",
         "transaction.uuid:\n",
