@@ -26,17 +26,21 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchExtent:
-    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows."""
+    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced or appended rows."""
 
     head: "Version"
     partitions: frozenset[str] = field(default_factory=frozenset)
     replaces: bool = False
+    appends: bool = False
 
     @classmethod
     def of(cls, table: "LanceTable", head: "Version") -> "BranchExtent":
         """Return the extent of the writes of a branch since it was forked from `main`."""
         commits = list(table.log(head, after=MAIN))
-        return cls(head=head, partitions=frozenset(_partitions(commits)), replaces=_replaces(_claims(commits)))
+        claims = _claims(commits)
+        appends = any(claim.mode == "append" for claim in claims)
+        partitions = frozenset(_partitions(commits))
+        return cls(head=head, partitions=partitions, replaces=_replaces(claims), appends=appends)
 
     @classmethod
     def of_published(cls, commit: "Version") -> "BranchExtent":

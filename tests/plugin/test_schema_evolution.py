@@ -12,10 +12,12 @@ from lance_dagster import (
     LanceIOManager,
     LanceResource,
     LanceTable,
+    PinnedTable,
     RowCount,
     SchemaMismatchError,
     build_publisher,
     build_table_checks,
+    table_check,
 )
 
 ITEMS = dg.AssetKey(["shop", "items"])
@@ -324,8 +326,35 @@ def test_the_runs_of_a_first_backfill_have_different_columns(lake: LanceResource
     publisher = build_publisher([items], unchecked=True)
     options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
     for day in rows:
-        assert dg.materialize([items], partition_key=day, **options).success
+        assert dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options).success
     assert dg.materialize([items, publisher], selection=list(publisher.keys), **options).success
     found = lake.table(ITEMS).read("production").sort_by("id")
     assert {"day", "id", "note", "price"} == set(found.column_names)
     assert (["a", None, None], [None, None, 1.5]) == (found["note"].to_pylist(), found["price"].to_pylist())
+
+
+@pytest.mark.parametrize("policy", ["add_columns", "widen"])
+def test_a_first_run_that_failed_leaves_no_column(
+    lake: LanceResource, instance: dg.DagsterInstance, policy: str
+) -> None:
+    """The table has the columns of the first run that is published."""
+    rows = [pa.table({"id": [1], "oops": [1.5]}), pa.table({"id": [1]})]
+
+    @dg.asset(key=ITEMS, metadata={"lance/write_mode": "append", "lance/schema_evolution": policy})
+    def items() -> pa.Table:
+        return rows.pop(0)
+
+    @table_check(asset=items, blocking=True)
+    def is_right(table: PinnedTable) -> bool:
+        return "oops" not in table.schema.names
+
+    publisher = build_publisher([items])
+    for is_right_now in (False, True):
+        done = dg.materialize(
+            [items, is_right, publisher],
+            resources={"lance": lake, "io_manager": LanceIOManager(lance=lake)},
+            instance=instance,
+            raise_on_error=False,
+        )
+        assert is_right_now == done.success
+    assert ["id"] == lake.table(ITEMS).read("production").column_names

@@ -223,14 +223,16 @@ class _Output:
         return replace(own, policy="replace").change(given, current)
 
     def _is_one_of_several(self) -> bool:
-        """Return whether other runs wait that wrote the table before anything of it is published.
+        """Return whether other runs of a first backfill wait: only one of them could replace the columns of the table.
 
-        Such as the runs of a first backfill: only one of them could replace the columns of the table.
+        Not for other runs: the columns of one that failed would stay for ever.
         """
-        if self.write.mode == "overwrite":
+        backfill = self.branch.chain.backfill_id
+        if self.write.mode == "overwrite" or backfill is None:
             return False
-        branches = self.branch.table.branches.list("run/*")
-        return bool(written_heads(self.branch.table, (name for name in branches if name != self.branch.name)))
+        branches = self.branch.table.branches.list("run/*").items()
+        beside = [name for name, found in branches if found.metadata.get(md.BACKFILL_ID) == backfill]
+        return bool(written_heads(self.branch.table, (name for name in beside if name != self.branch.name)))
 
     def _never_written(self) -> bool:
         """Return whether the IO manager created the table for the asset and no run has written it."""

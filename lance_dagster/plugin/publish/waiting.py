@@ -426,7 +426,7 @@ def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) 
     run_id, table, candidate = run_of(one.head.branch), publication.table, publication.candidate
     own = chain_of(run_id, log.instance)
     # A run that continues no other one is contained in those that repeat its append.
-    if one.replaces or len(own) <= 1 or not log.was_materialized(candidate, own[0]):
+    if not one.appends or len(own) <= 1 or not log.was_materialized(candidate, own[0]):
         return None
     others = [
         each
